@@ -1,0 +1,54 @@
+"""Bounds that hold for every planner and every order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_cli.graph import Graph, Op
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSet:
+    """The memory below which no plan can go.
+
+    Attributes:
+        bytes: resident bytes, graph inputs, and what must be there together.
+        op: the op that needs it; None where the graph's outputs at the end do.
+        tensors: what is there together, largest first, graph inputs left out.
+    """
+
+    bytes: int
+    op: str | None
+    tensors: tuple[str, ...]
+
+
+def largest_working_set(graph: Graph) -> WorkingSet:
+    """Return the largest working set of a single op, or of the end: no plan in any order has a lower peak.
+
+    An op's inputs, outputs and workspace are in memory together while it runs; one that can work in place may take
+    over its input's storage. At the end all outputs are there.
+    """
+    ends = tuple(name for name in graph.outputs if name in graph.producer)
+    best = WorkingSet(_bytes_of(graph, ends), None, _by_size(graph, ends))
+    for op in graph.ops:
+        needed = working_set_bytes(graph, op)
+        if needed > best.bytes:
+            produced = tuple(name for name in (*op.inputs, *op.outputs) if name in graph.producer)
+            best = WorkingSet(needed, op.name, _by_size(graph, produced))
+    return best
+
+
+def working_set_bytes(graph: Graph, op: Op) -> int:
+    """Return the least memory in which `op` can run, resident bytes and graph inputs included."""
+    needed = _bytes_of(graph, (*op.inputs, *op.outputs)) + op.workspace_bytes
+    if op.inplace is not None and op.inplace in graph.producer:
+        needed -= min(graph.tensors[op.inplace].bytes, graph.tensors[op.outputs[0]].bytes)
+    return needed
+
+
+def _bytes_of(graph: Graph, names: tuple[str, ...]) -> int:
+    return graph.fixed_bytes + sum(graph.tensors[name].bytes for name in set(names) if name in graph.producer)
+
+
+def _by_size(graph: Graph, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(dict.fromkeys(names), key=lambda name: (-graph.tensors[name].bytes, name)))

@@ -1,0 +1,480 @@
+"""The computation graph: frozen tensors and ops, checked once when the graph is built.
+
+Views are resolved here (see `resolve_views`), so that whoever plans or judges knows no aliasing: an op that reads a
+view reads its base too, and a view is a tensor of 0 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from remat_cli.errors import GraphError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Sums of sizes and times must fit 64-bit integers with room to spare.
+LARGEST_TOTAL = 2**60
+
+
+class Kind(StrEnum):
+    """What a graph describes."""
+
+    FORWARD = "forward"  # a forward pass whose training graph is to be derived
+    TRAINING = "training"  # forward and backward ops are all there
+    INFERENCE = "inference"  # planned as it is
+
+
+class Phase(StrEnum):
+    """The part of a training step that an op belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+TIME_UNITS = ("ns", "flop", "unit")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value in device memory.
+
+    Attributes:
+        name: unique within the graph.
+        bytes: size of its storage; 0 for a view.
+        shape: dimensions, for people; None where not known.
+        dtype: element type, for people; None where not known.
+        view_of: the tensor whose storage this one shares, itself no view once the graph is built.
+    """
+
+    name: str
+    bytes: int
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    view_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation; running it needs all inputs in memory and creates all outputs together.
+
+    Attributes:
+        name: unique within the graph.
+        type: what it does, by its ONNX name where there is one.
+        inputs: names of the tensors it reads, each once.
+        outputs: names of the tensors it produces.
+        time: of one run, in the graph's time unit.
+        workspace_bytes: extra memory while it runs.
+        inplace: the input whose storage the first output can take over where that input is not needed afterwards.
+        phase: forward or backward.
+        grad_of: on a backward op, the forward op that it differentiates.
+        recomputable: false for an op that must run exactly once.
+        saves: for a forward graph, the inputs and outputs that the backward op reads; None means all of them.
+        grad_inputs: for a forward graph, the inputs that receive a gradient; None means those that some op produces.
+        grad_time: for a forward graph, time of the backward op; None means twice `time`.
+        flops: floating-point operations (a multiply-add counts 2), from which a cost model derives `time`.
+        moved_bytes: bytes read and written, from which a cost model derives `time`.
+        grad_flops: `flops` of the backward op. Known only to graphs read from operators; not part of the file format,
+            which carries the result as `grad_time`.
+    """
+
+    name: str
+    type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    time: int
+    workspace_bytes: int = 0
+    inplace: str | None = None
+    phase: Phase = Phase.FORWARD
+    grad_of: str | None = None
+    recomputable: bool = True
+    saves: tuple[str, ...] | None = None
+    grad_inputs: tuple[str, ...] | None = None
+    grad_time: int | None = None
+    flops: int | None = None
+    moved_bytes: int | None = None
+    grad_flops: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A computation graph, valid by construction.
+
+    Attributes:
+        name: for people.
+        kind: what it describes.
+        time_unit: what `Op.time` counts: "ns", "flop" or "unit".
+        resident_bytes: memory that is there from start to end whatever the plan.
+        tensors: by name.
+        ops: in a valid execution order, the *input order*.
+        outputs: names of the tensors that must be in memory at the end.
+
+    Raises:
+        GraphError: a name is unknown or used twice, a number is negative, the order cannot be executed, a cycle.
+    """
+
+    name: str
+    kind: Kind
+    time_unit: str
+    resident_bytes: int
+    tensors: Mapping[str, Tensor]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def producer(self) -> Mapping[str, Op]:
+        """The op that produces each tensor; graph inputs are not in it."""
+        return {name: op for op in self.ops for name in op.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Op, ...]]:
+        """The ops that read each tensor, in input order."""
+        readers: dict[str, list[Op]] = {name: [] for name in self.tensors}
+        for op in self.ops:
+            for name in op.inputs:
+                readers[name].append(op)
+        return {name: tuple(ops) for name, ops in readers.items()}
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Tensors that no op produces: resident from start to end."""
+        return tuple(name for name in self.tensors if name not in self.producer)
+
+    @cached_property
+    def op(self) -> Mapping[str, Op]:
+        """Ops by name."""
+        return {op.name: op for op in self.ops}
+
+    @cached_property
+    def fixed_bytes(self) -> int:
+        """Bytes that no plan can free: `resident_bytes` and the graph inputs."""
+        return self.resident_bytes + sum(self.tensors[name].bytes for name in self.inputs)
+
+    @cached_property
+    def total_time(self) -> int:
+        """Time of every op once: the least time of any plan."""
+        return sum(op.time for op in self.ops)
+
+    @cached_property
+    def arrays(self) -> GraphArrays:
+        """The graph as integer-indexed arrays, for hot loops."""
+        return GraphArrays.of(self)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphArrays:
+    """A graph as numpy arrays; ops and tensors are numbered in the graph's order.
+
+    Attributes:
+        tensor_names: [T] names.
+        op_index: number of each op by name.
+        tensor_index: number of each tensor by name.
+        tensor_bytes: [T] int64.
+        op_time: [N] int64.
+        workspace_bytes: [N] int64.
+        producer: [T] number of the producing op, -1 for a graph input.
+        inputs: for each op, the numbers of its inputs.
+        outputs: for each op, the numbers of its outputs.
+        inplace: for each op, the number of the input whose storage its first output can take over, or -1.
+        is_output: [T] bool, must be in memory at the end.
+    """
+
+    tensor_names: tuple[str, ...]
+    op_index: Mapping[str, int]
+    tensor_index: Mapping[str, int]
+    tensor_bytes: NDArray[np.int64]
+    op_time: NDArray[np.int64]
+    workspace_bytes: NDArray[np.int64]
+    producer: NDArray[np.int64]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    inplace: tuple[int, ...]
+    is_output: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphArrays:
+        """Build the arrays of `graph`."""
+        import numpy as np
+
+        names = tuple(graph.tensors)
+        index = {name: number for number, name in enumerate(names)}
+        producer = np.full(len(names), -1, dtype=np.int64)
+        for number, op in enumerate(graph.ops):
+            for name in op.outputs:
+                producer[index[name]] = number
+        is_output = np.zeros(len(names), dtype=np.bool_)
+        is_output[[index[name] for name in graph.outputs]] = True
+        return cls(
+            tensor_names=names,
+            op_index={op.name: number for number, op in enumerate(graph.ops)},
+            tensor_index=index,
+            tensor_bytes=np.fromiter((t.bytes for t in graph.tensors.values()), dtype=np.int64, count=len(names)),
+            op_time=np.fromiter((op.time for op in graph.ops), dtype=np.int64, count=len(graph.ops)),
+            workspace_bytes=np.fromiter((op.workspace_bytes for op in graph.ops), dtype=np.int64, count=len(graph.ops)),
+            producer=producer,
+            inputs=tuple(tuple(index[name] for name in op.inputs) for op in graph.ops),
+            outputs=tuple(tuple(index[name] for name in op.outputs) for op in graph.ops),
+            inplace=tuple(-1 if op.inplace is None else index[op.inplace] for op in graph.ops),
+            is_output=is_output,
+        )
+
+
+def build_graph(
+    *,
+    name: str,
+    kind: Kind,
+    time_unit: str,
+    resident_bytes: int,
+    tensors: Iterable[Tensor],
+    ops: Iterable[Op],
+    outputs: Sequence[str] | None = None,
+) -> Graph:
+    """Build a graph from parts as a file gives them: resolves views, fills in default outputs, then checks.
+
+    Args:
+        name: as in `Graph`.
+        kind: as in `Graph`.
+        time_unit: as in `Graph`.
+        resident_bytes: as in `Graph`.
+        tensors: in any order; a view names any tensor that it shares storage with.
+        ops: in execution order.
+        outputs: None means the tensors that no op consumes.
+
+    Raises:
+        GraphError: as `Graph`; also where views refer to each other in a circle.
+    """
+    by_name: dict[str, Tensor] = {}
+    for tensor in tensors:
+        if tensor.name in by_name:
+            raise GraphError(f"tensor {tensor.name!r} is defined twice", hint="give each tensor a name of its own")
+        by_name[tensor.name] = tensor
+    op_list = tuple(ops)
+    if outputs is None:
+        consumed = {name for op in op_list for name in op.inputs}
+        outputs = tuple(name for op in op_list for name in op.outputs if name not in consumed)
+    if any(tensor.view_of is not None for tensor in by_name.values()):
+        if kind is Kind.FORWARD:
+            # The default, "inputs that some op produces", must not come to mean the bases that views are about to add.
+            produced = {name for op in op_list for name in op.outputs}
+            op_list = tuple(_with_explicit_grad_inputs(op, produced) for op in op_list)
+        by_name, op_list, outputs = _resolve_views(by_name, op_list, outputs)
+    return Graph(
+        name=name,
+        kind=kind,
+        time_unit=time_unit,
+        resident_bytes=resident_bytes,
+        tensors=by_name,
+        ops=op_list,
+        outputs=tuple(outputs),
+    )
+
+
+def _with_explicit_grad_inputs(op: Op, produced: set[str]) -> Op:
+    if op.grad_inputs is not None:
+        return op
+    return replace(op, grad_inputs=tuple(name for name in op.inputs if name in produced))
+
+
+def _resolve_views(
+    tensors: Mapping[str, Tensor], ops: Sequence[Op], outputs: Sequence[str]
+) -> tuple[dict[str, Tensor], tuple[Op, ...], tuple[str, ...]]:
+    """Make aliasing explicit: who reads a view reads its base too, and an output that is a view keeps its base.
+
+    Resolving twice changes nothing, so a graph that is written and read again stays the same.
+    """
+    base = {name: _base_of(name, tensors) for name, tensor in tensors.items() if tensor.view_of is not None}
+
+    def with_bases(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*names, *(base[name] for name in names if name in base))))
+
+    resolved = {
+        name: replace(tensor, view_of=base[name]) if name in base else tensor for name, tensor in tensors.items()
+    }
+    rewired = []
+    for op in ops:
+        if any(name in base for name in (*op.inputs, *op.outputs)):
+            # Who makes a view needs the storage that it points to, unless it makes that storage itself.
+            made_views_of = (base[name] for name in op.outputs if name in base)
+            inputs = dict.fromkeys((*with_bases(op.inputs), *made_views_of))
+            op = replace(
+                op,
+                inputs=tuple(name for name in inputs if name not in op.outputs),
+                saves=op.saves if op.saves is None else with_bases(op.saves),
+            )
+        rewired.append(op)
+    return resolved, tuple(rewired), with_bases(outputs)
+
+
+def _base_of(name: str, tensors: Mapping[str, Tensor]) -> str:
+    """Follow views down to the tensor that owns the storage."""
+    if tensors[name].bytes != 0:
+        raise GraphError(
+            f"tensor {name!r} is a view (view_of {tensors[name].view_of!r}) but has {tensors[name].bytes} bytes",
+            hint="give a view 0 bytes: its storage is counted with its base; or take view_of away",
+        )
+    seen = [name]
+    while (base := tensors[seen[-1]].view_of) is not None:
+        if base not in tensors:
+            raise GraphError(
+                f"tensor {seen[-1]!r} is a view of {base!r}, which is not defined",
+                hint="define that tensor, or take view_of away",
+            )
+        if base in seen:
+            circle = " -> ".join([*seen[seen.index(base) :], base])
+            raise GraphError(f"views refer to each other in a circle: {circle}", hint="one of them must own its storage")
+        seen.append(base)
+    return seen[-1]
+
+
+def _check(graph: Graph) -> None:
+    if not graph.ops:
+        raise GraphError(f"graph {graph.name!r} has no ops", hint="there is nothing to plan; is this the right file?")
+    if graph.time_unit not in TIME_UNITS:
+        raise GraphError(f"unknown time unit {graph.time_unit!r}", hint=f"use one of {', '.join(TIME_UNITS)}")
+    _check_numbers(graph)
+    _check_names(graph)
+    _check_order(graph)
+
+
+def _check_numbers(graph: Graph) -> None:
+    def whole(value: object, what: str) -> int:
+        if type(value) is not int or value < 0:
+            raise GraphError(f"{what} is {value!r}", hint="use a whole number, 0 or more")
+        return value
+
+    total_bytes = whole(graph.resident_bytes, "resident_bytes")
+    total_time = 0
+    for tensor in graph.tensors.values():
+        total_bytes += whole(tensor.bytes, f"the size of tensor {tensor.name!r}")
+    for op in graph.ops:
+        total_bytes += whole(op.workspace_bytes, f"the workspace of op {op.name!r}")
+        total_time += whole(op.time, f"the time of op {op.name!r}")
+        for what, value in (("grad_time", op.grad_time), ("flops", op.flops), ("moved_bytes", op.moved_bytes)):
+            if value is not None:
+                whole(value, f"{what} of op {op.name!r}")
+    for what, total in (("sizes", total_bytes), ("times", total_time)):
+        if total > LARGEST_TOTAL:
+            raise GraphError(
+                f"the {what} of graph {graph.name!r} add up to {total}, more than 2^60",
+                hint="check its dimensions; a wrong --dim or shape makes sizes like this",
+            )
+
+
+def _check_names(graph: Graph) -> None:
+    op_names: set[str] = set()
+    produced_by: dict[str, str] = {}
+    tensors = graph.tensors
+
+    def known(name: str | None, where: str) -> None:
+        if name is not None and name not in tensors:
+            raise GraphError(f"{where} {name!r}, which is not among the tensors", hint=_did_you_mean(name, tensors))
+
+    for op in graph.ops:
+        if op.name in op_names:
+            raise GraphError(f"op {op.name!r} is defined twice", hint="give each op a name of its own")
+        op_names.add(op.name)
+        for name in op.inputs:
+            known(name, f"op {op.name!r} reads")
+        for name in op.outputs:
+            known(name, f"op {op.name!r} produces")
+            if name in produced_by:
+                raise GraphError(
+                    f"tensor {name!r} is produced twice, by {produced_by[name]!r} and by {op.name!r}",
+                    hint="each tensor has one producer; give the second result a name of its own",
+                )
+            produced_by[name] = op.name
+        if len(set(op.inputs)) != len(op.inputs) or set(op.inputs) & set(op.outputs):
+            raise GraphError(
+                f"op {op.name!r} names one tensor twice among its inputs and outputs", hint="name each tensor once"
+            )
+        _check_roles(op)
+    for name in graph.outputs:
+        known(name, "the outputs name")
+    for op in graph.ops:
+        if op.grad_of is not None and op.grad_of not in op_names:
+            raise GraphError(
+                f"op {op.name!r} has grad_of {op.grad_of!r}, which is no op", hint=_did_you_mean(op.grad_of, op_names)
+            )
+
+
+def _check_roles(op: Op) -> None:
+    """Check what `inplace`, `saves` and `grad_inputs` refer to."""
+    if op.inplace is not None and (op.inplace not in op.inputs or not op.outputs):
+        raise GraphError(
+            f"op {op.name!r} works in place on {op.inplace!r}, which is not one of its inputs"
+            if op.outputs
+            else f"op {op.name!r} works in place but has no output",
+            hint="name one of its inputs, or take inplace away",
+        )
+    for name in op.saves or ():
+        if name not in op.inputs and name not in op.outputs:
+            raise GraphError(
+                f"op {op.name!r} saves {name!r}, which is neither its input nor its output",
+                hint="an op's backward reads some of that op's inputs and outputs",
+            )
+    for name in op.grad_inputs or ():
+        if name not in op.inputs:
+            raise GraphError(
+                f"op {op.name!r} has {name!r} in grad_inputs, which is not one of its inputs",
+                hint="name only inputs that receive a gradient",
+            )
+
+
+def _check_order(graph: Graph) -> None:
+    producer = graph.producer
+    done: set[str] = set()
+    for op in graph.ops:
+        for name in op.inputs:
+            if name in producer and producer[name].name not in done:
+                raise _order_error(graph, op, name)
+        done.add(op.name)
+
+
+def _order_error(graph: Graph, op: Op, name: str) -> GraphError:
+    cycle = find_cycle({other.name: [graph.producer[n].name for n in other.inputs if n in graph.producer]
+                        for other in graph.ops})  # fmt: skip
+    if cycle:
+        return GraphError(
+            f"the graph has a cycle: {describe_cycle(cycle)}",
+            hint="a computation graph must be acyclic; unroll the loop, or remove one of these dependencies",
+        )
+    return GraphError(
+        f"op {op.name!r} reads {name!r} before {graph.producer[name].name!r} has produced it",
+        hint=f"list the ops in an order that can be executed: {graph.producer[name].name!r} before {op.name!r}",
+    )
+
+
+def find_cycle(predecessors: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the nodes of a cycle in the direction of the data, or an empty list where there is none."""
+    import networkx as nx  # only on the way to an error
+
+    digraph: nx.DiGraph[str] = nx.DiGraph()
+    digraph.add_edges_from((source, node) for node, sources in predecessors.items() for source in sources)
+    try:
+        return [edge[0] for edge in nx.find_cycle(digraph)]
+    except nx.NetworkXNoCycle:
+        return []
+
+
+def describe_cycle(cycle: Sequence[str], shown: int = 8) -> str:
+    """Return "a -> b -> c -> a", the middle left out where the cycle is long."""
+    closed = [*cycle, cycle[0]]
+    if len(closed) > shown + 1:
+        closed = [*closed[: shown - 1], f"... ({len(cycle) - shown + 1} more)", closed[-1]]
+    return " -> ".join(closed)
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    # Matching against a whole large graph would take longer than reading it.
+    close = get_close_matches(name, list(known)[:5000], n=1)
+    return f"did you mean {close[0]!r}?" if close else "define it, or correct the name"

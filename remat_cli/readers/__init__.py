@@ -1,0 +1,1 @@
+"""Readers: one file and one line in READERS for each format."""

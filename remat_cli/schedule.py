@@ -1,0 +1,138 @@
+"""Schedules: the steps that a device executes, and the schedule that a sequence of computes stands for.
+
+The steps and their effect on memory are those of the schedule format, `remat.schedule/1` (see the README).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from remat_cli.errors import InvalidSchedule
+from remat_cli.graph import Graph, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run an op: every input must be in memory; all its outputs are afterwards."""
+
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inplace:
+    """Run an op whose first output takes over the storage of its `inplace` input, which is gone afterwards."""
+
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Drop the device copy of a tensor."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Start copying a tensor to the host; the device copy stays until it is freed."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Start copying a tensor back from the host; its device memory is taken from here on."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The compute stream waits for the tensor's last transfer."""
+
+    tensor: str
+
+
+Step = Compute | Inplace | Free | Offload | Prefetch | Wait
+STEP_NAMES: Mapping[type[Step], str] = {
+    Compute: "compute",
+    Inplace: "inplace",
+    Free: "free",
+    Offload: "offload",
+    Prefetch: "prefetch",
+    Wait: "wait",
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps in issue order."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def computes(self) -> tuple[str, ...]:
+        """Names of the ops that are run, in order, in place or not."""
+        return tuple(step.op for step in self.steps if isinstance(step, Compute | Inplace))
+
+
+def input_order(graph: Graph) -> tuple[str, ...]:
+    """Return the sequence of computes of the plain run: every op once, in the input order."""
+    return tuple(op.name for op in graph.ops)
+
+
+def with_frees(graph: Graph, computes: Iterable[str]) -> Schedule:
+    """Return the schedule that a sequence of computes stands for, in which each thing is freed as early as can be.
+
+    Each instance of a tensor (from a run of its producer to the next one) is freed right after the last step that
+    reads it; one that nobody reads right after it was made; graph outputs never after their last instance; graph
+    inputs never. An op that can work in place does so where that saves memory: its input's instance ends with it.
+
+    Raises:
+        InvalidSchedule: an op is not in the graph. (Whether the inputs are there is for the simulator to say.)
+    """
+    ops = [_known(graph, name, position) for position, name in enumerate(computes)]
+    last_step = _last_steps(graph, ops)
+    steps: list[Step] = []
+    for position, op in enumerate(ops):
+        ending = [name for name in dict.fromkeys((*op.inputs, *op.outputs)) if (position, name) in last_step]
+        taken = _taken_over(graph, op, ending)
+        steps.append(Compute(op.name) if taken is None else Inplace(op.name))
+        steps.extend(Free(name) for name in ending if name != taken)
+    return Schedule(tuple(steps))
+
+
+def _known(graph: Graph, name: str, position: int) -> Op:
+    op = graph.op.get(name)
+    if op is None:
+        raise InvalidSchedule(f"step {position}: op {name!r} is not in graph {graph.name!r}", step=position)
+    return op
+
+
+def _last_steps(graph: Graph, ops: Sequence[Op]) -> set[tuple[int, str]]:
+    """Return (position, tensor) where an instance of the tensor is read, or made, for the last time."""
+    last: set[tuple[int, str]] = set()
+    kept = set(graph.outputs)
+    producer = graph.producer
+    # Walking backwards: a tensor in `needed` is read later, before it is made again.
+    needed: set[str] = set(kept)
+    for position in range(len(ops) - 1, -1, -1):
+        op = ops[position]
+        for name in op.outputs:
+            if name not in needed:
+                last.add((position, name))
+            needed.discard(name)
+        for name in op.inputs:
+            if name in producer and name not in needed:
+                last.add((position, name))
+                needed.add(name)
+    return last
+
+
+def _taken_over(graph: Graph, op: Op, ending: Sequence[str]) -> str | None:
+    """Return the input whose storage the op's first output takes over, or None where it cannot or saves nothing."""
+    if op.inplace is None or op.inplace not in ending or op.outputs[0] in ending:
+        return None
+    size = graph.tensors[op.inplace].bytes
+    return op.inplace if 0 < size <= graph.tensors[op.outputs[0]].bytes else None

@@ -1,0 +1,268 @@
+"""The judge: replays a schedule step by step, one rule a check, and measures its memory and time.
+
+Written the slow, obvious way, and sharing nothing with the planners: what passes here is what is true.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from remat_cli.errors import InvalidSchedule
+from remat_cli.graph import Graph, Op
+from remat_cli.schedule import STEP_NAMES, Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a valid schedule costs.
+
+    Attributes:
+        memory_bytes: [steps + 1] device memory while each step runs, in bytes; the first entry is the start, when
+            only resident bytes and graph inputs are there.
+        time: end of the compute stream, in the graph's time unit.
+        idle_time: the part of `time` in which the compute stream waited for the link.
+        runs: how often each op was run.
+    """
+
+    memory_bytes: tuple[int, ...]
+    time: int
+    idle_time: int
+    runs: dict[str, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest memory of any step."""
+        return max(self.memory_bytes)
+
+    @property
+    def peak_step(self) -> int:
+        """Index of the first step with the peak's memory; -1 where that is the start."""
+        return self.memory_bytes.index(self.peak_bytes) - 1
+
+    @property
+    def recomputations(self) -> int:
+        """Number of runs beyond the first of each op."""
+        return sum(self.runs.values()) - len(self.runs)
+
+
+@dataclass
+class _Device:
+    """The state of the device between two steps."""
+
+    graph: Graph
+    bytes_per_time: float | None
+    live: dict[str, int]  # tensors that ops produced and that are in device memory, and their bytes
+    fixed_bytes: int
+    live_bytes: int = 0  # the sum of `live`
+    runs: dict[str, int] = field(default_factory=dict)
+    on_host: set[str] = field(default_factory=set)
+    offloading: set[str] = field(default_factory=set)  # offloads that have not been waited for
+    prefetching: set[str] = field(default_factory=set)  # prefetches that have not been waited for
+    transfer_end: dict[str, int] = field(default_factory=dict)  # when each tensor's last transfer ends
+    now: int = 0  # end of the compute stream
+    link_free_at: int = 0  # end of the link's queue: one transfer at a time, first in first out
+    idle_time: int = 0
+
+    def memory(self) -> int:
+        return self.fixed_bytes + self.live_bytes
+
+    def add(self, name: str) -> None:
+        if name not in self.live:
+            self.live[name] = self.graph.tensors[name].bytes
+            self.live_bytes += self.live[name]
+
+    def remove(self, name: str) -> None:
+        self.live_bytes -= self.live.pop(name)
+
+
+def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: float | None = None) -> Trace:
+    """Replay `schedule` on `graph`.
+
+    Args:
+        graph: what the schedule is for.
+        schedule: steps in issue order.
+        bytes_per_time: rate of the link to the host, in bytes per unit of the graph's time. One link, one transfer
+            at a time, in issue order. Needed by schedules with transfers only.
+
+    Raises:
+        InvalidSchedule: at the first step that breaks a rule, which it names; or at the end, where an op was never
+            run or an output is not in memory.
+    """
+    device = _Device(graph=graph, bytes_per_time=bytes_per_time, live={}, fixed_bytes=graph.fixed_bytes)
+    memory = [device.memory()]
+    for index, step in enumerate(schedule.steps):
+        try:
+            memory.append(_execute(device, step))
+        except _Broken as broken:
+            name = step.op if isinstance(step, Compute | Inplace) else step.tensor
+            raise InvalidSchedule(
+                f"step {index} ({STEP_NAMES[type(step)]} {name!r}): {broken.rule}", step=index, hint=broken.remedy
+            ) from None
+    _check_end(device)
+    return Trace(memory_bytes=tuple(memory), time=device.now, idle_time=device.idle_time, runs=device.runs)
+
+
+class _Broken(Exception):
+    """A step breaks a rule."""
+
+    def __init__(self, rule: str, remedy: str = "") -> None:
+        super().__init__(rule)
+        self.rule = rule
+        self.remedy = remedy
+
+
+def _execute(device: _Device, step: Step) -> int:
+    """Carry out one step and return the memory in use while it runs."""
+    match step:
+        case Compute(op=name):
+            return _compute(device, _op(device, name))
+        case Inplace(op=name):
+            return _compute_inplace(device, _op(device, name))
+        case Free(tensor=name):
+            _free(device, name)
+        case Offload(tensor=name):
+            _offload(device, name)
+        case Prefetch(tensor=name):
+            _prefetch(device, name)
+        case Wait(tensor=name):
+            _wait(device, name)
+    return device.memory()
+
+
+def _op(device: _Device, name: str) -> Op:
+    if name not in device.graph.op:
+        raise _Broken(f"the graph has no op {name!r}", "is this schedule for another graph?")
+    return device.graph.op[name]
+
+
+def _check_tensor(device: _Device, name: str) -> None:
+    if name not in device.graph.tensors:
+        raise _Broken(f"the graph has no tensor {name!r}", "is this schedule for another graph?")
+
+
+def _is_graph_input(device: _Device, name: str) -> bool:
+    return name not in device.graph.producer
+
+
+def _check_in_memory(device: _Device, name: str) -> None:
+    if _is_graph_input(device, name):
+        return
+    if name not in device.live:
+        raise _Broken(
+            f"tensor {name!r} is not in memory", f"run {device.graph.producer[name].name!r} or prefetch it first"
+        )
+    if name in device.prefetching:
+        raise _Broken(f"the prefetch of tensor {name!r} has not been waited for", "wait for it first")
+
+
+def _check_can_run(device: _Device, op: Op) -> None:
+    for name in op.inputs:
+        _check_in_memory(device, name)
+    for name in op.outputs:
+        if name in device.offloading or name in device.prefetching:
+            raise _Broken(f"its output {name!r} is being transferred", "wait for the transfer first")
+    if not op.recomputable and op.name in device.runs:
+        raise _Broken("the op must run exactly once (recomputable: false) and has run before")
+
+
+def _run(device: _Device, op: Op) -> None:
+    device.runs[op.name] = device.runs.get(op.name, 0) + 1
+    device.now += op.time
+
+
+def _compute(device: _Device, op: Op) -> int:
+    _check_can_run(device, op)
+    for name in op.outputs:
+        device.add(name)
+    _run(device, op)
+    return device.memory() + op.workspace_bytes
+
+
+def _compute_inplace(device: _Device, op: Op) -> int:
+    if op.inplace is None:
+        raise _Broken("the op cannot work in place: it has no inplace input in the graph", "use compute")
+    _check_can_run(device, op)
+    taken, output = op.inplace, op.outputs[0]
+    if _is_graph_input(device, taken):
+        raise _Broken(f"it would take over graph input {taken!r}, which stays from start to end", "use compute")
+    if taken in device.offloading:
+        raise _Broken(f"it would take over {taken!r}, whose offload has not been waited for", "wait for it first")
+    if output in device.live:
+        raise _Broken(f"its first output {output!r} is in memory already", "free that, or use compute")
+    for name in op.outputs[1:]:
+        device.add(name)
+    # While the op runs, the larger of the two counts: before + max(0, output - input).
+    before = device.memory()
+    growth = max(0, device.graph.tensors[output].bytes - device.live[taken])
+    device.remove(taken)
+    device.add(output)
+    _run(device, op)
+    return before + growth + op.workspace_bytes
+
+
+def _free(device: _Device, name: str) -> None:
+    _check_tensor(device, name)
+    if _is_graph_input(device, name):
+        raise _Broken(f"tensor {name!r} is a graph input, which stays from start to end")
+    if name not in device.live:
+        raise _Broken(f"tensor {name!r} is not in memory", "it was freed before, or never made")
+    if name in device.offloading:
+        raise _Broken(f"the offload of tensor {name!r} has not been waited for", "wait for it first")
+    if name in device.prefetching:
+        raise _Broken(f"the prefetch of tensor {name!r} has not been waited for", "wait for it first")
+    device.remove(name)
+
+
+def _offload(device: _Device, name: str) -> None:
+    _check_tensor(device, name)
+    _check_in_memory(device, name)
+    if name in device.offloading:
+        raise _Broken(f"tensor {name!r} is being offloaded already", "wait for that first")
+    _transfer(device, name)
+    device.offloading.add(name)
+    device.on_host.add(name)
+
+
+def _prefetch(device: _Device, name: str) -> None:
+    _check_tensor(device, name)
+    if _is_graph_input(device, name) or name in device.live:
+        raise _Broken(f"tensor {name!r} is in device memory already", "free the device copy first")
+    if name not in device.on_host:
+        raise _Broken(f"tensor {name!r} has no host copy", "offload it first")
+    _transfer(device, name)
+    device.prefetching.add(name)
+    device.add(name)
+
+
+def _wait(device: _Device, name: str) -> None:
+    _check_tensor(device, name)
+    if name not in device.transfer_end:
+        raise _Broken(f"tensor {name!r} was never transferred", "there is nothing to wait for")
+    device.offloading.discard(name)
+    device.prefetching.discard(name)
+    end = device.transfer_end[name]
+    device.idle_time += max(0, end - device.now)
+    device.now = max(device.now, end)
+
+
+def _transfer(device: _Device, name: str) -> None:
+    """Queue a copy on the link: it starts when it is issued and the link is free."""
+    if device.bytes_per_time is None:
+        raise _Broken("the schedule has transfers, but the link's bandwidth is not known", "give --link-bandwidth")
+    start = max(device.now, device.link_free_at)
+    device.link_free_at = start + ceil(device.graph.tensors[name].bytes / device.bytes_per_time)
+    device.transfer_end[name] = device.link_free_at
+
+
+def _check_end(device: _Device) -> None:
+    for op in device.graph.ops:
+        if op.name not in device.runs:
+            raise InvalidSchedule(f"at the end: op {op.name!r} was never run", hint="every op runs at least once")
+    for name in device.graph.outputs:
+        try:
+            _check_in_memory(device, name)
+        except _Broken as broken:
+            raise InvalidSchedule(
+                f"at the end: output {name!r} is needed there, but {broken.rule}", hint=broken.remedy
+            ) from None

@@ -1,0 +1,187 @@
+"""Sizes, shares, durations and rates as people write them, both ways.
+
+Bytes are integers. GB and the like are decimal (10^9), GiB and the like binary (2^30).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from remat_cli.errors import UsageError
+
+_DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SHORT = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BYTES = {**_DECIMAL, **_BINARY, **_SHORT}
+_SECONDS = {"": Fraction(1), "ns": Fraction(1, 10**9), "us": Fraction(1, 10**6), "ms": Fraction(1, 1000)}
+_SECONDS |= {"s": Fraction(1), "m": Fraction(60), "min": Fraction(60), "h": Fraction(3600)}
+_NUMBER = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
+
+
+def _number_and_unit(text: str, what: str, example: str) -> tuple[Fraction, str]:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{what} {text!r} is not understood", hint=f"write it like {example}")
+    return Fraction(match[1].replace("_", "")), match[2]
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes that `text` means: "8GB" (10^9), "512MiB" (2^20), "1024".
+
+    Raises:
+        UsageError: the text is no size, or not a whole number of bytes.
+    """
+    number, unit = _number_and_unit(text, "size", "8GB, 512MiB or 1024")
+    factor = _BYTES.get(unit.upper())
+    if factor is None:
+        raise UsageError(
+            f"size {text!r} has an unknown unit {unit!r}",
+            hint="use B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)",
+        )
+    size = number * factor
+    if size.denominator != 1:
+        raise UsageError(f"size {text!r} is not a whole number of bytes", hint="use a whole number, or a larger unit")
+    return int(size)
+
+
+def parse_share(text: str) -> Fraction:
+    """Return "10%" as the fraction 1/10, "0.1" likewise.
+
+    Raises:
+        UsageError: the text is no share.
+    """
+    number, unit = _number_and_unit(text, "share", "10% or 0.1")
+    if unit not in ("", "%"):
+        raise UsageError(f"share {text!r} is not understood", hint="write it like 10% or 0.1")
+    return number / 100 if unit == "%" else number
+
+
+def parse_duration(text: str) -> float:
+    """Return "30s", "2m", "500ms" in seconds; a plain number is seconds.
+
+    Raises:
+        UsageError: the text is no duration.
+    """
+    number, unit = _number_and_unit(text, "duration", "30s, 2m or 500ms")
+    factor = _SECONDS.get(unit)
+    if factor is None:
+        raise UsageError(f"duration {text!r} has an unknown unit {unit!r}", hint="use ms, s, m or h")
+    return float(number * factor)
+
+
+def parse_rate(text: str) -> Fraction:
+    """Return "12GB/s" in bytes a second, and a plain number as it is (bytes per unit of the graph's time).
+
+    Raises:
+        UsageError: the text is no rate.
+    """
+    number, unit = _number_and_unit(text, "rate", "12GB/s")
+    if unit == "":
+        return number
+    size, slash, per = unit.partition("/")
+    if slash != "/" or per != "s" or size.upper() not in _BYTES:
+        raise UsageError(f"rate {text!r} is not understood", hint="write it like 12GB/s")
+    return number * _BYTES[size.upper()]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpec:
+    """A budget as asked for, before the graph is known: exactly one of the three.
+
+    Attributes:
+        device_bytes: total device memory in bytes.
+        share: of the plain run's peak.
+        smallest: plan at the smallest budget that can be found.
+    """
+
+    device_bytes: int | None = None
+    share: Fraction | None = None
+    smallest: bool = False
+
+    def __str__(self) -> str:
+        if self.smallest:
+            return "min"
+        if self.share is not None:
+            return f"{float(self.share) * 100:g}%"
+        return format_bytes(self.device_bytes or 0)
+
+    def bytes_of(self, plain_peak_bytes: int) -> int:
+        """Return the budget in bytes, rounded down, for a graph whose plain run peaks at `plain_peak_bytes`."""
+        if self.share is not None:
+            return int(self.share * plain_peak_bytes)
+        if self.device_bytes is None:
+            raise ValueError("'min' has no size before the search for it")
+        return self.device_bytes
+
+
+def parse_budget(text: str) -> BudgetSpec:
+    """Return the budget that "8GB", "8GiB", "80%", "min" or a plain number of bytes means.
+
+    Raises:
+        UsageError: the text is no budget, or not above zero.
+    """
+    if text.strip().lower() == "min":
+        return BudgetSpec(smallest=True)
+    if text.strip().endswith("%"):
+        share = parse_share(text)
+        if share <= 0:
+            raise UsageError(f"budget {text!r} must be above 0 %", hint="write it like 80% (of the plain run's peak)")
+        return BudgetSpec(share=share)
+    try:
+        size = parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(
+            error.message.replace("size", "budget", 1), hint="write it like 8GB, 8GiB, 80% (of the plain peak) or min"
+        ) from None
+    if size <= 0:
+        raise UsageError(f"budget {text!r} must be above 0 bytes", hint="write it like 8GB, 8GiB, 80% or min")
+    return BudgetSpec(device_bytes=size)
+
+
+def format_bytes(size: int) -> str:
+    """Return `size` in the decimal unit that reads best, with four digits: 7960000000 -> "7.960 GB"."""
+    sign, magnitude = ("-", -size) if size < 0 else ("", size)
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        # 999.95 kB would be written as 1000.0 kB; the next unit up says it better.
+        if magnitude >= factor * 0.99995:
+            value = magnitude / factor
+            digits = 3 if value < 9.9995 else 2 if value < 99.995 else 1
+            return f"{sign}{value:.{digits}f} {unit}"
+    return f"{sign}{magnitude} B"
+
+
+def format_time(time: int, unit: str) -> str:
+    """Return `time`, counted in `unit` (ns, flop or unit), in the multiple that reads best."""
+    if unit == "ns":
+        for name, factor in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
+            if time >= factor:
+                return f"{time / factor:.4g} {name}" if time < 9999 * factor else f"{time / factor:,.0f} {name}"
+        return f"{time} ns"
+    suffix = {"flop": "FLOP", "unit": ""}.get(unit, unit)
+    for name, factor in (("P", 10**15), ("T", 10**12), ("G", 10**9), ("M", 10**6)):
+        if suffix == "FLOP" and time >= factor:
+            return f"{time / factor:.4g} {name}{suffix}"
+    return f"{time:,} {suffix}".rstrip()
+
+
+def format_share(share: float | Fraction) -> str:
+    """Return a share as a percentage with the digits that matter: 0.0199 -> "1.99 %"."""
+    percent = float(share) * 100
+    if percent == 0:
+        return "0 %"
+    if abs(percent) < 0.001:
+        return f"{percent:.1e} %"
+    digits = 3 if abs(percent) < 1 else 2 if abs(percent) < 100 else 1
+    return f"{percent:.{digits}f} %"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return an elapsed time for people: 0.42 -> "0.42 s", 75 -> "1 min 15 s"."""
+    if seconds < 9.95:
+        return f"{seconds:.2g} s" if seconds >= 0.095 else f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
