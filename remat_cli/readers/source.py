@@ -1,0 +1,104 @@
+"""A file before its format is known: checked, and parsed where it is JSON."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from remat_cli.errors import GraphError, RematError
+
+
+def check_regular_file(path: Path, *, error: type[RematError] = GraphError) -> None:
+    """Raise `error` where `path` is missing, empty, unreadable or no regular file."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise error(f"{path}: no such file", hint="check the path") from None
+    except (OSError, ValueError) as problem:  # ValueError: a NUL character in the path
+        raise error(f"{path}: cannot be read: {problem}", hint="check the path and its permissions") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise error(f"{path} is a directory, not a file", hint="name the file inside it")
+    if not stat.S_ISREG(status.st_mode):
+        raise error(f"{path} is not a regular file", hint="save its content to a file first")
+    if status.st_size == 0:
+        raise error(f"{path} is empty", hint="was it written completely?")
+
+
+def read_bytes(path: Path, *, error: type[RematError] = GraphError) -> bytes:
+    """Return the content of a regular file that is not empty.
+
+    Raises:
+        RematError: of the class `error`, where that cannot be done.
+    """
+    check_regular_file(path, error=error)
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise error(f"{path}: cannot be read: {problem.strerror}", hint="check its permissions") from None
+
+
+def parse_json(path: Path, content: bytes, *, error: type[RematError] = GraphError) -> Any:
+    """Return the JSON document in `content`.
+
+    Raises:
+        RematError: of the class `error`, where the text is truncated, malformed, no UTF-8, or holds NaN or Infinity.
+    """
+
+    def refuse_constant(name: str) -> NoReturn:
+        raise error(f"{path}: holds {name}, which is not a JSON number", hint="replace it by a whole number")
+
+    try:
+        return json.loads(content.decode("utf-8-sig"), parse_constant=refuse_constant)
+    except json.JSONDecodeError as problem:
+        at_end = problem.pos >= len(problem.doc.rstrip())
+        what = "the JSON ends too early" if at_end else f"no valid JSON: {problem.msg}"
+        raise error(
+            f"{path}:{problem.lineno}:{problem.colno}: {what}",
+            hint="the file looks truncated; write it again" if at_end else "correct the file at this place",
+        ) from None
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: no valid UTF-8 at byte {problem.start}", hint="save it as UTF-8") from None
+    except RecursionError:
+        raise error(f"{path}: the JSON is nested too deeply", hint="is this the right file?") from None
+    except ValueError as problem:  # a number with more digits than Python converts
+        raise error(f"{path}: {problem}", hint="no size or time needs so many digits") from None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to read a graph from.
+
+    Attributes:
+        path: where it is.
+    """
+
+    path: Path
+
+    @cached_property
+    def is_json(self) -> bool:
+        """Whether the content begins like a JSON object or list."""
+        check_regular_file(self.path)
+        try:
+            with self.path.open("rb") as file:
+                head = file.read(4096)
+        except OSError as problem:
+            raise GraphError(f"{self.path}: cannot be read: {problem.strerror}", hint="check its permissions") from None
+        return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The JSON object in the file; an empty one where the file is not JSON.
+
+        Raises:
+            GraphError: the file looks like JSON but is not valid, or is no object.
+        """
+        if not self.is_json:
+            return {}
+        document = parse_json(self.path, read_bytes(self.path))
+        if not isinstance(document, dict):
+            raise GraphError(f"{self.path}: holds a JSON list, not an object", hint="a graph file begins with {")
+        return document
