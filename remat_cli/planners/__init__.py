@@ -1,1 +1,14 @@
-"""To be filled."""
+"""Planners: one file (or folder) and one line in PLANNERS for each method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from remat_cli.planners.approx_dp import ApproxDP
+from remat_cli.planners.keep_all import KeepAll
+from remat_cli.problem import Planner
+
+PLANNERS: Mapping[str, type[Planner]] = {
+    "keep_all": KeepAll,
+    "approx_dp": ApproxDP,
+}

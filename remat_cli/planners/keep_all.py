@@ -1,0 +1,38 @@
+"""The plain run as a planner: the baseline that every other planner is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.schedule import plain_run
+from remat_cli.simulate import simulate
+
+
+@dataclass(frozen=True)
+class KeepAll:
+    """Keeps every tensor until its last use and recomputes nothing.
+
+    Source: what every framework does without a planner.
+    Takes: any graph.
+    Searches: the one schedule that runs every op once in the input order; proves whether that one fits.
+    Complexity: linear.
+    """
+
+    starved: ClassVar[Mapping[str, object]] = {}
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        """Return the plain run if it fits; else that this one schedule does not."""
+        del observe
+        plain = plain_run(problem.graph)
+        trace = simulate(problem.graph, plain)
+        if trace.peak_bytes > problem.budget.device_bytes:
+            return PlanResult(
+                Status.INFEASIBLE,
+                Scope.PLANNER,
+                closest=plain,
+                reason="the plain run recomputes nothing and does not fit",
+            )
+        return PlanResult(Status.OPTIMAL, Scope.ANY_ORDER, schedule=plain, time_bound=trace.time)

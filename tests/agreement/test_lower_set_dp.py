@@ -1,0 +1,146 @@
+"""The dynamic program against every chain of its family, with equations 1 and 2 written out over plain sets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.planners.forward_part import ForwardPart
+from remat_cli.planners.lower_set_dp import LowerSetDP
+from remat_cli.planners.lower_set_options import Strategy
+from remat_cli.planners.lower_sets import LowerSets, pruned_family
+
+Set = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Dag:
+    """A forward graph as plain sets: sizes, times, and who reads whom."""
+
+    sizes: list[int]
+    times: list[int]
+    reads: list[set[int]]
+
+    def successors(self, members: Set) -> Set:
+        return frozenset(v for v, sources in enumerate(self.reads) if sources & members)
+
+    def predecessors(self, members: Set) -> Set:
+        return frozenset(u for v in members for u in self.reads[v])
+
+    def bytes(self, members: Set) -> int:
+        return sum(self.sizes[v] for v in members)
+
+    def boundary(self, members: Set) -> Set:
+        return frozenset(u for u in members if self.successors(frozenset([u])) - members)
+
+    @property
+    def everything(self) -> Set:
+        return frozenset(range(len(self.sizes)))
+
+
+@dataclass(frozen=True)
+class Chain:
+    peak: int
+    overhead: int
+
+
+def random_dag(seed: int, size: int = 7) -> Dag:
+    rng = random.Random(seed)
+    density = rng.choice([0.2, 0.4, 0.6])
+    return Dag(
+        sizes=[rng.randint(1, 9) for _ in range(size)],
+        times=[rng.choice([1, 1, 10]) for _ in range(size)],
+        reads=[{u for u in range(v) if rng.random() < density} for v in range(size)],
+    )
+
+
+def training_graph_of(dag: Dag) -> Graph:
+    """A graph whose forward part is the DAG; its backward plays no part in equations 1 and 2."""
+    count = len(dag.sizes)
+    forward = [
+        Op(f"f{v}", "", tuple(f"y{u}" for u in sorted(dag.reads[v])), (f"y{v}",), dag.times[v]) for v in range(count)
+    ]
+    backward = [
+        Op(f"b{v}", "", (f"y{v}",), (f"g{v}",), 1, phase=Phase.BACKWARD, grad_of=f"f{v}") for v in reversed(range(count))
+    ]
+    tensors = [Tensor(f"y{v}", dag.sizes[v]) for v in range(count)] + [Tensor(f"g{v}", 1) for v in range(count)]
+    return build_graph(
+        name="dag", kind=Kind.TRAINING, time_unit="unit", resident_bytes=0, tensors=tensors, ops=[*forward, *backward]
+    )
+
+
+def family_of(dag: Dag) -> list[Set]:
+    """The pruned family: each vertex with all its ancestors, and V."""
+    ancestors: list[Set] = []
+    for v in range(len(dag.sizes)):
+        ancestors.append(frozenset([v]).union(*(ancestors[u] for u in dag.reads[v])))
+    return sorted({*ancestors, dag.everything}, key=len)
+
+
+def chains(dag: Dag, family: list[Set]) -> Iterator[Chain]:
+    """Every chain of the family from {} to V, with its peak by equation 2 and its overhead by equation 1."""
+
+    def extend(last: Set, cached: Set, peak: int, overhead: int) -> Iterator[Chain]:
+        if last == dag.everything:
+            yield Chain(peak, overhead)
+        for grown in family:
+            if last < grown:
+                block = grown - last
+                after = dag.successors(grown)
+                needed = (
+                    dag.bytes(cached)
+                    + 2 * dag.bytes(block)
+                    + dag.bytes(after - grown)
+                    + dag.bytes(dag.predecessors(after) - grown)
+                )
+                boundary = dag.boundary(grown)
+                recomputed = sum(dag.times[v] for v in block - boundary)
+                yield from extend(grown, cached | boundary, max(peak, needed), overhead + recomputed)
+
+    yield from extend(frozenset(), frozenset(), 0, 0)
+
+
+def dp_of(dag: Dag) -> LowerSetDP:
+    forward = ForwardPart.of(training_graph_of(dag), "a test")
+    return LowerSetDP(pruned_family(forward), forward.time)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_smallest_budget_and_both_strategies_agree_with_every_chain(seed: int) -> None:
+    dag = random_dag(seed)
+    every = list(chains(dag, family_of(dag)))
+    dp = dp_of(dag)
+    smallest = min(chain.peak for chain in every)
+    assert dp.smallest_budget() == smallest
+    for budget in sorted({smallest, smallest + 3, max(chain.peak for chain in every)}):
+        fitting = [chain.overhead for chain in every if chain.peak <= budget]
+        for strategy, best in ((Strategy.TIME, min(fitting)), (Strategy.MEMORY, max(fitting))):
+            fronts = dp.fronts(budget, strategy)
+            assert fronts.time[fronts.start[-2]] == best
+            answer = replayed(dag, dp.sets, fronts.chain())
+            assert answer.overhead == best
+            assert answer.peak <= budget
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_below_the_smallest_budget_there_is_no_chain(seed: int) -> None:
+    dp = dp_of(random_dag(seed))
+    below = dp.smallest_budget() - 1
+    assert not dp.is_feasible(below)
+    assert not dp.fronts(below, Strategy.TIME).is_feasible
+
+
+def replayed(dag: Dag, sets: LowerSets, chain: list[int]) -> Chain:
+    """Peak and overhead of one chain, given by the numbers of its sets."""
+    steps = [frozenset(int(v) for v in sets.members[number].nonzero()[0]) for number in chain]
+    return next(iter(chains(dag, steps)))
+
+
+def test_replaying_takes_the_chain_step_by_step() -> None:
+    # `chains` yields the longest chain of a totally ordered family first: the one that takes every step.
+    dag = Dag(sizes=[1, 2], times=[3, 4], reads=[set(), {0}])
+    assert next(iter(chains(dag, [frozenset([0]), frozenset([0, 1])]))) == Chain(peak=1 + 2 * 2, overhead=4)
