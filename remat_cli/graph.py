@@ -329,7 +329,9 @@ def _base_of(name: str, tensors: Mapping[str, Tensor]) -> str:
             )
         if base in seen:
             circle = " -> ".join([*seen[seen.index(base) :], base])
-            raise GraphError(f"views refer to each other in a circle: {circle}", hint="one of them must own its storage")
+            raise GraphError(
+                f"views refer to each other in a circle: {circle}", hint="one of them must own its storage"
+            )
         seen.append(base)
     return seen[-1]
 
@@ -369,40 +371,49 @@ def _check_numbers(graph: Graph) -> None:
 
 
 def _check_names(graph: Graph) -> None:
+    tensors = graph.tensors
+    for tensor in tensors.values():
+        _check_text(tensor.name, tensor.dtype or "")
+    _check_text(graph.name)
     op_names: set[str] = set()
     produced_by: dict[str, str] = {}
-    tensors = graph.tensors
-
-    def known(name: str | None, where: str) -> None:
-        if name is not None and name not in tensors:
-            raise GraphError(f"{where} {name!r}, which is not among the tensors", hint=_did_you_mean(name, tensors))
-
     for op in graph.ops:
+        _check_text(op.name, op.type)
         if op.name in op_names:
             raise GraphError(f"op {op.name!r} is defined twice", hint="give each op a name of its own")
         op_names.add(op.name)
-        for name in op.inputs:
-            known(name, f"op {op.name!r} reads")
+        if len(set(op.inputs)) != len(op.inputs) or set(op.inputs) & set(op.outputs):
+            raise GraphError(
+                f"op {op.name!r} names one tensor twice among its inputs and outputs", hint="name each tensor once"
+            )
+        _check_known(op.inputs, tensors, f"op {op.name!r} reads")
+        _check_known(op.outputs, tensors, f"op {op.name!r} produces")
         for name in op.outputs:
-            known(name, f"op {op.name!r} produces")
             if name in produced_by:
                 raise GraphError(
                     f"tensor {name!r} is produced twice, by {produced_by[name]!r} and by {op.name!r}",
                     hint="each tensor has one producer; give the second result a name of its own",
                 )
             produced_by[name] = op.name
-        if len(set(op.inputs)) != len(op.inputs) or set(op.inputs) & set(op.outputs):
-            raise GraphError(
-                f"op {op.name!r} names one tensor twice among its inputs and outputs", hint="name each tensor once"
-            )
         _check_roles(op)
-    for name in graph.outputs:
-        known(name, "the outputs name")
+    _check_known(graph.outputs, tensors, "the outputs name")
     for op in graph.ops:
-        if op.grad_of is not None and op.grad_of not in op_names:
-            raise GraphError(
-                f"op {op.name!r} has grad_of {op.grad_of!r}, which is no op", hint=_did_you_mean(op.grad_of, op_names)
-            )
+        if op.grad_of is not None:
+            _check_known((op.grad_of,), op_names, f"op {op.name!r} has grad_of")
+
+
+def _check_text(*texts: str) -> None:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise GraphError(f"the name {text!r} cannot be written as UTF-8", hint="rename it") from None
+
+
+def _check_known(names: Iterable[str], known: Mapping[str, object] | set[str], where: str) -> None:
+    for name in names:
+        if name not in known:
+            raise GraphError(f"{where} {name!r}, which is not in the graph", hint=_did_you_mean(name, known))
 
 
 def _check_roles(op: Op) -> None:

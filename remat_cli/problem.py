@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 from remat_cli.graph import Graph
-from remat_cli.schedule import Schedule, input_order, with_frees
+from remat_cli.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,6 @@ class Problem:
     graph: Graph
     budget: Budget
     bytes_per_time: float | None = None
-
-    @cached_property
-    def plain_run(self) -> Schedule:
-        """Every op once in the input order, each tensor freed at its last use: the baseline of every overhead."""
-        return with_frees(self.graph, input_order(self.graph))
 
 
 class Status(StrEnum):

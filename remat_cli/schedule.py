@@ -82,6 +82,11 @@ def input_order(graph: Graph) -> tuple[str, ...]:
     return tuple(op.name for op in graph.ops)
 
 
+def plain_run(graph: Graph) -> Schedule:
+    """Return the plain run: every op once in the input order, each tensor freed at its last use."""
+    return with_frees(graph, input_order(graph))
+
+
 def with_frees(graph: Graph, computes: Iterable[str]) -> Schedule:
     """Return the schedule that a sequence of computes stands for, in which each thing is freed as early as can be.
 

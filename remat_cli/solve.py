@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from remat_cli.bounds import WorkingSet, largest_working_set
 from remat_cli.errors import FalseClaim, InvalidSchedule
+from remat_cli.graph import Graph
 from remat_cli.problem import Observer, Planner, PlanResult, Problem, Scope, Status
-from remat_cli.schedule import Schedule
+from remat_cli.schedule import Schedule, plain_run
 from remat_cli.simulate import Trace, simulate
 
 
@@ -63,6 +64,12 @@ def share_over(time: int, baseline: int) -> float:
     return (time - baseline) / baseline if baseline else 0.0
 
 
+@lru_cache(maxsize=4)
+def baseline_of(graph: Graph) -> Trace:
+    """Measure the plain run of `graph`: the baseline of every overhead and percentage."""
+    return simulate(graph, plain_run(graph))
+
+
 class _Incumbent(Observer):
     """Passes everything on, and keeps the best plan found so far should the run be interrupted."""
 
@@ -99,7 +106,7 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
         KeyboardInterrupt: interrupted before any plan was found.
     """
     working_set = largest_working_set(problem.graph)
-    baseline = simulate(problem.graph, problem.plain_run)
+    baseline = baseline_of(problem.graph)
     if problem.budget.device_bytes < working_set.bytes:
         culprit = "the outputs" if working_set.op is None else f"op {working_set.op!r}"
         proof = PlanResult(

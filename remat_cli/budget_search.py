@@ -1,0 +1,125 @@
+"""The smallest budget: what is proven (no plan below) and what was found (a plan there), by bisection over `solve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from remat_cli.bounds import largest_working_set
+from remat_cli.problem import Budget, Observer, Planner, PlanResult, Problem, Scope, Status
+from remat_cli.solve import Solution, baseline_of, solve
+from remat_cli.units import format_bytes, format_share
+
+# A planner that proves nothing is not asked for budgets closer to the smallest found than this share of it.
+_TOLERANCE = 1 / 1000
+
+
+@dataclass(frozen=True)
+class SmallestBudget:
+    """What a search for the smallest budget came to.
+
+    Attributes:
+        proven_bytes: no plan fits less, over the plans in `scope`.
+        scope: the plans over which that was proven.
+        solution: the plan of the smallest peak that was found, as if planned at just that budget; where no budget gave
+            one, the last refusal.
+        max_overhead: plans of more overhead were not taken; None where any was.
+    """
+
+    proven_bytes: int
+    scope: Scope
+    solution: Solution
+    max_overhead: float | None = None
+
+    @property
+    def found_bytes(self) -> int | None:
+        """The smallest budget at which a plan was found; None where none was."""
+        return None if self.solution.trace is None else self.solution.trace.peak_bytes
+
+
+def smallest_budget(
+    problem: Problem, planner: Planner, observe: Observer | None = None, *, max_overhead: float | None = None
+) -> SmallestBudget:
+    """Search the smallest budget at which `planner` has a plan, to the byte where it proves what it refuses.
+
+    Planners without proofs are not monotone in the budget, so theirs is the smallest budget *found*. A refusal that
+    proves nothing moves the search up, never the proof.
+
+    Args:
+        problem: what is planned; its budget is not looked at.
+        planner: asked for ever smaller budgets.
+        observe: is told how far the search is.
+        max_overhead: take only plans of at most this overhead, as a share of the plain run's time.
+
+    Raises:
+        PlannerRefuses: the planner cannot take this graph.
+        KeyboardInterrupt: interrupted before any plan was found.
+    """
+    search = _Search(problem, planner, observe or Observer(), max_overhead)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        if search.found is None:
+            raise
+        search.found = replace(search.found, interrupted=True)
+    return SmallestBudget(search.proven, search.scope, search.found or search.refusal, max_overhead)
+
+
+class _Search:
+    """Keeps apart where the search has been (`floor`) and what is proven (`proven`)."""
+
+    def __init__(self, problem: Problem, planner: Planner, observe: Observer, max_overhead: float | None) -> None:
+        self.problem = problem
+        self.planner = planner
+        self.observe = observe
+        self.max_overhead = max_overhead
+        self.proven = largest_working_set(problem.graph).bytes
+        self.scope = Scope.ANY_ORDER
+        self.floor = self.proven
+        self.found: Solution | None = None
+        self.refusal: Solution
+
+    def run(self) -> None:
+        # Asked for too little, a planner says what came closest to fitting: a better start than halving from above.
+        closest = self.ask(self.proven)
+        for budget in (closest, baseline_of(self.problem.graph).peak_bytes):
+            if self.found is None and budget is not None:
+                self.ask(budget)
+        while self.found is not None and self.floor < self.found_bytes - self.near_enough():
+            self.ask((self.floor + self.found_bytes - 1) // 2)
+
+    @property
+    def found_bytes(self) -> int:
+        assert self.found is not None
+        return self.found.problem.budget.device_bytes
+
+    def near_enough(self) -> int:
+        return 0 if self.floor == self.proven else int(self.found_bytes * _TOLERANCE)
+
+    def ask(self, budget: int) -> int | None:
+        """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says."""
+        self.observe.phase(f"trying {format_bytes(budget)}")
+        solution = solve(replace(self.problem, budget=Budget(budget)), self.planner, self.observe)
+        if solution.trace is not None and self.is_cheap_enough(solution.overhead):
+            peak = solution.trace.peak_bytes
+            self.found = replace(solution, problem=replace(solution.problem, budget=Budget(peak)))
+            return peak
+        self.floor = max(self.floor, budget + 1)
+        self.refusal = self.too_slow(solution) if solution.trace is not None else solution
+        if self.refusal.status is Status.INFEASIBLE:
+            self.proven, self.scope = self.floor, self.refusal.result.scope
+        return None if solution.closest is None else solution.closest.peak_bytes
+
+    def too_slow(self, solution: Solution) -> Solution:
+        """Turn a plan of too much overhead into the refusal that it is here."""
+        proven = not self.is_cheap_enough(solution.bound_overhead)
+        result = PlanResult(
+            Status.INFEASIBLE if proven else Status.UNKNOWN,
+            solution.result.scope if proven else Scope.PLANNER,
+            closest=solution.result.schedule,
+            reason=f"the plan found takes {format_share(solution.overhead or 0)} more time than the plain run, above "
+            f"the {format_share(self.max_overhead or 0)} allowed",
+        )
+        return replace(solution, result=result, trace=None, closest=solution.trace)
+
+    def is_cheap_enough(self, overhead: float | None) -> bool:
+        return self.max_overhead is None or overhead is None or overhead <= self.max_overhead

@@ -1,0 +1,43 @@
+"""`remat convert`: any graph to the native format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remat_cli.cli.options import graph_argument, graph_options, graph_options_of, merge_config
+from remat_cli.cli.output import Output
+from remat_cli.errors import UsageError
+from remat_cli.prepare import prepare
+from remat_cli.readers.native import graph_bytes
+
+
+@click.command("convert")
+@graph_argument
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the graph here; - is stdout."
+)
+@click.option("--training", is_flag=True, help="Derive the training graph, as plan does.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@graph_options
+def command(graph: Path, output: Path, training: bool, quiet: bool, **given: Any) -> None:
+    """Write GRAPH in the native JSON format.
+
+    A forward graph stays one (its training graph can be derived from the file) unless --training is given. With
+    --training or --mode the file is exactly the graph that plan with the same options plans: its sha256 is the one in
+    the schedule.
+
+    \b
+    remat convert model.onnx -o graph.json --dim batch=8
+    remat convert model.onnx -o training.json --dim batch=8 --training
+    """
+    config = merge_config(given)
+    options = graph_options_of(config)
+    if training and options.mode == "inference":
+        raise UsageError("--training contradicts --mode inference", hint="leave one of them out")
+    prepared = prepare(graph, options, derive_training=training or options.mode == "training")
+    streams = Output(quiet=quiet)
+    streams.notes(prepared.notes)
+    streams.write(output, graph_bytes(prepared.graph))

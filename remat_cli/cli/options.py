@@ -1,0 +1,182 @@
+"""Options that verbs share, and how they go together with a config file: the command line wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from remat_cli.config import GIVEN_COSTS, MODES, RunConfig, load_config, make_planner, parse_option
+from remat_cli.costs import COST_MODELS
+from remat_cli.errors import UsageError
+from remat_cli.planners import PLANNERS
+from remat_cli.prepare import GraphOptions
+from remat_cli.problem import Planner
+from remat_cli.readers import Aliasing
+from remat_cli.training import OPTIMIZERS
+from remat_cli.units import parse_budget, parse_duration, parse_share
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_PLANNER = "approx_dp"
+
+_CONFIG = click.option(
+    "-c",
+    "--config",
+    type=click.Path(path_type=Path),
+    help="YAML file, or the name of one that comes with remat (such as approx_dp). The command line wins over it.",
+)
+
+_GRAPH_OPTIONS = (
+    click.option("--mode", type=click.Choice(MODES), help="Derive the training graph, or plan the graph as it is."),
+    click.option("--dim", "dims", multiple=True, metavar="NAME=N", help="Value of a symbolic dimension. Repeatable."),
+    click.option(
+        "--input-shape", "input_shapes", multiple=True, metavar="X:1,3,224,224", help="Shape of an input. Repeatable."
+    ),
+    click.option(
+        "--value-shape",
+        "value_shapes",
+        multiple=True,
+        metavar="Y:1,64,56,56",
+        help="Shape of a value that cannot be inferred. Repeatable.",
+    ),
+    click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Whose state stays in memory."),
+    click.option("--cost-model", type=click.Choice([GIVEN_COSTS, *COST_MODELS]), help="What gives each op its time."),
+    click.option("--device", metavar="NAME|FILE", help="Device profile, such as a100, or a YAML file."),
+    click.option("--measurements", metavar="FILE", help="Measured times: op names or types to nanoseconds."),
+    click.option(
+        "--aliasing", type=click.Choice([str(a) for a in Aliasing]), help="Which ops are views or work in place."
+    ),
+    click.option("--strict", is_flag=True, default=None, help="Make every estimate an error."),
+    click.option("--link-bandwidth", metavar="RATE", help="Of the link to the host, such as 12GB/s."),
+)
+
+_PLANNER_OPTIONS = (
+    click.option("--planner", metavar="NAME", help=f"One of {', '.join(PLANNERS)}. [default: {DEFAULT_PLANNER}]"),
+    click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the planner. Repeatable."),
+    click.option("--time-limit", metavar="30s", help="Stop the planner after this time."),
+    click.option("--seed", type=int, help="Seed of a planner that draws."),
+)
+
+_OUTPUT_OPTIONS = (
+    click.option("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout."),
+    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+)
+
+
+def _apply(options: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+graph_options = _apply((_CONFIG, *_GRAPH_OPTIONS))
+planner_options = _apply(_PLANNER_OPTIONS)
+output_options = _apply(_OUTPUT_OPTIONS)
+graph_argument = click.argument("graph", type=click.Path(path_type=Path), metavar="GRAPH")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a user asks for, config file and command line put together.
+
+    Attributes:
+        config: everything that was said; what only the command line said has replaced what the file said.
+        planner_name: as in PLANNERS.
+        planner: with its options.
+    """
+
+    config: RunConfig
+    planner_name: str
+    planner: Planner
+
+    @property
+    def graph_options(self) -> GraphOptions:
+        """How the graph file is read and what is made of it."""
+        return graph_options_of(self.config)
+
+
+def graph_options_of(config: RunConfig) -> GraphOptions:
+    """Return the part of a config that says how the graph file is read and what is made of it."""
+    return GraphOptions(
+        mode=config.mode,
+        dims=config.dims,
+        input_shapes=config.input_shapes,
+        value_shapes=config.value_shapes,
+        aliasing=config.aliasing,
+        strict=bool(config.strict),
+        optimizer=config.optimizer,
+        cost_model=config.cost_model,
+        device=config.device,
+        measurements=config.measurements,
+        link_bandwidth=config.link_bandwidth,
+    )
+
+
+def merge_config(given: dict[str, Any]) -> RunConfig:
+    """Put the options of a command line on top of the config file that it names.
+
+    Args:
+        given: the options by their parameter names, as click hands them to a command.
+
+    Raises:
+        UsageError: the file or an option is wrong.
+    """
+    config = load_config(given["config"]) if given.get("config") is not None else RunConfig()
+    said: dict[str, Any] = {
+        key: given[key]
+        for key in ("mode", "optimizer", "cost_model", "device", "measurements", "strict", "link_bandwidth", "planner")
+        if given.get(key) is not None
+    }
+    if given.get("aliasing") is not None:
+        said["aliasing"] = Aliasing(given["aliasing"])
+    if given.get("budget") is not None:
+        said["budget"] = parse_budget(given["budget"])
+    if given.get("max_overhead") is not None:
+        said["max_overhead"] = float(parse_share(given["max_overhead"]))
+    said["dims"] = {**config.dims, **dict(_dim(text) for text in given.get("dims", ()))}
+    for key in ("input_shapes", "value_shapes"):
+        option = f"--{key[:-1].replace('_', '-')}"
+        said[key] = {**getattr(config, key), **dict(_shape(text, option) for text in given.get(key, ()))}
+    if "planner" in said and said["planner"] != config.planner:
+        said["options"] = {}  # those of another planner
+    return replace(config, **said)
+
+
+def read_call(given: dict[str, Any]) -> Call:
+    """Put config file and command line together, the planner and its options too.
+
+    Raises:
+        UsageError: the file or an option is wrong, or the planner does not have an option.
+    """
+    config = merge_config(given)
+    name = config.planner or DEFAULT_PLANNER
+    options = {**config.options, **dict(parse_option(text) for text in given.get("options", ()))}
+    for option, value in (("time_limit", given.get("time_limit")), ("seed", given.get("seed"))):
+        if value is not None:
+            options[option] = parse_duration(value) if option == "time_limit" else value
+    planner = make_planner(name, options, source="--option")
+    return Call(replace(config, planner=name, options=options), name, planner)
+
+
+def _dim(text: str) -> tuple[str, int]:
+    name, equals, value = text.rpartition("=")
+    if not equals or not name or not value.isdecimal() or len(value) > 18:
+        raise UsageError(f"--dim {text!r} is not understood", hint="write it like --dim batch=8")
+    return name, int(value)
+
+
+def _shape(text: str, option: str) -> tuple[str, tuple[int, ...]]:
+    """Accept the three spellings in use: x:1,3,224,224 and x:1x3x224x224 and x:[1,3,224,224]; x: is a scalar."""
+    name, colon, shape = text.rpartition(":")
+    sizes = shape.strip().removeprefix("[").removesuffix("]").replace("x", ",")
+    parts = [part.strip() for part in sizes.split(",")] if sizes else []
+    if not colon or not name or not all(part.isdecimal() and len(part) <= 18 for part in parts):
+        raise UsageError(f"{option} {text!r} is not understood", hint=f"write it like {option} x:1,3,224,224")
+    return name, tuple(int(part) for part in parts)

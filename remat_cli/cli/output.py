@@ -1,0 +1,105 @@
+"""Where output goes, and what is shown while a planner works."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from remat_cli.problem import Observer, Scope
+from remat_cli.reports.files import write_file
+from remat_cli.schedule import Schedule
+from remat_cli.units import format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.status import Status
+
+STDOUT = Path("-")
+
+
+class Output:
+    """The streams of one call: report and summary to stdout, notes and progress to stderr.
+
+    Args:
+        as_json: print a machine summary on stdout instead of the report.
+        quiet: print nothing.
+        stdout_is_taken: the file that is written goes to stdout, so the report moves to stderr.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False, stdout_is_taken: bool = False) -> None:
+        self._as_json = as_json
+        self._quiet = quiet
+        self._stdout_is_taken = stdout_is_taken
+
+    def report(self, renderable: RenderableType, summary: Mapping[str, Any]) -> None:
+        """Show the report or, where that was asked for, the summary."""
+        if self._quiet:
+            return
+        if self._as_json:
+            stream = sys.stderr if self._stdout_is_taken else sys.stdout
+            stream.write(json.dumps(summary, ensure_ascii=False, indent=2, sort_keys=True) + "\n")
+            stream.flush()
+        else:
+            _console(to_stderr=self._stdout_is_taken).print(renderable)
+
+    def notes(self, notes: Sequence[str]) -> None:
+        """Show on stderr what the user should know about the input, where there is no report that does."""
+        if self._quiet:
+            return
+        from remat_cli.reports.text import clean
+
+        for note in notes:
+            _console(to_stderr=True).print(f"note: {clean(note)}", markup=False, soft_wrap=True)
+
+    @contextmanager
+    def progress(self) -> Iterator[Observer]:
+        """Show what a planner does while it works, with the elapsed time; on a terminal only."""
+        if self._quiet or not sys.stderr.isatty():
+            yield Observer()
+            return
+        with _console(to_stderr=True).status("planning") as status:
+            yield _Progress(status)
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file whole or not at all; "-" is stdout."""
+        if path == STDOUT:
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+        else:
+            write_file(path, content)
+
+
+class _Progress(Observer):
+    """Shows the phase a planner is in, the number of plans found so far, and the time that has passed."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._start = monotonic()
+        self._phase = "planning"
+        self._found = 0
+
+    def phase(self, text: str) -> None:
+        self._phase = text
+        self._show()
+
+    def found(self, schedule: Schedule) -> None:
+        self._found += 1
+        self._show()
+
+    def bound(self, time: int, scope: Scope) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        plans = f", {self._found} plans so far" if self._found else ""
+        self._status.update(f"{self._phase}{plans} ({format_seconds(monotonic() - self._start)})")
+
+
+def _console(*, to_stderr: bool) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=to_stderr, highlight=False)

@@ -1,0 +1,80 @@
+"""`remat plan`: the main job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
+from remat_cli.cli.output import STDOUT, Output
+from remat_cli.errors import UsageError
+from remat_cli.prepare import prepare
+from remat_cli.problem import Budget, Observer, Planner, Problem, Status
+from remat_cli.reports.schedule_json import options_of, schedule_bytes
+from remat_cli.solve import Solution, baseline_of, solve
+from remat_cli.units import BudgetSpec
+
+EXIT_CODE = {Status.OPTIMAL: 0, Status.FEASIBLE: 0, Status.INFEASIBLE: 3, Status.UNKNOWN: 4}
+
+
+@click.command("plan")
+@graph_argument
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    help="Total device memory: 8GB (10^9), 8GiB (2^30), bytes, 80% of the plain run's peak, or min.",
+)
+@click.option("--max-overhead", metavar="SHARE", help="With --budget min: the smallest budget at this overhead.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
+@graph_options
+@planner_options
+@output_options
+def command(graph: Path, output: Path | None, as_json: bool, quiet: bool, **given: Any) -> int:
+    """Plan GRAPH under a budget, prove the plan by simulation, and write it.
+
+    \b
+    remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json
+    remat plan graph.json --budget 80% --planner approx_dp --option strategy=time
+    remat plan graph.json --budget min -c approx_dp
+    """
+    from remat_cli.reports.summary import plan_summary
+    from remat_cli.reports.terminal import plan_report
+
+    call = read_call(given)
+    budget = call.config.budget
+    if budget is None:
+        raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
+    if call.config.max_overhead is not None and not budget.smallest:
+        raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
+    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
+    with streams.progress() as observe:
+        observe.phase("reading the graph")
+        prepared = prepare(graph, call.graph_options)
+        problem = Problem(prepared.graph, Budget(0), prepared.bytes_per_time)
+        solution = _solved(problem, budget, call.config.max_overhead, call.planner, observe)
+    if output is not None:
+        streams.write(output, schedule_bytes(solution, prepared.mode, call.planner_name, call.planner))
+    options = options_of(call.planner)
+    streams.report(
+        plan_report(
+            solution, prepared, planner=call.planner_name, options=call.config.options, shown=call.config.report
+        ),
+        plan_summary(solution, prepared, planner=call.planner_name, options=options),
+    )
+    return INTERRUPTED if solution.interrupted else EXIT_CODE[solution.status]
+
+
+def _solved(
+    problem: Problem, budget: BudgetSpec, max_overhead: float | None, planner: Planner, observe: Observer
+) -> Solution:
+    """Plan at the budget that was asked for; where that is the smallest, search it."""
+    if not budget.smallest:
+        size = budget.bytes_of(baseline_of(problem.graph).peak_bytes)
+        return solve(replace(problem, budget=Budget(size)), planner, observe)
+    from remat_cli.budget_search import smallest_budget
+
+    return smallest_budget(problem, planner, observe, max_overhead=max_overhead).solution

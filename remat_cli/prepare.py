@@ -1,0 +1,238 @@
+"""From a file to the graph that is planned: read, mark what the backward reads, derive the training graph, cost it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from remat_cli.config import GIVEN_COSTS, load_device, load_measurements
+from remat_cli.costs import COST_MODELS, CostModel, Device, annotate_work, apply_costs
+from remat_cli.errors import GraphError, UsageError
+from remat_cli.graph import Graph, Kind
+from remat_cli.readers import Aliasing, Reading, ReadOptions, read_graph
+from remat_cli.training import (
+    KeptForBackward,
+    annotate_saves,
+    kept_for_backward,
+    trainable_parameters,
+    training_graph,
+    training_resident_bytes,
+)
+from remat_cli.units import parse_rate
+
+_DEFAULT_DEVICE = "generic"
+_DEFAULT_OPTIMIZER = "sgd"
+_NS = 10**9
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """How a file becomes the graph that is planned; None leaves the choice to what the file is.
+
+    Attributes:
+        mode: "training" derives the training graph of a forward graph; "inference" plans the graph as it is. By
+            default training for forward graphs and ONNX.
+        dims: values of symbolic dimensions.
+        input_shapes: whole shapes of graph inputs.
+        value_shapes: shapes of values that cannot be inferred.
+        aliasing: which ops share storage. By default as in PyTorch for training, as in onnxruntime for inference.
+        strict: estimates are errors.
+        optimizer: whose state is resident, where the file tells parameters apart (ONNX). By default sgd: none.
+        cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
+        device: profile for the roofline model, and for the link to the host.
+        measurements: table of measured times, for the measured model.
+        link_bandwidth: of the link to the host; by default the device profile's, where one is given.
+    """
+
+    mode: str | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    value_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    aliasing: Aliasing | None = None
+    strict: bool = False
+    optimizer: str | None = None
+    cost_model: str | None = None
+    device: str | None = None
+    measurements: str | None = None
+    link_bandwidth: str | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A graph ready to be planned.
+
+    Attributes:
+        graph: what is planned.
+        mode: "training" or "inference".
+        bytes_per_time: rate of the link to the host, in bytes per unit of the graph's time; None where not known.
+        kept: what the plain run keeps for the backward; None for inference.
+        parameter_bytes: trained parameters, where the file tells them apart; else 0.
+        optimizer: whose state is among the resident bytes; None where there is none.
+        costs: what gave the ops their times, for people.
+        notes: what the user should know, one line each.
+    """
+
+    graph: Graph
+    mode: str
+    bytes_per_time: float | None
+    kept: KeptForBackward | None
+    parameter_bytes: int
+    optimizer: str | None
+    costs: str
+    notes: tuple[str, ...]
+
+
+def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
+    """Read the file at `path` and make of it the graph that is planned.
+
+    Args:
+        path: a file in any format that is read.
+        options: how.
+        derive_training: whether a forward graph becomes a training graph where the mode is training; without it, the
+            forward graph is given back, with the marks from which the training graph can be derived.
+
+    Raises:
+        GraphError: the file or the graph in it is bad.
+        UsageError: the options contradict each other or the file.
+    """
+    # Only what has operators (ONNX) is read by an aliasing profile, and that is trained unless told otherwise.
+    default_aliasing = Aliasing.ORT_CPU if options.mode == "inference" else Aliasing.TORCH
+    read_options = ReadOptions(
+        dims=options.dims,
+        input_shapes=options.input_shapes,
+        value_shapes=options.value_shapes,
+        aliasing=options.aliasing or default_aliasing,
+        strict=options.strict,
+    )
+    reading = read_graph(path, read_options)
+    mode = _mode(reading.graph, options, path)
+    notes = list(reading.notes)
+    graph, parameter_bytes, optimizer = _with_operators(reading, mode, options, notes)
+    if mode == "inference":
+        graph = _as_it_is(graph)
+    elif graph.kind is Kind.FORWARD and derive_training:
+        graph = training_graph(graph)
+    graph, costs, device = _with_costs(graph, options, has_operators=bool(reading.operators))
+    return Prepared(
+        graph=graph,
+        mode=mode,
+        bytes_per_time=_bytes_per_time(graph, options, device),
+        kept=kept_for_backward(graph) if graph.kind is Kind.TRAINING else None,
+        parameter_bytes=parameter_bytes,
+        optimizer=optimizer,
+        costs=costs,
+        notes=tuple(notes),
+    )
+
+
+def _mode(graph: Graph, options: GraphOptions, path: Path) -> str:
+    if options.mode == "training" and graph.kind is Kind.INFERENCE:
+        raise UsageError(
+            f"{path}: an inference graph has no training graph",
+            hint="use --mode inference; or, if it is a forward pass to be trained, set its kind to 'forward'",
+        )
+    if options.mode is not None:
+        return options.mode
+    return "inference" if graph.kind is Kind.INFERENCE else "training"
+
+
+def _with_operators(
+    reading: Reading, mode: str, options: GraphOptions, notes: list[str]
+) -> tuple[Graph, int, str | None]:
+    """Derive from operators, where the file has them, what the graph itself does not say; adds to `notes`.
+
+    Returns:
+        The graph with its work, its saves (for training) and its resident bytes; bytes of trained parameters; the
+        optimizer whose state is resident.
+    """
+    graph, operators = reading.graph, reading.operators
+    if not operators:
+        if options.optimizer is not None:
+            raise UsageError(
+                "--optimizer needs a file that tells parameters apart, such as ONNX",
+                hint="a JSON graph's resident_bytes counts parameters, gradients and optimizer state already",
+            )
+        return graph, 0, None
+    conservative: tuple[str, ...] = ()
+    if mode == "training":
+        graph, conservative = annotate_saves(graph, operators)
+    graph, uncosted = annotate_work(graph, operators)
+    for names, what in (
+        (uncosted, "no formula for the work of {}; counted by the bytes moved"),
+        (conservative, "what the backward of {} reads is not known; taken to be all inputs and outputs"),
+    ):
+        if names:
+            _tell(what.format(_listed(names)), options.strict, notes)
+    if mode == "inference":
+        return graph, sum(parameter.bytes for parameter in reading.parameters), None
+    trainable = trainable_parameters(operators, reading.parameters)
+    optimizer = options.optimizer or _DEFAULT_OPTIMIZER
+    resident = training_resident_bytes(graph.resident_bytes, trainable, optimizer)
+    return replace(graph, resident_bytes=resident), sum(parameter.bytes for parameter in trainable), optimizer
+
+
+def _tell(text: str, strict: bool, notes: list[str]) -> None:
+    if strict:
+        raise GraphError(text, hint="leave --strict out to go on with the estimate")
+    notes.append(text)
+
+
+def _listed(names: tuple[str, ...], shown: int = 4) -> str:
+    listed = ", ".join(repr(name) for name in names[:shown])
+    return listed if len(names) <= shown else f"{listed} and {len(names) - shown} more"
+
+
+def _as_it_is(graph: Graph) -> Graph:
+    """Return the graph as an inference graph, without what only a backward pass would need."""
+    if graph.kind is not Kind.FORWARD:
+        return graph
+    ops = tuple(replace(op, saves=None, grad_inputs=None, grad_time=None, grad_flops=None) for op in graph.ops)
+    return replace(graph, kind=Kind.INFERENCE, ops=ops)
+
+
+def _with_costs(graph: Graph, options: GraphOptions, *, has_operators: bool) -> tuple[Graph, str, Device | None]:
+    """Return the graph with the times that were asked for, what gave them, and the device profile if there is one."""
+    name = options.cost_model
+    if name is None:
+        uses_device = options.device is not None or has_operators
+        name = "measured" if options.measurements is not None else "roofline" if uses_device else GIVEN_COSTS
+    if name == "measured" and options.measurements is None:
+        raise UsageError("the measured cost model needs a table of times", hint="give --measurements FILE")
+    if name == GIVEN_COSTS and has_operators:
+        raise UsageError("an ONNX file holds no times", hint=f"use --cost-model {' or '.join(COST_MODELS)}")
+    device = None
+    if options.device is not None or name == "roofline":
+        device = load_device(options.device or _DEFAULT_DEVICE)
+    if name == GIVEN_COSTS:
+        return graph, "times as given in the file", device
+    described = f"{name}, {device.name}" if name == "roofline" and device is not None else name
+    return apply_costs(graph, _cost_model(name, device, options.measurements)), described, device
+
+
+def _cost_model(name: str, device: Device | None, measurements: str | None) -> CostModel:
+    """Build a cost model from what it needs to know: its fields."""
+    known = {
+        "device": device,
+        "times": None if measurements is None else load_measurements(Path(measurements)),
+    }
+    model = COST_MODELS[name]
+    return model(**{item.name: known[item.name] for item in fields(model)})
+
+
+def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) -> float | None:
+    """Return the link's rate in bytes per unit of the graph's time; a rate a second needs a graph in nanoseconds."""
+    if options.link_bandwidth is None:
+        return device.link_bandwidth / _NS if device is not None and graph.time_unit == "ns" else None
+    rate = parse_rate(options.link_bandwidth)
+    if rate <= 0:
+        raise UsageError(f"--link-bandwidth {options.link_bandwidth!r} must be above 0", hint="write it like 12GB/s")
+    if "/" not in options.link_bandwidth:
+        return float(rate)
+    if graph.time_unit != "ns":
+        raise UsageError(
+            f"--link-bandwidth {options.link_bandwidth} is a rate a second, but {graph.name!r} counts time in "
+            f"{graph.time_unit!r}",
+            hint="give it as a plain number: bytes per unit of the graph's time",
+        )
+    return float(rate / _NS)
