@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from remat_cli.config import GIVEN_COSTS, load_device, load_measurements
 from remat_cli.costs import COST_MODELS, CostModel, Device, annotate_work, apply_costs
@@ -212,12 +213,12 @@ def _with_costs(graph: Graph, options: GraphOptions, *, has_operators: bool) -> 
 
 def _cost_model(name: str, device: Device | None, measurements: str | None) -> CostModel:
     """Build a cost model from what it needs to know: its fields."""
-    known = {
-        "device": device,
-        "times": None if measurements is None else load_measurements(Path(measurements)),
-    }
     model = COST_MODELS[name]
-    return model(**{item.name: known[item.name] for item in fields(model)})
+    needed = {item.name for item in fields(model)}
+    known: dict[str, Any] = {"device": device}
+    if "times_ns" in needed and measurements is not None:
+        known["times_ns"] = load_measurements(Path(measurements))
+    return model(**{key: value for key, value in known.items() if key in needed})
 
 
 def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) -> float | None:

@@ -61,7 +61,7 @@ class Solution:
 
 def share_over(time: int, baseline: int) -> float:
     """Return time / baseline - 1; a graph whose ops take no time has no overhead."""
-    return (time - baseline) / baseline if baseline else 0.0
+    return time / baseline - 1 if baseline else 0.0
 
 
 @lru_cache(maxsize=4)

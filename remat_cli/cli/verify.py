@@ -45,12 +45,12 @@ def command(graph: Path, schedule: Path, as_json: bool, quiet: bool, **given: An
     _check_made_for(file, prepared, schedule)
     trace = simulate(prepared.graph, file.schedule, bytes_per_time=prepared.bytes_per_time)
     budget = _budget_bytes(config.budget, file, prepared)
-    _check_claims(file, trace, budget)
     streams = Output(as_json=as_json, quiet=quiet)
     streams.report(
         verify_report(prepared, file.schedule, trace, budget_bytes=budget),
         verify_summary(prepared, trace, budget_bytes=budget),
     )
+    _check_claims(file, trace, budget)
 
 
 def _check_made_for(file: ScheduleFile, prepared: Prepared, path: Path) -> None:

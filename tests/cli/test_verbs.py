@@ -1,0 +1,422 @@
+"""Each verb as a user calls it: streams, files and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remat_cli.cli import EXIT_CODES, VERBS, cli, main
+from remat_cli.planners import PLANNERS
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a call left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Remat = Callable[..., Ended]
+
+
+@pytest.fixture
+def remat(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Remat:
+    """Call the command line in this process, `main` and its way with errors included."""
+
+    def call(*args: str | Path) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["remat", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        code = ended.value.code
+        return Ended(code if isinstance(code, int) else 1, captured.out, captured.err)
+
+    return call
+
+
+def chain(length: int = 6, *, size: int = 100) -> dict[str, Any]:
+    """A chain of ops to train: the plain run keeps all that they make."""
+    names = ["x", *(f"y{i}" for i in range(length))]
+    return {
+        "format": "remat.graph/1",
+        "name": "chain",
+        "kind": "forward",
+        "tensors": [{"name": name, "bytes": size} for name in names],
+        "ops": [
+            {"name": f"op{i}", "type": "Relu", "inputs": [names[i]], "outputs": [names[i + 1]], "time": 10}
+            for i in range(length)
+        ],
+    }
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    path = tmp_path / "chain.json"
+    path.write_text(json.dumps(chain(12)))
+    return path
+
+
+class TestPlan:
+    def test_writes_a_schedule_that_fits_and_says_so(self, remat: Remat, graph: Path, tmp_path: Path) -> None:
+        output = tmp_path / "s.json"
+        ended = remat("plan", graph, "--budget", "70%", "-o", output)
+        assert (ended.code, ended.err) == (0, "")
+        assert "The plan fits" in ended.out
+        schedule = json.loads(output.read_text())
+        assert schedule["format"] == "remat.schedule/1"
+        assert schedule["peak_bytes"] <= schedule["budget_bytes"] < schedule["baseline"]["peak_bytes"]
+        assert schedule["overhead"] == schedule["time"] / schedule["baseline"]["time"] - 1 > 0
+        assert schedule["steps"][0] == ["compute", "op0"]
+
+    def test_at_the_plain_peak_it_is_optimal(self, remat: Remat, graph: Path) -> None:
+        summary = remat("plan", graph, "--budget", "100%", "--json").json
+        assert (summary["status"], summary["scope"], summary["overhead"], summary["gap"]) == (
+            "optimal",
+            "any-order",
+            0.0,
+            0.0,
+        )
+
+    def test_a_dash_writes_to_stdout_and_moves_the_report_to_stderr(self, remat: Remat, graph: Path) -> None:
+        ended = remat("plan", graph, "--budget", "70%", "-o", "-")
+        assert ended.json["format"] == "remat.schedule/1"
+        assert "The plan fits" in ended.err
+
+    def test_quiet_prints_nothing(self, remat: Remat, graph: Path) -> None:
+        assert remat("plan", graph, "--budget", "70%", "-q") == Ended(0, "", "")
+
+    def test_the_same_call_writes_the_same_bytes(self, remat: Remat, graph: Path) -> None:
+        call = ("plan", graph, "--budget", "70%", "-o", "-", "-q")
+        assert remat(*call).out == remat(*call).out
+
+    def test_below_the_largest_working_set_it_is_proven_not_to_fit(
+        self, remat: Remat, graph: Path, tmp_path: Path
+    ) -> None:
+        output = tmp_path / "s.json"
+        ended = remat("plan", graph, "--budget", "100", "-o", output)
+        assert ended.code == 3
+        schedule = json.loads(output.read_text())
+        assert schedule["status"] == "infeasible"
+        assert "steps" not in schedule
+
+    def test_without_a_proof_it_ends_without_a_plan(self, remat: Remat, graph: Path) -> None:
+        ended = remat("plan", graph, "--budget", "70%", "--option", "candidates=0")
+        assert ended.code == 4
+        assert "unknown" in ended.out
+
+    def test_the_smallest_budget_is_planned_at(self, remat: Remat, graph: Path) -> None:
+        smallest = remat("plan", graph, "--budget", "min", "--json").json
+        assert smallest["peak_bytes"] == smallest["budget_bytes"]
+        assert smallest["budget_bytes"] == remat("budget", graph, "--json").json["found_bytes"]
+
+    def test_a_config_drives_it_and_the_command_line_wins(self, remat: Remat, graph: Path, tmp_path: Path) -> None:
+        config = tmp_path / "c.yaml"
+        config.write_text("planner: keep_all\nbudget: 90%\nmode: inference\n")
+        from_file = remat("plan", graph, "-c", config, "--json").json
+        assert (from_file["planner"]["name"], from_file["graph"]["mode"]) == ("keep_all", "inference")
+        over = remat("plan", graph, "-c", config, "--planner", "approx_dp", "--mode", "training", "--json").json
+        assert (over["planner"]["name"], over["graph"]["mode"]) == ("approx_dp", "training")
+
+    def test_a_config_that_comes_with_remat_is_found_by_name(self, remat: Remat, graph: Path) -> None:
+        assert remat("plan", graph, "-c", "keep_all", "--json").json["planner"]["name"] == "keep_all"
+
+    def test_a_graph_without_a_backward_is_refused_with_a_planner_that_takes_it(
+        self, remat: Remat, graph: Path
+    ) -> None:
+        ended = remat("plan", graph, "--budget", "100%", "--mode", "inference")
+        assert ended.code == 2
+        assert "no backward ops" in ended.err
+        assert "keep_all" in ended.err
+
+    def test_an_output_that_cannot_be_written_leaves_nothing_behind(
+        self, remat: Remat, graph: Path, tmp_path: Path
+    ) -> None:
+        ended = remat("plan", graph, "--budget", "70%", "-o", tmp_path / "no" / "s.json")
+        assert ended.code == 2
+        assert "cannot be written" in ended.err
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["chain.json"]
+
+    def test_an_old_output_survives_a_failed_write(
+        self, remat: Remat, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        output = tmp_path / "s.json"
+        output.write_text("old")
+
+        def fail(source: str, target: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "replace", fail)
+        ended = remat("plan", graph, "--budget", "70%", "-o", output)
+        assert (ended.code, output.read_text()) == (2, "old")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["chain.json", "s.json"]
+
+
+class TestVerify:
+    @pytest.fixture
+    def schedule(self, remat: Remat, graph: Path, tmp_path: Path) -> Path:
+        path = tmp_path / "s.json"
+        remat("plan", graph, "--budget", "70%", "-o", path, "-q")
+        return path
+
+    def test_accepts_the_original_file(self, remat: Remat, graph: Path, schedule: Path) -> None:
+        ended = remat("verify", graph, schedule)
+        assert (ended.code, ended.err) == (0, "")
+
+    def test_accepts_the_converted_file_whose_hash_is_in_the_schedule(
+        self, remat: Remat, graph: Path, schedule: Path, tmp_path: Path
+    ) -> None:
+        converted = tmp_path / "training.json"
+        assert remat("convert", graph, "--training", "-o", converted).code == 0
+        assert remat("verify", converted, schedule).code == 0
+        assert sha256(converted.read_bytes()).hexdigest() == json.loads(schedule.read_text())["graph"]["sha256"]
+
+    def test_takes_the_mode_from_the_schedule(self, remat: Remat, graph: Path, tmp_path: Path) -> None:
+        path = tmp_path / "inference.json"
+        remat("plan", graph, "--mode", "inference", "--planner", "keep_all", "--budget", "100%", "-o", path)
+        assert remat("verify", graph, path).code == 0
+
+    def changed(self, schedule: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+        document = json.loads(schedule.read_text())
+        change(document)
+        path = schedule.with_name("changed.json")
+        path.write_text(json.dumps(document))
+        return path
+
+    def test_names_the_first_broken_step(self, remat: Remat, graph: Path, schedule: Path) -> None:
+        ended = remat("verify", graph, self.changed(schedule, lambda document: document["steps"].pop(0)))
+        assert ended.code == 5
+        assert "step 0 (compute 'op1'): tensor 'y0' is not in memory" in ended.err
+
+    def test_holds_the_peak_against_another_budget(self, remat: Remat, graph: Path, schedule: Path) -> None:
+        ended = remat("verify", graph, schedule, "--budget", "60%")
+        assert ended.code == 5
+        assert "above the budget" in ended.err
+
+    @pytest.mark.parametrize("figure", ["peak_bytes", "time"])
+    def test_does_not_believe_what_the_file_says_of_itself(
+        self, figure: str, remat: Remat, graph: Path, schedule: Path
+    ) -> None:
+        ended = remat("verify", graph, self.changed(schedule, lambda document: document.update({figure: 7})))
+        assert ended.code == 5
+        assert f"the file says {figure} 7" in ended.err
+
+    def test_refuses_a_schedule_of_another_graph(self, remat: Remat, schedule: Path, tmp_path: Path) -> None:
+        other = tmp_path / "other.json"
+        other.write_text(json.dumps(chain(12, size=101)))
+        ended = remat("verify", other, schedule)
+        assert ended.code == 6
+        assert "sha256 differs" in ended.err
+
+    def test_accepts_what_another_tool_wrote(self, remat: Remat, tmp_path: Path) -> None:
+        graph, foreign = tmp_path / "g.json", tmp_path / "foreign.json"
+        graph.write_text(json.dumps({**chain(1), "kind": "inference"}))
+        foreign.write_text('{"format": "remat.schedule/1", "steps": [["compute", "op0"]]}')
+        assert remat("verify", graph, foreign, "--budget", "200").code == 0
+        assert remat("verify", graph, foreign, "--budget", "199").code == 5
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("", "is empty"),
+            ('{"format": "remat.schedule/1", "steps": [', "ends too early"),
+            ('{"format": "remat.schedule/9", "steps": []}', "unknown format 'remat.schedule/9'"),
+            ('{"format": "remat.schedule/1", "status": "infeasible"}', "holds no plan (status: infeasible)"),
+            ('{"format": "remat.schedule/1", "steps": [["fly", "op0"]]}', "steps[0]: unknown step 'fly'"),
+            ('{"format": "remat.schedule/1", "steps": [["compute"]]}', "steps[0]: ['compute'] is no step"),
+            ('{"format": "remat.schedule/1", "steps": 3}', "steps is not a list"),
+            ('{"format": "remat.schedule/1", "steps": [], "time": "x"}', "time: 'x' is of the wrong type"),
+            ("[]", "unknown format None"),
+        ],
+    )
+    def test_a_broken_file_is_refused(
+        self, content: str, message: str, remat: Remat, graph: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "broken.json"
+        path.write_text(content)
+        ended = remat("verify", graph, path)
+        assert ended.code == 6
+        assert message in ended.err
+
+
+class TestOtherVerbs:
+    def test_inspect_shows_the_plain_peak_and_the_hard_limit(self, remat: Remat, graph: Path) -> None:
+        summary = remat("inspect", graph, "--json").json
+        # The input and 12 results are there when the backward begins; two gradients come on top.
+        assert summary["plain"]["peak_bytes"] == 15 * 100
+        assert remat("inspect", graph).code == 0
+
+    def test_convert_without_training_keeps_a_forward_graph(self, remat: Remat, graph: Path) -> None:
+        assert json.loads(remat("convert", graph, "-o", "-").out)["kind"] == "forward"
+
+    def test_convert_for_inference_leaves_out_what_only_a_backward_needs(self, remat: Remat, graph: Path) -> None:
+        assert json.loads(remat("convert", graph, "-o", "-", "--mode", "inference").out)["kind"] == "inference"
+
+    def test_budget_proves_and_finds(self, remat: Remat, graph: Path) -> None:
+        summary = remat("budget", graph, "--json").json
+        assert summary["proven_bytes"] <= summary["found_bytes"]
+
+    def test_budget_is_exact_where_the_planner_is(self, remat: Remat, graph: Path) -> None:
+        summary = remat("budget", graph, "--planner", "keep_all", "--json").json
+        assert summary["proven_bytes"] == summary["found_bytes"] == 15 * 100
+
+    def test_budget_at_an_overhead(self, remat: Remat, graph: Path) -> None:
+        anything = remat("budget", graph, "--json").json
+        nothing = remat("budget", graph, "--max-overhead", "0%", "--json").json
+        assert nothing["found_bytes"] == 15 * 100 > anything["found_bytes"]
+
+    def test_planners_lists_every_one(self, remat: Remat) -> None:
+        ended = remat("planners")
+        assert all(name in ended.out for name in PLANNERS)
+
+    def test_planners_prints_a_schema(self, remat: Remat) -> None:
+        assert remat("planners", "--schema").json["approx_dp"]["properties"]["candidates"]["type"] == "integer"
+
+
+WRONG_CALLS: dict[str, tuple[Sequence[str], str]] = {
+    "no budget": (("plan", "GRAPH"), "plan needs a budget"),
+    "a budget that is no size": (("plan", "GRAPH", "--budget", "lots"), "budget 'lots' is not understood"),
+    "a budget of nothing": (("plan", "GRAPH", "--budget", "0%"), "must be above 0"),
+    "an unknown verb": (("pln",), "there is no verb 'pln'. Did you mean 'plan'?"),
+    "an unknown planner": (("plan", "GRAPH", "--budget", "80%", "--planner", "aprox_dp"), "did you mean 'approx_dp'?"),
+    "an unknown option": (("plan", "GRAPH", "--budget", "80%", "--option", "stratgy=time"), "did you mean 'strategy'?"),
+    "a seed that the planner does not have": (("plan", "GRAPH", "--budget", "80%", "--seed", "1"), "seed: unknown key"),
+    "a dim without a number": (("inspect", "GRAPH", "--dim", "batch=many"), "--dim 'batch=many' is not understood"),
+    "a shape that is none": (("inspect", "GRAPH", "--input-shape", "x"), "--input-shape 'x' is not understood"),
+    "an optimizer on JSON": (("inspect", "GRAPH", "--optimizer", "adam"), "--optimizer needs a file"),
+    "measured without a table": (("inspect", "GRAPH", "--cost-model", "measured"), "give --measurements FILE"),
+    "an overhead without min": (("plan", "GRAPH", "--budget", "80%", "--max-overhead", "5%"), "goes with --budget min"),
+    "a missing config": (("plan", "GRAPH", "-c", "nothing.yaml"), "no such file"),
+    "a bandwidth a second on a graph without seconds": (
+        ("inspect", "GRAPH", "--link-bandwidth", "1GB/s"),
+        "is a rate a second",
+    ),
+    "an unknown device": (("inspect", "GRAPH", "--device", "a1000"), "did you mean 'a100'?"),
+    "training that contradicts itself": (
+        ("convert", "GRAPH", "-o", "-", "--training", "--mode", "inference"),
+        "contradicts",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_CALLS)
+def test_a_wrong_call_ends_with_2_and_a_message(fault: str, remat: Remat, graph: Path) -> None:
+    args, message = WRONG_CALLS[fault]
+    ended = remat(*(str(graph) if arg == "GRAPH" else arg for arg in args))
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
+@pytest.mark.parametrize("verb", ["inspect", "plan", "budget", "convert"])
+def test_a_bad_graph_ends_with_6_and_no_traceback(verb: str, remat: Remat, tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"format": "remat.graph/1"')
+    more = {"plan": ["--budget", "80%"], "convert": ["-o", "-"]}.get(verb, [])
+    ended = remat(verb, path, *more)
+    assert (ended.code, ended.out) == (6, "")
+    assert ended.err.startswith(f"error: {path}:1:")
+    assert "hint:" in ended.err
+
+
+def test_control_characters_in_a_message_do_not_reach_the_terminal(remat: Remat, tmp_path: Path) -> None:
+    document = chain(1)
+    document["ops"][0]["inputs"] = ["\x1b[31mred"]
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(document))
+    ended = remat("inspect", path)
+    assert ended.code == 6
+    assert "\x1b" not in ended.err
+
+
+def test_a_bug_ends_with_1_and_no_traceback(remat: Remat, graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by design")
+
+    monkeypatch.setattr("remat_cli.cli.inspect.prepare", broken)
+    ended = remat("inspect", graph)
+    assert ended.code == 1
+    assert "a bug in remat: ZeroDivisionError: by design" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_ctrl_c_before_anything_was_found_ends_with_130(
+    remat: Remat, graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("remat_cli.cli.inspect.prepare", interrupted)
+    ended = remat("inspect", graph)
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
+
+
+def test_ctrl_c_keeps_the_best_plan_until_then(
+    remat: Remat, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from remat_cli.planners.lower_set_search import LowerSetSearch
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LowerSetSearch, "_refine", interrupted)
+    output = tmp_path / "s.json"
+    ended = remat("plan", graph, "--budget", "90%", "-o", output)
+    assert ended.code == 130
+    assert json.loads(output.read_text())["status"] == "feasible"
+    assert remat("verify", graph, output).code == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb: str, remat: Remat) -> None:
+    ended = remat(verb, "--help")
+    assert ended.code == 0
+    assert f"remat {verb}" in ended.out
+
+
+def test_help_lists_every_verb_and_exit_code(remat: Remat) -> None:
+    out = remat("--help").out
+    assert all(verb in out for verb in VERBS)
+    assert all(line.strip() in out for line in EXIT_CODES.splitlines() if line.strip("\b"))
+
+
+def test_the_installed_command_and_the_module_are_the_same(graph: Path) -> None:
+    installed = Path(sys.executable).with_name("remat")
+    for command in ([str(installed)], [sys.executable, "-m", "remat_cli"]):
+        done = subprocess.run(
+            [*command, "plan", str(graph), "--budget", "70%", "-o", "-", "-q"], capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert json.loads(done.stdout)["format"] == "remat.schedule/1"
+
+
+def test_a_closed_pipe_ends_quietly(graph: Path) -> None:
+    command = f"{sys.executable} -m remat_cli plan {graph} --budget 70% | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, check=False, text=True)
+    assert done.stderr == ""
+
+
+def test_help_imports_no_heavy_library() -> None:
+    heavy = ("onnx", "ortools", "pulp", "networkx", "numpy", "pydantic", "rich", "yaml")
+    script = f"import sys, remat_cli.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_verbs_of_the_table_are_the_ones_that_exist() -> None:
+    context = cli.make_context("remat", ["--help"], resilient_parsing=True)
+    assert all(cli.get_command(context, verb) is not None for verb in VERBS)
