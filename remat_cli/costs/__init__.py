@@ -1,1 +1,30 @@
-"""To be filled."""
+"""Costs: what an op has to do (`annotate_work`), and how long that takes under a cost model (`apply_costs`)."""
+
+from collections.abc import Mapping
+
+from remat_cli.costs.flops import Flops
+from remat_cli.costs.measured import Measured
+from remat_cli.costs.model import CostModel, apply_costs
+from remat_cli.costs.roofline import Device, Roofline
+from remat_cli.costs.unit import Unit
+from remat_cli.costs.work import annotate_work
+
+# A cost model is a frozen dataclass whose fields are what it needs to know: a device, or a table.
+COST_MODELS: Mapping[str, type[CostModel]] = {
+    "unit": Unit,
+    "flops": Flops,
+    "roofline": Roofline,
+    "measured": Measured,
+}
+
+__all__ = [
+    "COST_MODELS",
+    "CostModel",
+    "Device",
+    "Flops",
+    "Measured",
+    "Roofline",
+    "Unit",
+    "annotate_work",
+    "apply_costs",
+]

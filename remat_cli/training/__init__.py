@@ -1,1 +1,22 @@
-"""To be filled."""
+"""From a forward graph to a training graph.
+
+`annotate_saves` marks what each backward op will read, from what the file says of its operators; `training_graph`
+derives the training graph from those marks, which a native file carries as well.
+"""
+
+from remat_cli.training.annotate import annotate_saves, trainable_parameters
+from remat_cli.training.derive import ACCUMULATION_TYPE, LOSS_TYPE, training_graph
+from remat_cli.training.kept import KeptForBackward, kept_for_backward
+from remat_cli.training.resident import OPTIMIZERS, training_resident_bytes
+
+__all__ = [
+    "ACCUMULATION_TYPE",
+    "LOSS_TYPE",
+    "OPTIMIZERS",
+    "KeptForBackward",
+    "annotate_saves",
+    "kept_for_backward",
+    "trainable_parameters",
+    "training_graph",
+    "training_resident_bytes",
+]

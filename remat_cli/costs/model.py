@@ -1,0 +1,61 @@
+"""What a cost model is, and how one is applied to a graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, Protocol
+
+from remat_cli.costs.work import only_makes_views
+from remat_cli.errors import UsageError
+from remat_cli.graph import Graph, Kind, Op
+
+
+class CostModel(Protocol):
+    """Turns what is known of an op into the time of one run: a frozen dataclass of what it needs to know for that."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    time_unit: ClassVar[str]
+    remedy: ClassVar[str]  # what to do where the model cannot tell the time of an op
+
+    def time(self, graph: Graph, op: Op) -> int | None:
+        """Return the time of one run of `op`, in `time_unit`; None where too little is known of it."""
+        ...
+
+    def grad_time(self, graph: Graph, op: Op) -> int | None:
+        """Return the time of the backward of forward op `op`; None means twice its `time`."""
+        ...
+
+
+def apply_costs(graph: Graph, model: CostModel) -> Graph:
+    """Return `graph` with the times that `model` gives its ops and, on a forward graph, their backward.
+
+    An op that only makes views launches nothing: it takes no time under any model.
+
+    Raises:
+        UsageError: the model cannot tell the time of some ops; it names their types.
+    """
+    ops: list[Op] = []
+    untimed: dict[str, None] = {}
+    for op in graph.ops:
+        time = 0 if only_makes_views(graph, op) else model.time(graph, op)
+        if time is None:
+            untimed[op.type] = None
+            continue
+        ops.append(replace(op, time=time, grad_time=_grad_time(graph, op, model)))
+    if untimed:
+        raise UsageError(
+            f"the cost model has no time for ops of type {_listed(list(untimed))} in graph {graph.name!r}",
+            hint=model.remedy,
+        )
+    return replace(graph, time_unit=model.time_unit, ops=tuple(ops))
+
+
+def _grad_time(graph: Graph, op: Op, model: CostModel) -> int | None:
+    if graph.kind is not Kind.FORWARD:
+        return None
+    return 0 if only_makes_views(graph, op) else model.grad_time(graph, op)
+
+
+def _listed(names: list[str], shown: int = 5) -> str:
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(repr(name) for name in names[:shown]) + rest

@@ -1,0 +1,110 @@
+"""Time on a device, from its peak rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+from remat_cli.errors import UsageError
+from remat_cli.graph import Graph, Op
+
+_NS_PER_S = 10**9
+_DEFAULT_DTYPE = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the roofline needs to know of a device; profiles are in `configs/devices`.
+
+    Attributes:
+        name: for people.
+        peak_flops: FLOP/s of dense matrix products by element type ("float32", "float16", ...); other types run at the
+            rate of float32, which must be there.
+        bandwidth: bytes/s between the processor and its memory.
+        memory_bytes: size of its memory.
+        link_bandwidth: bytes/s between its memory and the host's, in one direction.
+        launch_overhead_ns: time that every op takes beyond its work.
+        compute_efficiency: share of `peak_flops` that real kernels reach, above 0 and at most 1.
+        memory_efficiency: the same of `bandwidth`.
+
+    Raises:
+        UsageError: a figure is out of its range.
+    """
+
+    name: str
+    peak_flops: Mapping[str, int]
+    bandwidth: int
+    memory_bytes: int
+    link_bandwidth: int
+    launch_overhead_ns: int = 0
+    compute_efficiency: float = 1.0
+    memory_efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        if _DEFAULT_DTYPE not in self.peak_flops:
+            raise UsageError(
+                f"device {self.name!r} has no peak_flops for {_DEFAULT_DTYPE}",
+                hint="add it: it is also the rate of element types that are not listed",
+            )
+        figures = {f"peak_flops.{dtype}": peak for dtype, peak in self.peak_flops.items()}
+        figures |= {name: getattr(self, name) for name in ("bandwidth", "memory_bytes", "link_bandwidth")}
+        for name, figure in figures.items():
+            if figure <= 0:
+                raise UsageError(f"device {self.name!r} has {name} {figure}", hint="give a figure above 0")
+        if self.launch_overhead_ns < 0:
+            raise UsageError(
+                f"device {self.name!r} has launch_overhead_ns {self.launch_overhead_ns}", hint="give 0 or more"
+            )
+        for name in ("compute_efficiency", "memory_efficiency"):
+            share = getattr(self, name)
+            if not 0 < share <= 1:
+                raise UsageError(f"device {self.name!r} has {name} {share}", hint="give a share above 0 and up to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """An op takes as long as the slower of computing and moving its bytes at the device's rates, plus its launch.
+
+    Source: S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009.
+    """
+
+    time_unit: ClassVar[str] = "ns"
+    remedy: ClassVar[str] = (
+        "give these ops 'flops' and 'moved_bytes' in the file, or keep the times that the file has (cost model given)"
+    )
+
+    device: Device
+
+    def time(self, graph: Graph, op: Op) -> int | None:
+        """Return the time of `op` in ns; where only its FLOPs or only its bytes are known, from these alone."""
+        if op.flops is None and op.moved_bytes is None:
+            return None
+        return self._time(op.flops or 0, op.moved_bytes or 0, _dtype(graph, op))
+
+    def grad_time(self, graph: Graph, op: Op) -> int | None:
+        """Return the time of the backward of `op` in ns; None where too little is known of it.
+
+        It reads the gradients of the outputs and what is saved, and writes the gradients of inputs and weights: what
+        the forward op moves, and what is saved.
+        """
+        if op.flops is None and op.moved_bytes is None:
+            return None
+        kept = (*op.inputs, *op.outputs) if op.saves is None else op.saves
+        saved_bytes = sum(graph.tensors[name].bytes for name in kept)
+        flops = 2 * (op.flops or 0) if op.grad_flops is None else op.grad_flops
+        return self._time(flops, (op.moved_bytes or 0) + saved_bytes, _dtype(graph, op))
+
+    def _time(self, flops: int, moved_bytes: int, dtype: str) -> int:
+        device = self.device
+        peak = device.peak_flops.get(dtype, device.peak_flops[_DEFAULT_DTYPE])
+        compute_s = flops / (peak * device.compute_efficiency)
+        memory_s = moved_bytes / (device.bandwidth * device.memory_efficiency)
+        return ceil(max(compute_s, memory_s) * _NS_PER_S) + device.launch_overhead_ns
+
+
+def _dtype(graph: Graph, op: Op) -> str:
+    """Return the element type that the op computes in: the first one known among its outputs, then its inputs."""
+    known = (graph.tensors[name].dtype for name in (*op.outputs, *op.inputs))
+    return next((dtype for dtype in known if dtype is not None), _DEFAULT_DTYPE)

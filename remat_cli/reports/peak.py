@@ -1,0 +1,109 @@
+"""What fills the peak of the plain run, and what became of it in the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from remat_cli.reports.run import Lifetime, Run
+from remat_cli.schedule import Compute, Inplace
+
+
+class Fate(StrEnum):
+    """What a plan does about a tensor that is in memory at the plain run's peak."""
+
+    KEPT = "kept"
+    FREED_EARLIER = "freed earlier"
+    MADE_LATER = "made later"
+    RECOMPUTED = "recomputed"
+    OFFLOADED = "offloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class PeakTensor:
+    """A tensor at the plain run's peak.
+
+    Attributes:
+        name: of the tensor.
+        bytes: its size.
+        producer: the op that makes it.
+        stays: when it is in memory in the plan.
+        fate: what the plan does about it.
+        recomputations: how often the plan brings it back by running its producer again.
+    """
+
+    name: str
+    bytes: int
+    producer: str
+    stays: tuple[Lifetime, ...]
+    fate: Fate
+    recomputations: int
+
+    @property
+    def dropped_at(self) -> int | None:
+        """The step that takes it out of memory for the first time; None where it never comes back."""
+        return self.stays[0].end if len(self.stays) > 1 else None
+
+    def __str__(self) -> str:
+        times = "" if self.recomputations < 2 else f" {self.recomputations}×"
+        if self.fate is Fate.OFFLOADED and self.recomputations:
+            return f"offloaded and recomputed{times}"
+        return f"{self.fate}{times}"
+
+
+def tensors_at_peak(plain: Run, plan: Run | None = None) -> list[PeakTensor]:
+    """Return what is in memory at the peak of `plain`; graph inputs and views left out.
+
+    The largest come first and, of equal ones, those that the plan does something about.
+
+    Args:
+        plain: the plain run.
+        plan: another run of the same graph; without one, every tensor counts as kept.
+    """
+    peak_steps = _steps_of_peak_op(plain, plan or plain)
+    tensors = [
+        _peak_tensor(plan or plain, name, peak_steps)
+        for name in plain.live_at(plain.trace.peak_step)
+        if plain.graph.tensors[name].bytes > 0
+    ]
+    return sorted(tensors, key=lambda tensor: (-tensor.bytes, tensor.fate is Fate.KEPT, tensor.name))
+
+
+def _steps_of_peak_op(plain: Run, plan: Run) -> list[int]:
+    """Return the steps of `plan` that run the op at which `plain` has its peak."""
+    return [
+        index
+        for index, step in enumerate(plan.schedule.steps)
+        if isinstance(step, Compute | Inplace) and step.op == plain.peak_op
+    ]
+
+
+def _peak_tensor(plan: Run, name: str, peak_steps: Sequence[int]) -> PeakTensor:
+    stays = plan.lifetimes[name]
+    return PeakTensor(
+        name=name,
+        bytes=plan.graph.tensors[name].bytes,
+        producer=plan.graph.producer[name].name,
+        stays=stays,
+        fate=_fate(stays, peak_steps),
+        recomputations=sum(1 for stay in stays[1:] if not stay.fetched),
+    )
+
+
+def _fate(stays: Sequence[Lifetime], peak_steps: Sequence[int]) -> Fate:
+    if any(stay.fetched for stay in stays):
+        return Fate.OFFLOADED
+    if len(stays) > 1:
+        return Fate.RECOMPUTED
+    (stay,) = stays
+    if any(stay.start <= step < stay.end for step in peak_steps):
+        return Fate.KEPT
+    return Fate.FREED_EARLIER if stay.end <= peak_steps[0] else Fate.MADE_LATER
+
+
+def count_fates(tensors: Sequence[PeakTensor]) -> str:
+    """Return "3 kept, 1 recomputed": how often each fate occurs, in a fixed order."""
+    counts = Counter(tensor.fate for tensor in tensors)
+    return ", ".join(f"{counts[fate]:,} {fate}" for fate in Fate if counts[fate])

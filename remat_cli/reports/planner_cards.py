@@ -1,0 +1,89 @@
+"""What there is to know about each planner: taken from its class, so that nothing is said twice."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from enum import Enum
+from typing import Any
+
+from remat_cli.planners import PLANNERS
+from remat_cli.problem import Planner
+
+_ENTRY = re.compile(r"(\w+): +(\S.*)")
+_OPTIONS_HEADING = "Attributes:"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a planner.
+
+    Attributes:
+        name: as in a config file.
+        default: as it would be written there.
+        meaning: from the docstring.
+    """
+
+    name: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerCard:
+    """A planner as its class docstring describes it.
+
+    Attributes:
+        name: as in PLANNERS.
+        summary: what it does.
+        facts: the entries of the docstring: "Source", "Takes", "Searches", "Complexity".
+        options: in the order of the class.
+    """
+
+    name: str
+    summary: str
+    facts: Mapping[str, str]
+    options: tuple[Option, ...]
+
+
+def planner_cards(planners: Mapping[str, type[Planner]] = PLANNERS) -> tuple[PlannerCard, ...]:
+    """Return a card for each planner, in the order of the table."""
+    return tuple(_card(name, planner) for name, planner in planners.items())
+
+
+def _card(name: str, planner: type[Planner]) -> PlannerCard:
+    description, _, options = (inspect.getdoc(planner) or "").partition(_OPTIONS_HEADING)
+    summary, _, entries = description.partition("\n\n")
+    meanings = _entries(inspect.cleandoc(options).splitlines())
+    return PlannerCard(
+        name=name,
+        summary=" ".join(summary.split()),
+        facts=_entries(entries.splitlines()),
+        options=tuple(Option(item.name, _default(item), meanings.get(item.name, "")) for item in fields(planner)),
+    )
+
+
+def _entries(lines: Iterable[str]) -> dict[str, str]:
+    """Return "Source: ..." entries by their label; a line that starts none continues the one before."""
+    entries: dict[str, str] = {}
+    label = ""
+    for line in lines:
+        start = _ENTRY.match(line)
+        if start is not None:
+            label, entries[start[1]] = start[1], start[2]
+        elif label and line.strip():
+            entries[label] += f" {line.strip()}"
+    return entries
+
+
+def _default(item: Field[Any]) -> str:
+    """Return an option's default as a config file would have it."""
+    value = item.default if item.default_factory is MISSING else item.default_factory()
+    if value is MISSING:
+        return "required"
+    if isinstance(value, Enum):
+        value = value.value
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,153 @@
+"""A verified schedule laid out step by step and in time, for charts and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from remat_cli.graph import Graph, Phase
+from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, plain_run
+from remat_cli.simulate import Trace
+from remat_cli.solve import baseline_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """One stay of a tensor in device memory.
+
+    Attributes:
+        start: index of the step that brought it there.
+        end: index of the step that took it away; the number of steps where it stayed to the end.
+        fetched: brought back from the host instead of computed.
+    """
+
+    start: int
+    end: int
+    fetched: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A schedule that the simulator has passed, and what it measured.
+
+    Attributes:
+        graph: what was run.
+        schedule: how.
+        trace: what the simulator measured.
+    """
+
+    graph: Graph
+    schedule: Schedule
+    trace: Trace
+
+    @classmethod
+    def plain(cls, graph: Graph) -> Run:
+        """Return the plain run of `graph`, which every other run is compared with."""
+        return cls(graph, plain_run(graph), baseline_of(graph))
+
+    @cached_property
+    def durations(self) -> NDArray[np.int64]:
+        """[steps + 1] time that the compute stream works on each step, 0 for the start; 1 a step if `counts_steps`."""
+        import numpy as np
+
+        op, steps = self.graph.op, self.schedule.steps
+        if self.counts_steps:
+            return np.array([0] + [1] * len(steps), dtype=np.int64)
+        return np.array(
+            [0, *(op[step.op].time if isinstance(step, Compute | Inplace) else 0 for step in steps)], dtype=np.int64
+        )
+
+    @cached_property
+    def counts_steps(self) -> bool:
+        """Whether no op takes any time, so that there are only steps to count."""
+        return self.trace.time == self.trace.idle_time
+
+    @property
+    def total(self) -> int:
+        """The sum of `durations`."""
+        return int(self.durations.sum())
+
+    @cached_property
+    def recomputing(self) -> tuple[int, ...]:
+        """Indices of the steps that run an op again."""
+        seen: set[str] = set()
+        again = []
+        for index, step in enumerate(self.schedule.steps):
+            if isinstance(step, Compute | Inplace):
+                if step.op in seen:
+                    again.append(index)
+                seen.add(step.op)
+        return tuple(again)
+
+    @cached_property
+    def first_backward(self) -> int | None:
+        """Index of the first step that runs a backward op."""
+        op = self.graph.op
+        for index, step in enumerate(self.schedule.steps):
+            if isinstance(step, Compute | Inplace) and op[step.op].phase is Phase.BACKWARD:
+                return index
+        return None
+
+    @cached_property
+    def copies(self) -> int:
+        """Number of transfers between device and host."""
+        return sum(1 for step in self.schedule.steps if isinstance(step, Offload | Prefetch))
+
+    @cached_property
+    def copied_bytes(self) -> int:
+        """Bytes that go to the host and back."""
+        tensors = self.graph.tensors
+        return sum(tensors[step.tensor].bytes for step in self.schedule.steps if isinstance(step, Offload | Prefetch))
+
+    @cached_property
+    def lifetimes(self) -> Mapping[str, tuple[Lifetime, ...]]:
+        """The stays of each tensor in memory, graph inputs left out: those never leave."""
+        stays: dict[str, list[Lifetime]] = {}
+        present: dict[str, tuple[int, bool]] = {}
+
+        def leave(name: str, index: int) -> None:
+            start, fetched = present.pop(name)
+            stays.setdefault(name, []).append(Lifetime(start, index, fetched))
+
+        for index, step in enumerate(self.schedule.steps):
+            match step:
+                case Free(tensor=name):
+                    leave(name, index)
+                case Prefetch(tensor=name):
+                    present[name] = (index, True)
+                case Compute(op=name) | Inplace(op=name):
+                    op = self.graph.op[name]
+                    if isinstance(step, Inplace) and op.inplace is not None:
+                        leave(op.inplace, index)
+                    for output in op.outputs:
+                        present.setdefault(output, (index, False))
+        for name in list(present):
+            leave(name, len(self.schedule.steps))
+        return {name: tuple(lifetimes) for name, lifetimes in stays.items()}
+
+    @cached_property
+    def peak_op(self) -> str | None:
+        """The op that runs at the peak; None where the peak is at the start."""
+        for step in reversed(self.schedule.steps[: self.trace.peak_step + 1]):
+            if isinstance(step, Compute | Inplace):
+                return step.op
+        return None
+
+    def live_at(self, index: int) -> tuple[str, ...]:
+        """Return the tensors that are in memory while step `index` runs; graph inputs left out."""
+        return tuple(
+            name
+            for name, lifetimes in self.lifetimes.items()
+            if any(stay.start <= index < stay.end for stay in lifetimes)
+        )
+
+
+def recomputed_ops(trace: Trace) -> int:
+    """Return the number of ops that run more than once."""
+    return sum(1 for runs in trace.runs.values() if runs > 1)

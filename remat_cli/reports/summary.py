@@ -1,0 +1,151 @@
+"""Machine-readable summaries for `--json`: the same figures as the reports, bytes and times as integers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from remat_cli.bounds import WorkingSet, largest_working_set
+from remat_cli.budget_search import SmallestBudget
+from remat_cli.graph import Phase
+from remat_cli.prepare import Prepared
+from remat_cli.readers.native import graph_sha256
+from remat_cli.reports.peak import tensors_at_peak
+from remat_cli.reports.planner_cards import planner_cards
+from remat_cli.reports.run import Run, recomputed_ops
+from remat_cli.simulate import Trace
+from remat_cli.solve import Solution, baseline_of, share_over
+
+Summary = dict[str, Any]
+
+
+def plan_summary(solution: Solution, prepared: Prepared, *, planner: str, options: Mapping[str, object]) -> Summary:
+    """Return the summary of `remat plan`; what there is none of is null.
+
+    Args:
+        solution: the verified result, with a plan or without.
+        prepared: the graph that was planned.
+        planner: name of the planner.
+        options: all its options, as JSON values.
+    """
+    return {
+        "graph": _graph(prepared),
+        "planner": {"name": planner, "options": dict(options)},
+        **_result(solution),
+        "notes": list(prepared.notes),
+    }
+
+
+def _result(solution: Solution) -> Summary:
+    trace, result, closest = solution.trace, solution.result, solution.closest
+    bound = solution.bound_overhead
+    return {
+        "status": result.status.value,
+        "scope": result.scope.value,
+        "interrupted": solution.interrupted,
+        "reason": result.reason,
+        "budget_bytes": solution.problem.budget.device_bytes,
+        "baseline": {"peak_bytes": solution.baseline.peak_bytes, "time": solution.baseline.time},
+        **_measured(trace),
+        "overhead": solution.overhead,
+        "bound": None if bound is None else {"overhead": bound, "scope": result.scope.value},
+        "gap": solution.gap,
+        "closest_peak_bytes": None if closest is None else closest.peak_bytes,
+        "working_set": _working_set(solution.working_set),
+    }
+
+
+def _measured(trace: Trace | None) -> Summary:
+    if trace is None:
+        return dict.fromkeys(("peak_bytes", "time", "idle_time", "recomputations", "recomputed_ops"))
+    return {
+        "peak_bytes": trace.peak_bytes,
+        "time": trace.time,
+        "idle_time": trace.idle_time,
+        "recomputations": trace.recomputations,
+        "recomputed_ops": recomputed_ops(trace),
+    }
+
+
+def _graph(prepared: Prepared) -> Summary:
+    graph = prepared.graph
+    return {
+        "name": graph.name,
+        "kind": graph.kind.value,
+        "mode": prepared.mode,
+        "ops": len(graph.ops),
+        "sha256": graph_sha256(graph),
+        "time_unit": graph.time_unit,
+        "costs": prepared.costs,
+    }
+
+
+def _working_set(working_set: WorkingSet) -> Summary:
+    return {"bytes": working_set.bytes, "op": working_set.op, "tensors": list(working_set.tensors)}
+
+
+def inspect_summary(prepared: Prepared) -> Summary:
+    """Return the summary of `remat inspect`."""
+    graph, kept = prepared.graph, prepared.kept
+    plain, working_set = Run.plain(graph), largest_working_set(graph)
+    backward = sum(1 for op in graph.ops if op.phase is Phase.BACKWARD)
+    return {
+        "graph": _graph(prepared),
+        "ops": {"forward": len(graph.ops) - backward, "backward": backward},
+        "types": dict(Counter(op.type for op in graph.ops)),
+        "tensors": len(graph.tensors),
+        "views": sum(1 for tensor in graph.tensors.values() if tensor.view_of is not None),
+        "resident_bytes": graph.resident_bytes,
+        "parameter_bytes": prepared.parameter_bytes,
+        "optimizer": prepared.optimizer,
+        "input_bytes": graph.fixed_bytes - graph.resident_bytes,
+        "kept_for_backward": None
+        if kept is None
+        else {"float_bytes": kept.float_bytes, "integer_bytes": kept.integer_bytes},
+        "plain": {"peak_bytes": plain.trace.peak_bytes, "time": plain.trace.time, "op_at_peak": plain.peak_op},
+        "at_peak": [
+            {"tensor": tensor.name, "bytes": tensor.bytes, "op": tensor.producer} for tensor in tensors_at_peak(plain)
+        ],
+        "working_set": _working_set(working_set),
+        "notes": list(prepared.notes),
+    }
+
+
+def budget_summary(search: SmallestBudget, prepared: Prepared, *, planner: str) -> Summary:
+    """Return the summary of `remat budget`; `found_bytes` is null where no budget gave a plan."""
+    return {
+        "graph": _graph(prepared),
+        "planner": planner,
+        "proven_bytes": search.proven_bytes,
+        "scope": search.scope.value,
+        "found_bytes": search.found_bytes,
+        "overhead": search.solution.overhead,
+        "max_overhead": search.max_overhead,
+        "interrupted": search.solution.interrupted,
+        "plain_peak_bytes": baseline_of(prepared.graph).peak_bytes,
+        "notes": list(prepared.notes),
+    }
+
+
+def verify_summary(prepared: Prepared, trace: Trace, *, budget_bytes: int | None = None) -> Summary:
+    """Return the summary of `remat verify` on a schedule that replays."""
+    baseline = baseline_of(prepared.graph)
+    return {
+        "graph": _graph(prepared),
+        "budget_bytes": budget_bytes,
+        "fits": None if budget_bytes is None else trace.peak_bytes <= budget_bytes,
+        "baseline": {"peak_bytes": baseline.peak_bytes, "time": baseline.time},
+        **_measured(trace),
+        "overhead": share_over(trace.time, baseline.time),
+    }
+
+
+def planners_summary() -> Summary:
+    """Return the summary of `remat planners`."""
+    return {
+        "planners": [
+            {**asdict(card), "options": [asdict(option) for option in card.options]} for card in planner_cards()
+        ]
+    }

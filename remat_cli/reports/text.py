@@ -1,0 +1,122 @@
+"""Text from files made safe to show: nothing in a name reaches the terminal as a command or breaks the layout."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.text import Text
+
+_UNSHOWABLE = "\N{REPLACEMENT CHARACTER}"
+_ELLIPSIS = "…"
+# No line is as long; what stands between both ends of a longer text is never looked at.
+_LONGEST_SHOWN = 1000
+_NARROWEST_NAME = 8
+
+# Each character of the reports by one of the same width, so that the layout stays.
+_IN_ASCII = str.maketrans(
+    {
+        **dict.fromkeys("█▇▆▅▄", "#"),
+        **dict.fromkeys("▃▂▁", "_"),
+        "░": ":",
+        **dict.fromkeys("╌─", "-"),
+        "━": "=",
+        **dict.fromkeys("└┴┤", "+"),
+        "│": "|",
+        "·": ".",
+        "×": "x",
+        "µ": "u",
+        _ELLIPSIS: "~",
+    }
+)
+
+
+def clean(text: str) -> str:
+    """Return `text` without what a terminal would act on, in one line, its middle left out where it is very long.
+
+    Control and formatting characters (which include those that reverse the direction of writing) and lone surrogates
+    are replaced.
+    """
+    if len(text) > _LONGEST_SHOWN:
+        half = _LONGEST_SHOWN // 2
+        text = text[:half] + _ELLIPSIS + text[-half:]
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_UNSHOWABLE if _is_unshowable(character) else character for character in text)
+
+
+def _is_unshowable(character: str) -> bool:
+    category = unicodedata.category(character)
+    return category.startswith("C") or category in ("Zl", "Zp")
+
+
+def shorten(text: str, width: int) -> str:
+    """Return `text`, cleaned, in at most `width` terminal cells: the middle goes, where two names are often alike."""
+    text = clean(text)
+    if cell_len(text) <= width:
+        return text
+    if width <= len(_ELLIPSIS):
+        return _ELLIPSIS[:width]
+    tail = (width - 1) // 2
+    return _fitting(text, width - 1 - tail) + _ELLIPSIS + _fitting(text[::-1], tail)[::-1]
+
+
+def _fitting(text: str, width: int) -> str:
+    """Return as much of the start of `text` as fits `width` cells."""
+    used = 0
+    for index, character in enumerate(text):
+        used += cell_len(character)
+        if used > width:
+            return text[:index]
+    return text
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name out of a file, on one line, as long as its place allows."""
+
+    text: str
+    style: str = ""
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        width = min(cell_len(clean(self.text)), options.max_width)
+        return Measurement(min(width, _NARROWEST_NAME), width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(shorten(self.text, options.max_width), style=self.style, no_wrap=True)
+
+
+class Report:
+    """Parts below each other, a blank line between; in ASCII where the output's encoding may not hold more."""
+
+    def __init__(self, *parts: RenderableType) -> None:
+        self._parts = parts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        spaced = [item for part in self._parts for item in (part, Text())][:-1]
+        for line in console.render_lines(Group(*spaced), options, pad=False):
+            for segment in _without_trailing_space(line):
+                text = _in_ascii(segment.text) if options.ascii_only else segment.text
+                yield Segment(text, segment.style, segment.control)
+            yield Segment.line()
+
+
+def _without_trailing_space(line: list[Segment]) -> list[Segment]:
+    """Return a line as an editor would keep it; tables fill theirs up to the last column."""
+    line = list(line)
+    while line and not line[-1].text.strip(" "):
+        line.pop()
+    if line:
+        line[-1] = Segment(line[-1].text.rstrip(" "), line[-1].style, line[-1].control)
+    return line
+
+
+def _in_ascii(text: str) -> str:
+    text = text.translate(_IN_ASCII)
+    if text.isascii():
+        return text
+    return "".join(character if character.isascii() else "?" * cell_len(character) for character in text)

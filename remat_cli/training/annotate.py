@@ -1,0 +1,128 @@
+"""Marks in a forward graph what its backward needs: what each op saves, and which inputs receive a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from remat_cli.graph import Graph, Op, Tensor, build_graph
+from remat_cli.operators import Operand, Operator, Role
+from remat_cli.training.names import Names
+from remat_cli.training.saved import Gradients, Saved, gradients_of, saved_for_backward
+
+
+def is_differentiable(dtype: str | None) -> bool:
+    """Tell whether values of this element type can have a gradient; an unknown type is taken to be a float."""
+    return dtype is None or dtype.startswith(("float", "bfloat", "double", "complex"))
+
+
+def annotate_saves(graph: Graph, operators: Mapping[str, Operator]) -> tuple[Graph, tuple[str, ...]]:
+    """Return `graph` with `saves` and `grad_inputs` set on every op, and names of the ops for which they are a guess.
+
+    A tensor has a gradient where it depends on a trainable parameter, an output of the graph depends on it, and all
+    the way between is differentiable floats. An op with such an output saves what the table of `saved.py` says; what
+    only its backward reads (indices, masks, statistics) becomes an output of it, unless it is one already. All other
+    ops save nothing. The backward of an unknown operator is taken to read all inputs and outputs: a guess, but a safe
+    one.
+
+    Args:
+        graph: a forward pass.
+        operators: one for each op.
+    """
+    gradients = {op.name: gradients_of(operators[op.name]) for op in graph.ops}
+    with_gradient = _tensors_with_gradient(graph, operators, gradients)
+    names = Names(graph.tensors)
+    ops: list[Op] = []
+    statistics: list[Tensor] = []
+    guessed: list[str] = []
+    for op in graph.ops:
+        operator, rule = operators[op.name], gradients[op.name]
+        if not any(value.name in with_gradient for value in _results(operator, rule)):
+            ops.append(replace(op, saves=(), grad_inputs=()))
+            continue
+        needed = _needed(operator, rule, with_gradient)
+        saved = saved_for_backward(operator, needed.positions)
+        made = _statistics(op, saved, names)
+        statistics += made
+        made_names = tuple(tensor.name for tensor in made)
+        own = {*op.inputs, *op.outputs}  # parameters and constants are operands, but no tensors of the graph
+        kept = tuple(value.name for value in saved.operands if value.name in own)
+        ops.append(
+            replace(op, outputs=(*op.outputs, *made_names), saves=(*kept, *made_names), grad_inputs=needed.activations)
+        )
+        if not rule.known:
+            guessed.append(op.name)
+    annotated = build_graph(
+        name=graph.name,
+        kind=graph.kind,
+        time_unit=graph.time_unit,
+        resident_bytes=graph.resident_bytes,
+        tensors=(*graph.tensors.values(), *statistics),
+        ops=ops,
+        outputs=graph.outputs,
+    )
+    return annotated, tuple(guessed)
+
+
+def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable[Operand]) -> tuple[Operand, ...]:
+    """Return those of `parameters` that some operator reads where it has a gradient.
+
+    Running means and variances of batch normalisation are weights in the file, but nobody trains them.
+    """
+    trained = {
+        operand.name
+        for operator in operators.values()
+        for operand, reads in zip(operator.inputs, gradients_of(operator).reads, strict=True)
+        if operand is not None and reads is not None and operand.role is Role.PARAMETER
+    }
+    return tuple(parameter for parameter in parameters if parameter.name in trained)
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """The operands of an op whose gradient is needed: their positions, and the names of the activations among them."""
+
+    positions: frozenset[int]
+    activations: tuple[str, ...]
+
+
+def _needed(operator: Operator, rule: Gradients, with_gradient: set[str]) -> _Needed:
+    operands = {
+        position: operand
+        for position, (operand, reads) in enumerate(zip(operator.inputs, rule.reads, strict=True))
+        if reads is not None and operand is not None and _has_gradient(operand, with_gradient)
+    }
+    activations = (value.name for value in operands.values() if value.role is Role.ACTIVATION)
+    return _Needed(frozenset(operands), tuple(dict.fromkeys(activations)))
+
+
+def _has_gradient(operand: Operand, with_gradient: set[str]) -> bool:
+    return operand.role is Role.PARAMETER or (operand.role is Role.ACTIVATION and operand.name in with_gradient)
+
+
+def _results(operator: Operator, rule: Gradients) -> list[Operand]:
+    """Return the outputs of `operator` that can carry a gradient."""
+    outputs = (operator.outputs[position] for position in rule.results)
+    return [output for output in outputs if output is not None and is_differentiable(output.dtype)]
+
+
+def _tensors_with_gradient(
+    graph: Graph, operators: Mapping[str, Operator], gradients: Mapping[str, Gradients]
+) -> set[str]:
+    depends_on_parameter: set[str] = set()
+    for op in graph.ops:
+        operator, rule = operators[op.name], gradients[op.name]
+        if _needed(operator, rule, depends_on_parameter).positions:
+            depends_on_parameter.update(value.name for value in _results(operator, rule))
+    with_gradient = depends_on_parameter.intersection(graph.outputs)
+    for op in reversed(graph.ops):
+        operator, rule = operators[op.name], gradients[op.name]
+        if any(value.name in with_gradient for value in _results(operator, rule)):
+            with_gradient.update(_needed(operator, rule, depends_on_parameter).activations)
+    return with_gradient
+
+
+def _statistics(op: Op, saved: Saved, names: Names) -> tuple[Tensor, ...]:
+    return tuple(
+        Tensor(names.fresh(f"{op.name}.{each.name}"), each.bytes, each.shape, each.dtype) for each in saved.statistics
+    )

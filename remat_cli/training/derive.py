@@ -1,0 +1,280 @@
+"""The training graph of a forward graph: its ops, a loss, and the backward ops in reverse order.
+
+Only what the native format carries is used, so that a forward graph that was written and read again gives the same
+training graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil, prod
+
+from remat_cli.errors import GraphError, UsageError
+from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.training.annotate import is_differentiable
+from remat_cli.training.names import Names
+
+LOSS_TYPE = "Loss"
+ACCUMULATION_TYPE = "GradientAccumulation"
+
+# The gradient of each operand is the incoming one, as it is, where the operand has the size of the result.
+_HANDS_ON_GRADIENT = frozenset({"Add", "Sum", "Identity"})
+
+
+def training_graph(forward: Graph) -> Graph:
+    """Return the graph of one training step: forward, loss, backward.
+
+    A loss reads the outputs and seeds their gradients; it stands for one that is not in the graph and takes no time.
+    An op with a gradient for one of its outputs gets a backward op, which reads those gradients and what the op saves,
+    and makes the gradients of its `grad_inputs`. It runs exactly once, since it also adds to gradients of parameters,
+    which are resident; one that makes nothing else has an output of 0 bytes. Where a tensor has several readers, its
+    gradients are summed as they come. Gradients share storage as they do in PyTorch (see `_Backward.shared_gradient`).
+    The outputs are those of the forward pass, and the gradients of graph inputs where the graph asks for them.
+
+    An output seeds a gradient if it is a float (or of unknown type) and its producer takes part in the backward: it
+    saves something, or has inputs that receive a gradient. The base of an output that is a view does not seed another.
+
+    Raises:
+        UsageError: the graph is no forward pass.
+        GraphError: no output has a gradient.
+    """
+    if forward.kind is not Kind.FORWARD:
+        raise UsageError(
+            f"graph {forward.name!r} is of kind {forward.kind.value!r}: a training graph comes from a forward one",
+            hint="plan it as it is, or set its kind to 'forward' if it is a forward pass",
+        )
+    seeds = _seeds(forward)
+    if not seeds:
+        raise GraphError(
+            f"no output of graph {forward.name!r} has a gradient, so there is nothing to train",
+            hint="use --mode inference; or name outputs that depend on trainable floats",
+        )
+    backward = _Backward(forward)
+    backward.seed(seeds)
+    for op in reversed(forward.ops):
+        backward.differentiate(op)
+    return build_graph(
+        name=forward.name,
+        kind=Kind.TRAINING,
+        time_unit=forward.time_unit,
+        resident_bytes=forward.resident_bytes,
+        tensors=(*forward.tensors.values(), *backward.tensors.values()),
+        ops=(*(_without_gradient_fields(op) for op in forward.ops), *backward.ops),
+        outputs=(*forward.outputs, *backward.results()),
+    )
+
+
+def _without_gradient_fields(op: Op) -> Op:
+    return replace(op, saves=None, grad_inputs=None, grad_time=None, grad_flops=None)
+
+
+def _seeds(forward: Graph) -> list[str]:
+    tensors = forward.tensors
+    bases = {tensors[name].view_of for name in forward.outputs}
+    return [
+        name
+        for name in forward.outputs
+        if name not in bases
+        and name in forward.producer
+        and is_differentiable(tensors[name].dtype)
+        and _takes_part(forward.producer[name])
+    ]
+
+
+def _takes_part(op: Op) -> bool:
+    """Tell whether the op has a backward: ops that have none save nothing and pass no gradient on."""
+    return op.saves != () or op.grad_inputs != ()
+
+
+def _value_bytes(graph: Graph, name: str) -> int:
+    """Return the size of a value; a view has its share of its base's elements, or all where a shape is not known.
+
+    A view of a weight has no base in the graph and counts as 0: its gradient goes to the weight's, which is resident.
+    """
+    tensor = graph.tensors[name]
+    if tensor.view_of is None:
+        return tensor.bytes
+    base = graph.tensors[tensor.view_of]
+    if tensor.shape is None or not base.shape or prod(base.shape) == 0:
+        return base.bytes
+    return base.bytes * prod(tensor.shape) // prod(base.shape)
+
+
+class _Backward:
+    """The backward ops and gradients of a forward graph, made one after the other.
+
+    Attributes:
+        tensors: gradients and tokens, by name.
+        ops: in execution order.
+    """
+
+    def __init__(self, forward: Graph) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.ops: list[Op] = []
+        self._forward = forward
+        self._tensor_names = Names(forward.tensors)
+        self._op_names = Names(forward.op)
+        self._tokens: list[str] = []
+        # By forward tensor: the sum of the gradients so far, and how many there were.
+        self._gradient: dict[str, str] = {}
+        self._contributions: dict[str, int] = {}
+        self._move_time = _fastest_move(forward)
+
+    def seed(self, outputs: Sequence[str]) -> None:
+        """Add the loss, which makes the first gradients."""
+        gradients = [self._new_gradient(name, None) for name in outputs]
+        self.ops.append(
+            Op(
+                name=self._op_names.fresh("loss"),
+                type=LOSS_TYPE,
+                inputs=tuple(outputs),
+                outputs=tuple(gradients),
+                time=0,
+                phase=Phase.BACKWARD,
+                recomputable=False,
+                flops=0,
+                moved_bytes=0,
+            )
+        )
+        for name, gradient in zip(outputs, gradients, strict=True):
+            self._contribute(name, gradient)
+
+    def differentiate(self, op: Op) -> None:
+        """Add the backward op of `op` where a gradient has come for one of its outputs."""
+        arriving = [name for name in op.outputs if name in self._gradient]
+        if not arriving:
+            return
+        produced = self._forward.producer
+        targets = op.grad_inputs
+        if targets is None:
+            targets = tuple(name for name in op.inputs if name in produced)
+        saved = (*op.inputs, *op.outputs) if op.saves is None else op.saves
+        incoming = tuple(self._gradient[name] for name in arriving)
+        gradients = tuple(self._new_gradient(name, self.shared_gradient(op, name, arriving)) for name in targets)
+        self.ops.append(
+            Op(
+                name=self._op_names.fresh(f"{op.name}.backward"),
+                type=f"{op.type}Grad",
+                inputs=(*incoming, *dict.fromkeys(saved)),
+                outputs=gradients or (self._new_token(op),),
+                time=2 * op.time if op.grad_time is None else op.grad_time,
+                workspace_bytes=op.workspace_bytes,
+                phase=Phase.BACKWARD,
+                grad_of=op.name,
+                recomputable=False,
+                flops=None if op.flops is None else 2 * op.flops,
+                moved_bytes=self._moved_bytes(arriving, saved, gradients),
+            )
+        )
+        for name, gradient in zip(targets, gradients, strict=True):
+            self._contribute(name, gradient)
+
+    def shared_gradient(self, op: Op, name: str, arriving: Sequence[str]) -> str | None:
+        """Return the incoming gradient of which the gradient of input `name` is a view, or None where it is a new one.
+
+        As in PyTorch's autograd: the parts of a `Concat` are slices of the incoming gradient; `Add`, `Sum` and
+        `Identity` hand it on where nothing was broadcast; and so does an op whose result is a view of that input and
+        has all of its elements (`Reshape`, `Transpose`). (That x + x has twice the gradient, in new storage, cannot be
+        told from x + constant: a graph names each input once.)
+        """
+        if len(arriving) != 1:
+            return None
+        graph, result = self._forward, arriving[0]
+        base_of_result = graph.tensors[result].view_of
+        hands_on = op.type in _HANDS_ON_GRADIENT or (
+            base_of_result is not None and base_of_result == (graph.tensors[name].view_of or name)
+        )
+        if op.type == "Concat" or (hands_on and _value_bytes(graph, name) == _value_bytes(graph, result)):
+            return self._gradient[result]
+        return None
+
+    def results(self) -> Iterator[str]:
+        """Yield what must be there at the end: the gradients of graph inputs, and the tokens."""
+        yield from (self._gradient[name] for name in self._forward.inputs if name in self._gradient)
+        yield from self._tokens
+
+    def _new_gradient(self, of: str, view_of: str | None) -> str:
+        """Add a gradient of the forward tensor `of`, of its own storage or a view of another gradient."""
+        like = self._forward.tensors[of]
+        number = self._contributions.get(of, 0) + 1
+        name = self._tensor_names.fresh(f"{of}.grad" if number == 1 else f"{of}.grad.{number}")
+        size = _value_bytes(self._forward, of) if view_of is None else 0
+        self.tensors[name] = Tensor(name, size, like.shape, like.dtype, view_of)
+        return name
+
+    def _new_token(self, op: Op) -> str:
+        name = self._tensor_names.fresh(f"{op.name}.backward.done")
+        self.tensors[name] = Tensor(name, 0)
+        self._tokens.append(name)
+        return name
+
+    def _contribute(self, name: str, gradient: str) -> None:
+        """Make `gradient` the gradient of forward tensor `name`, or add it to the one that is there."""
+        self._contributions[name] = self._contributions.get(name, 0) + 1
+        if name in self._gradient:
+            gradient = self._accumulate(name, self._gradient[name], gradient)
+        self._gradient[name] = gradient
+
+    def _accumulate(self, of: str, earlier: str, later: str) -> str:
+        """Add the sum of two gradients of forward tensor `of`.
+
+        In place where one of them has storage of its own: nobody but this sum reads it.
+        """
+        like = self._forward.tensors[of]
+        size = _value_bytes(self._forward, of)
+        number = self._contributions[of]
+        total = Tensor(self._tensor_names.fresh(f"{of}.grad.sum{number}"), size, like.shape, like.dtype)
+        owned = [name for name in (earlier, later) if self.tensors[name].view_of is None]
+        elements = size // 4 if like.shape is None else prod(like.shape)
+        self.tensors[total.name] = total
+        self.ops.append(
+            Op(
+                name=self._op_names.fresh(f"{of}.grad.accumulate{number}"),
+                type=ACCUMULATION_TYPE,
+                inputs=(earlier, later),
+                outputs=(total.name,),
+                time=self._accumulation_time(elements, 3 * size),
+                inplace=owned[0] if owned else None,
+                phase=Phase.BACKWARD,
+                flops=elements,
+                moved_bytes=3 * size,
+            )
+        )
+        return total.name
+
+    def _accumulation_time(self, flops: int, moved_bytes: int) -> int:
+        """Return the time of a sum, in what the graph counts: one unit, its FLOPs, or the time to move its bytes."""
+        match self._forward.time_unit:
+            case "unit":
+                return 1
+            case "flop":
+                return flops
+            case _:
+                return ceil(moved_bytes * self._move_time)
+
+    def _moved_bytes(self, arriving: Sequence[str], saved: Sequence[str], gradients: Sequence[str]) -> int:
+        """Return the bytes of the tensors that a backward op reads and writes; handing gradients on moves nothing."""
+        if gradients and all(self.tensors[name].view_of is not None for name in gradients):
+            return 0
+        # A saved view comes with its base, so that each storage counts once.
+        read = sum(self._forward.tensors[name].bytes for name in saved)
+        read += sum(_value_bytes(self._forward, name) for name in arriving)
+        return read + sum(self.tensors[name].bytes for name in gradients)
+
+
+def _fastest_move(graph: Graph) -> Fraction:
+    """Return the time in which a byte is moved: that of the op that moves its bytes fastest, 0 where no op takes time.
+
+    What a file says of its device is in the times of its ops; the ops that move bytes and do little else are fastest.
+    """
+
+    times = ((op.time, _forward_moved_bytes(graph, op)) for op in graph.ops)
+    return min((Fraction(time, moved) for time, moved in times if time > 0 and moved > 0), default=Fraction(0))
+
+
+def _forward_moved_bytes(graph: Graph, op: Op) -> int:
+    if op.moved_bytes is not None:
+        return op.moved_bytes
+    return sum(graph.tensors[name].bytes for name in (*op.inputs, *op.outputs))

@@ -1,0 +1,27 @@
+"""What a training step holds in memory from start to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from remat_cli.errors import UsageError
+from remat_cli.operators import Operand
+
+# Copies of each trained parameter that the optimizer keeps beside it: momentum one, Adam its first and second moments.
+OPTIMIZERS: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adam": 2}
+
+
+def training_resident_bytes(resident_bytes: int, trainable: Iterable[Operand], optimizer: str) -> int:
+    """Return the resident bytes of a training step: weights, one gradient of each trained one, and optimizer state.
+
+    Args:
+        resident_bytes: of the forward graph: one copy of all weights and constants.
+        trainable: the trained parameters (see `trainable_parameters`).
+        optimizer: one of `OPTIMIZERS`; its state has the element type of the parameters.
+
+    Raises:
+        UsageError: an unknown optimizer.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise UsageError(f"unknown optimizer {optimizer!r}", hint=f"use one of {', '.join(OPTIMIZERS)}")
+    return resident_bytes + (1 + OPTIMIZERS[optimizer]) * sum(parameter.bytes for parameter in trainable)

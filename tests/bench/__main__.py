@@ -1,0 +1,159 @@
+"""`make bench`: how long reading, simulating and planning take, and what the plans cost.
+
+Runs on the graphs of this repository, and on the public data sets too where REMAT_DATA names their folder. Seconds are
+of one run on this machine: compare them within a run only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import ParamSpec, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.planners.approx_dp import ApproxDP
+from remat_cli.prepare import GraphOptions, prepare
+from remat_cli.problem import Budget, Problem
+from remat_cli.readers import read_graph
+from remat_cli.readers.native import graph_bytes
+from remat_cli.schedule import plain_run
+from remat_cli.simulate import simulate
+from remat_cli.solve import baseline_of, solve
+from remat_cli.units import format_bytes, format_share
+
+GRAPHS = Path(__file__).parents[2] / "graphs"
+SHARES = (0.9, 0.8, 0.6)
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def timed(call: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> tuple[Result, float]:
+    """Return what the call returns, and the seconds that it took."""
+    start = perf_counter()
+    result = call(*args, **kwargs)
+    return result, perf_counter() - start
+
+
+def training_chain(length: int) -> Graph:
+    """A training graph of 2 x `length` ops: a chain with skips over three ops, of varying sizes."""
+    sizes = [1000 + 97 * (i % 13) for i in range(length)]
+    reads = [[f"y{j}" for j in (i - 1, i - 4) if j >= 0] for i in range(length)]
+    tensors = [Tensor(f"y{i}", size) for i, size in enumerate(sizes)]
+    tensors += [Tensor(f"g{i}", size) for i, size in enumerate(sizes)]
+    forward = [Op(f"f{i}", "Conv", tuple(reads[i]), (f"y{i}",), 1 + i % 10) for i in range(length)]
+    backward = [
+        Op(
+            f"b{i}",
+            "ConvGrad",
+            (f"y{i}", *reads[i], *([f"g{i + 1}"] if i + 1 < length else [])),
+            (f"g{i}",),
+            2 + 2 * (i % 10),
+            phase=Phase.BACKWARD,
+            grad_of=f"f{i}",
+        )
+        for i in reversed(range(length))
+    ]
+    return build_graph(
+        name=f"chain of {length} forward ops",
+        kind=Kind.TRAINING,
+        time_unit="unit",
+        resident_bytes=0,
+        tensors=tensors,
+        ops=[*forward, *backward],
+    )
+
+
+def files() -> Iterator[tuple[Path, GraphOptions]]:
+    """The files to plan, and how each is read."""
+    dims = {"unet": {"batch": 8}, "resnet50": {"batch": 32}, "gpt": {"batch": 8, "seq": 512}}
+    for name, bound in dims.items():
+        yield GRAPHS / f"{name}.onnx", GraphOptions(dims=bound)
+    if "REMAT_DATA" not in os.environ:
+        return
+    data = Path(os.environ["REMAT_DATA"])
+    for path in sorted((data / "onnx").glob("*.onnx")):
+        yield path, GraphOptions(dims=_data_dims(path.stem))
+    for path in sorted((data / "moccasin").glob("cm_*.json")):
+        yield path, GraphOptions()
+
+
+def _data_dims(name: str) -> dict[str, int]:
+    if name in ("gpt2", "bert_base"):
+        return {"batch": 2, "seq": 128}
+    return {} if name == "unet_train_legacy" else {"batch": 2}
+
+
+def planning(console: Console) -> None:
+    """approx_dp at three budgets on every file."""
+    table = Table(title="approx_dp: budget in % of the plain peak, overhead, peak, seconds", title_justify="left")
+    for column in ("graph", "ops", "read s", "plain peak", "budget", "status", "peak", "overhead", "plan s"):
+        table.add_column(column, justify="left" if column in ("graph", "status") else "right")
+    for path, options in files():
+        prepared, read_seconds = timed(prepare, path, options)
+        graph = prepared.graph
+        plain = baseline_of(graph).peak_bytes
+        for share in SHARES:
+            problem = Problem(graph, Budget(int(plain * share)))
+            solution, seconds = timed(solve, problem, ApproxDP())
+            table.add_row(
+                path.stem,
+                f"{len(graph.ops):,}",
+                f"{read_seconds:.2f}",
+                format_bytes(plain),
+                f"{share:.0%}",
+                str(solution.status),
+                "" if solution.trace is None else format_bytes(solution.trace.peak_bytes),
+                "" if solution.overhead is None else format_share(solution.overhead),
+                f"{seconds:.2f}",
+            )
+    console.print(table)
+
+
+def scale(console: Console) -> None:
+    """Reading, simulating, and planning against size."""
+    table = Table(title="Seconds against size", title_justify="left")
+    for column in ("ops", "JSON", "read s", "plain run s", "simulate s", "approx_dp at 50 % s"):
+        table.add_column(column, justify="right")
+    with TemporaryDirectory() as folder:
+        for forward_ops in (100, 300, 600, 5_000, 50_000):
+            path = Path(folder) / "graph.json"
+            path.write_bytes(graph_bytes(training_chain(forward_ops)))
+            reading, read_seconds = timed(read_graph, path)
+            graph = reading.graph
+            schedule, schedule_seconds = timed(plain_run, graph)
+            trace, simulate_seconds = timed(simulate, graph, schedule)
+            planned = ""
+            if forward_ops <= 600:
+                problem = Problem(graph, Budget(trace.peak_bytes // 2))
+                planned = f"{timed(solve, problem, ApproxDP())[1]:.2f}"
+            table.add_row(
+                f"{len(graph.ops):,}",
+                format_bytes(path.stat().st_size),
+                f"{read_seconds:.2f}",
+                f"{schedule_seconds:.2f}",
+                f"{simulate_seconds:.2f}",
+                planned,
+            )
+    console.print(table)
+
+
+def main() -> None:
+    """Print both tables."""
+    console = Console(width=max(110, Console().width))
+    if "REMAT_DATA" not in os.environ:
+        print(
+            "REMAT_DATA does not name the folder of the public data sets: only our own graphs are run", file=sys.stderr
+        )
+    planning(console)
+    scale(console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Renders reports as a pipe would get them, and makes the results that they are about."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rich.console import Console, RenderableType
+
+from remat_cli.graph import Graph
+from remat_cli.prepare import Prepared
+from remat_cli.problem import Budget, Observer, PlanResult, Problem
+from remat_cli.solve import Solution, solve
+
+
+def rendered(report: RenderableType, width: int = 80) -> str:
+    """Return what a pipe of `width` columns would get."""
+    output = io.StringIO()
+    Console(width=width, file=output).print(report)
+    return output.getvalue()
+
+
+def prepared(graph: Graph, **fields: Any) -> Prepared:
+    """Return `graph` as if it had been read from a file."""
+    defaults: dict[str, Any] = {
+        "mode": "training",
+        "bytes_per_time": None,
+        "kept": None,
+        "parameter_bytes": 0,
+        "optimizer": None,
+        "costs": "times as given in the file",
+        "notes": (),
+    }
+    return Prepared(graph=graph, **(defaults | fields))
+
+
+@dataclass(frozen=True)
+class Claims:
+    """A planner that returns what it is given."""
+
+    starved: ClassVar[Mapping[str, object]] = {}
+
+    result: PlanResult
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        return self.result
+
+
+def solved(graph: Graph, budget_bytes: int, result: PlanResult) -> Solution:
+    """Return what `solve` makes of a planner's claim."""
+    return solve(Problem(graph, Budget(budget_bytes)), Claims(result))
