@@ -315,8 +315,10 @@ def _checked(cls: type[Built], document: _Document) -> Built:
 
 
 def _first_fault(fault: Mapping[str, Any], document: _Document, known: list[str]) -> UsageError:
-    # A union adds the name of its branch to the path, which says nothing to a user.
-    path = tuple(fault["loc"][:1]) if fault["type"] != "extra_forbidden" else tuple(fault["loc"])
+    path = tuple(fault["loc"])
+    # A union adds the names of its branches to the path, which say nothing to a user.
+    while len(path) > 1 and path not in document.lines:
+        path = path[:-1]
     place = document.place(path)
     if fault["type"] == "extra_forbidden":
         close = get_close_matches(str(path[-1]), known, n=1)
@@ -385,7 +387,7 @@ def _value(
 
 
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
-_NUMBER = re.compile(r"[-+]?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(0|[1-9]\d*(?:_\d+)*)(\.\d+)?([eE][-+]?\d+)?")
 
 
 def _scalar(text: str) -> Any:

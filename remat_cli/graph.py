@@ -6,6 +6,7 @@ view reads its base too, and a view is a tensor of 0 bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -397,6 +398,9 @@ def _check_names(graph: Graph) -> None:
             produced_by[name] = op.name
         _check_roles(op)
     _check_known(graph.outputs, tensors, "the outputs name")
+    if len(set(graph.outputs)) != len(graph.outputs):
+        twice = next(name for name, count in Counter(graph.outputs).items() if count > 1)
+        raise GraphError(f"the outputs name {twice!r} twice", hint="name each output once")
     for op in graph.ops:
         if op.grad_of is not None:
             _check_known((op.grad_of,), op_names, f"op {op.name!r} has grad_of")

@@ -65,3 +65,8 @@ class Operator:
     outputs: tuple[Operand | None, ...]
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     opset: int = 0
+
+    def integer(self, attribute: str, default: int) -> int:
+        """Return the value of an integer attribute, or `default` where the file does not give it."""
+        value = self.attributes.get(attribute, default)
+        return value if isinstance(value, int) else default

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Prepared:
 
     graph: Graph
     mode: str
-    bytes_per_time: float | None
+    bytes_per_time: Fraction | None
     kept: KeptForBackward | None
     parameter_bytes: int
     optimizer: str | None
@@ -110,11 +111,12 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
     mode = _mode(reading.graph, options, path)
     notes = list(reading.notes)
     graph, parameter_bytes, optimizer = _with_operators(reading, mode, options, notes)
+    # Costs come first: what the backward takes is known of the forward op, which is also what its file can say.
+    graph, costs, device = _with_costs(graph, options, has_operators=bool(reading.operators))
     if mode == "inference":
         graph = _as_it_is(graph)
     elif graph.kind is Kind.FORWARD and derive_training:
         graph = training_graph(graph)
-    graph, costs, device = _with_costs(graph, options, has_operators=bool(reading.operators))
     return Prepared(
         graph=graph,
         mode=mode,
@@ -221,19 +223,19 @@ def _cost_model(name: str, device: Device | None, measurements: str | None) -> C
     return model(**{key: value for key, value in known.items() if key in needed})
 
 
-def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) -> float | None:
+def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) -> Fraction | None:
     """Return the link's rate in bytes per unit of the graph's time; a rate a second needs a graph in nanoseconds."""
     if options.link_bandwidth is None:
-        return device.link_bandwidth / _NS if device is not None and graph.time_unit == "ns" else None
+        return Fraction(device.link_bandwidth, _NS) if device is not None and graph.time_unit == "ns" else None
     rate = parse_rate(options.link_bandwidth)
     if rate <= 0:
         raise UsageError(f"--link-bandwidth {options.link_bandwidth!r} must be above 0", hint="write it like 12GB/s")
     if "/" not in options.link_bandwidth:
-        return float(rate)
+        return rate
     if graph.time_unit != "ns":
         raise UsageError(
             f"--link-bandwidth {options.link_bandwidth} is a rate a second, but {graph.name!r} counts time in "
             f"{graph.time_unit!r}",
             hint="give it as a plain number: bytes per unit of the graph's time",
         )
-    return float(rate / _NS)
+    return rate / _NS

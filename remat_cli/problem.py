@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
 from typing import Any, ClassVar, Protocol
 
 from remat_cli.graph import Graph
@@ -34,7 +35,7 @@ class Problem:
 
     graph: Graph
     budget: Budget
-    bytes_per_time: float | None = None
+    bytes_per_time: Fraction | None = None
 
 
 class Status(StrEnum):
@@ -105,6 +106,8 @@ class Planner(Protocol):
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+    # Options that leave no room to work; a planner so starved must say "unknown". Empty where nothing limits it.
+    starved: ClassVar[Mapping[str, object]]
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Return a claim for `problem`.

@@ -137,7 +137,7 @@ def _last_steps(graph: Graph, ops: Sequence[Op]) -> set[tuple[int, str]]:
 
 def _taken_over(graph: Graph, op: Op, ending: Sequence[str]) -> str | None:
     """Return the input whose storage the op's first output takes over, or None where it cannot or saves nothing."""
-    if op.inplace is None or op.inplace not in ending or op.outputs[0] in ending:
+    if op.inplace is None or op.inplace not in ending:
         return None
-    size = graph.tensors[op.inplace].bytes
-    return op.inplace if 0 < size <= graph.tensors[op.outputs[0]].bytes else None
+    shared = min(graph.tensors[op.inplace].bytes, graph.tensors[op.outputs[0]].bytes)
+    return op.inplace if shared > 0 else None

@@ -6,6 +6,7 @@ Written the slow, obvious way, and sharing nothing with the planners: what passe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import ceil
 
 from remat_cli.errors import InvalidSchedule
@@ -51,7 +52,7 @@ class _Device:
     """The state of the device between two steps."""
 
     graph: Graph
-    bytes_per_time: float | None
+    bytes_per_time: Fraction | None
     live: dict[str, int]  # tensors that ops produced and that are in device memory, and their bytes
     fixed_bytes: int
     live_bytes: int = 0  # the sum of `live`
@@ -76,7 +77,7 @@ class _Device:
         self.live_bytes -= self.live.pop(name)
 
 
-def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: float | None = None) -> Trace:
+def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: Fraction | None = None) -> Trace:
     """Replay `schedule` on `graph`.
 
     Args:

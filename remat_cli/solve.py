@@ -71,13 +71,15 @@ def baseline_of(graph: Graph) -> Trace:
 
 
 class _Incumbent(Observer):
-    """Passes everything on, and keeps the best plan found so far should the run be interrupted."""
+    """Passes everything on, and keeps the best plan and bound so far, which outlive an interruption."""
 
     def __init__(self, problem: Problem, observe: Observer) -> None:
         self._problem = problem
         self._observe = observe
         self.best: Schedule | None = None
-        self._best_time: int | None = None
+        self.best_time: int | None = None
+        self.time_bound: int | None = None
+        self.scope = Scope.PLANNER
 
     def phase(self, text: str) -> None:
         self._observe.phase(text)
@@ -85,20 +87,38 @@ class _Incumbent(Observer):
     def found(self, schedule: Schedule) -> None:
         trace = _replay(self._problem, schedule)
         if trace.peak_bytes <= self._problem.budget.device_bytes and (
-            self._best_time is None or trace.time < self._best_time
+            self.best_time is None or trace.time < self.best_time
         ):
-            self.best, self._best_time = schedule, trace.time
+            self.best, self.best_time = schedule, trace.time
             self._observe.found(schedule)
 
     def bound(self, time: int, scope: Scope) -> None:
-        self._observe.bound(time, scope)
+        if self.time_bound is None or time > self.time_bound:
+            self.time_bound, self.scope = time, scope
+            self._observe.bound(time, scope)
+
+    def is_better_than(self, trace: Trace | None) -> bool:
+        """Tell whether a plan was found that takes less time than this one, or any where this is none."""
+        return self.best_time is not None and (trace is None or self.best_time < trace.time)
+
+    def result(self) -> PlanResult:
+        """Return the best plan as a result of its own; there must be one.
+
+        A bound above its time is one on a smaller scope, which says nothing of a plan from outside that.
+        """
+        assert self.best is not None
+        assert self.best_time is not None
+        holds = self.time_bound is not None and self.time_bound <= self.best_time
+        return PlanResult(
+            Status.FEASIBLE, self.scope, schedule=self.best, time_bound=self.time_bound if holds else None
+        )
 
 
 def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -> Solution:
     """Run `planner` on `problem` and replay what it claims.
 
     A budget below the largest working set is proven infeasible without asking the planner. Ctrl-C keeps the best plan
-    found until then.
+    found until then, and a better plan that the planner told the observer of is never lost to a worse result.
 
     Raises:
         FalseClaim: the simulator does not confirm what the planner claims.
@@ -120,16 +140,27 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
     except KeyboardInterrupt:
         if incumbent.best is None:
             raise
-        result = PlanResult(Status.FEASIBLE, schedule=incumbent.best)
+        result = incumbent.result()
         interrupted = True
     trace = None if result.schedule is None else _judge(problem, result, result.schedule)
     closest = None if result.closest is None else _replay(problem, result.closest)
-    if trace is not None and trace.time == baseline.time:
-        # Every op runs at least once, so nothing can be faster, in any order.
-        result = replace(result, status=Status.OPTIMAL, scope=Scope.ANY_ORDER, time_bound=trace.time)
-    elif trace is not None and result.time_bound is None:
-        result = replace(result, scope=Scope.ANY_ORDER, time_bound=baseline.time)
+    if result.status is Status.INFEASIBLE:
+        _check_nothing_fits(problem, result, incumbent.best, closest, baseline)
+    if incumbent.is_better_than(trace):
+        result, closest = incumbent.result(), None
+        trace = None if result.schedule is None else _replay(problem, result.schedule)
+    if trace is not None:
+        result = _with_plain_bound(result, trace, baseline)
     return Solution(problem, result, trace, baseline, closest, working_set, interrupted)
+
+
+def _with_plain_bound(result: PlanResult, trace: Trace, baseline: Trace) -> PlanResult:
+    """Apply what holds for every plan: each op runs at least once, so none is faster than the plain run."""
+    if trace.time == baseline.time:
+        return replace(result, status=Status.OPTIMAL, scope=Scope.ANY_ORDER, time_bound=trace.time)
+    if result.time_bound is None or result.time_bound <= baseline.time:
+        return replace(result, scope=Scope.ANY_ORDER, time_bound=baseline.time)
+    return result
 
 
 def _replay(problem: Problem, schedule: Schedule) -> Trace:
@@ -137,6 +168,19 @@ def _replay(problem: Problem, schedule: Schedule) -> Trace:
         return simulate(problem.graph, schedule, bytes_per_time=problem.bytes_per_time)
     except InvalidSchedule as error:
         raise FalseClaim(f"the planner returned a schedule that does not run: {error.message}") from error
+
+
+def _check_nothing_fits(
+    problem: Problem, result: PlanResult, found: Schedule | None, closest: Trace | None, baseline: Trace
+) -> None:
+    """Hold a claim that no plan in scope fits against the plans that are known."""
+    budget_bytes = problem.budget.device_bytes
+    if found is not None:
+        raise FalseClaim("the planner claims that no plan fits, after it found one")
+    if closest is not None and closest.peak_bytes <= budget_bytes:
+        raise FalseClaim("the planner claims that no plan fits, but its closest one does")
+    if result.scope is not Scope.PLANNER and baseline.peak_bytes <= budget_bytes:
+        raise FalseClaim("the planner claims that no plan fits, but the plain run does")
 
 
 def _judge(problem: Problem, result: PlanResult, schedule: Schedule) -> Trace:

@@ -16,14 +16,18 @@ _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SHORT = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BYTES = {**_DECIMAL, **_BINARY, **_SHORT}
 _SECONDS = {"": Fraction(1), "ns": Fraction(1, 10**9), "us": Fraction(1, 10**6), "ms": Fraction(1, 1000)}
+_SECONDS["µs"] = _SECONDS["us"]
 _SECONDS |= {"s": Fraction(1), "m": Fraction(60), "min": Fraction(60), "h": Fraction(3600)}
+_LONGEST = 60
 _NUMBER = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
 
 
 def _number_and_unit(text: str, what: str, example: str) -> tuple[Fraction, str]:
-    match = _NUMBER.fullmatch(text)
+    # No quantity here needs as many digits as Python refuses to convert.
+    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
-        raise UsageError(f"{what} {text!r} is not understood", hint=f"write it like {example}")
+        shown = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+        raise UsageError(f"{what} {shown!r} is not understood", hint=f"write it like {example}")
     return Fraction(match[1].replace("_", "")), match[2]
 
 
@@ -156,7 +160,8 @@ def format_time(time: int, unit: str) -> str:
     """Return `time`, counted in `unit` (ns, flop or unit), in the multiple that reads best."""
     if unit == "ns":
         for name, factor in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
-            if time >= factor:
+            # 999.95 µs would be written as 1000 µs; the next unit up says it better.
+            if time >= factor * 0.99995:
                 return f"{time / factor:.4g} {name}" if time < 9999 * factor else f"{time / factor:,.0f} {name}"
         return f"{time} ns"
     suffix = {"flop": "FLOP", "unit": ""}.get(unit, unit)
@@ -181,7 +186,7 @@ def format_seconds(seconds: float) -> str:
     """Return an elapsed time for people: 0.42 -> "0.42 s", 75 -> "1 min 15 s"."""
     if seconds < 9.95:
         return f"{seconds:.2g} s" if seconds >= 0.095 else f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s"

@@ -34,8 +34,8 @@ class ApproxDP:
 
     strategy: Strategy = Strategy.BOTH
     budget_model: BudgetModel = BudgetModel.SIMULATED
-    time_slots: int = 500
-    candidates: int = 16
+    time_slots: int = 1500
+    candidates: int = 20
     time_limit: float = 60.0
 
     def __post_init__(self) -> None:

@@ -28,7 +28,6 @@ def peak_of(graph: Graph, sequence: Sequence[int]) -> int:
     peak = 0
     for op in reversed(sequence):
         made_in_vain = 0
-        first_output_needed = bool(outputs[op]) and needed[outputs[op][0]]
         for t in outputs[op]:
             if needed[t]:
                 needed[t] = False
@@ -41,7 +40,8 @@ def peak_of(graph: Graph, sequence: Sequence[int]) -> int:
             if produced[t] and not needed[t]:
                 needed[t] = True
                 live_after += size[t]
-                if t != taken or not first_output_needed or size[t] > size[outputs[op][0]]:
-                    running += size[t]
+                running += size[t]
+                if t == taken:
+                    running -= min(size[t], size[outputs[op][0]])
         peak = max(peak, running)
     return graph.fixed_bytes + peak

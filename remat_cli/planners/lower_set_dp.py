@@ -14,6 +14,7 @@ All arithmetic is exact: sums of bytes and times below 2^53 in float64.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from remat_cli.planners.lower_set_options import Strategy
 from remat_cli.planners.lower_sets import LowerSets
 
+# Slots of the first, rough pass.
+_ROUGH_SLOTS = 200
 _UNREACHED = np.iinfo(np.int64).max // 4
 
 
@@ -60,30 +63,43 @@ class LowerSetDP:
 
     Attributes:
         sets: the family.
-        time: [V] int64, the times that the DP counts (scaled, see `scaled_times`).
+        slots: times are counted in about this many slots (see `scaled_times`).
     """
 
-    def __init__(self, sets: LowerSets, time: NDArray[np.int64]) -> None:
+    def __init__(self, sets: LowerSets, slots: int) -> None:
         self.sets = sets
-        self.time = time
+        self.slots = slots
         members = sets.members.astype(np.float64)
         boundary = sets.boundary.astype(np.float64)
-        set_time = members @ time
         # Row L', column L. Because L is a subset of L', M(L' \\ L) = M(L') - M(L), and so on.
         shared = members @ members.T
         sizes = np.diagonal(shared)
         self._follows = (shared == sizes[None, :]) & (sizes[:, None] > sizes[None, :])
         self._block_peak = 2 * (sets.bytes[:, None] - sets.bytes[None, :]) + sets.tail_bytes[:, None]
-        kept_time = boundary @ (time[:, None] * members.T)
         kept_bytes = boundary @ (sets.forward.bytes[:, None] * members.T)
-        recomputed = (set_time - boundary @ time)[:, None] - set_time[None, :] + kept_time
-        self._step_time = recomputed.astype(np.int64)
         self._step_cached = ((boundary @ sets.forward.bytes)[:, None] - kept_bytes).astype(np.int64)
         self._predecessors = [np.flatnonzero(row) for row in self._follows]
 
+    @cached_property
+    def _step_time(self) -> NDArray[np.int64]:
+        return self._step_times(self.slots)
+
+    @cached_property
+    def _rough_step_time(self) -> NDArray[np.int64]:
+        return self._step_times(_ROUGH_SLOTS)
+
+    def _step_times(self, slots: int) -> NDArray[np.int64]:
+        """Tabulate equation 1: row L', column L."""
+        time = scaled_times(self.sets.forward.time, slots).astype(np.float64)
+        members, boundary = self.sets.members.astype(np.float64), self.sets.boundary.astype(np.float64)
+        set_time = members @ time
+        kept_time = boundary @ (time[:, None] * members.T)
+        step_time = (set_time - boundary @ time)[:, None] - set_time[None, :] + kept_time
+        return np.asarray(step_time, dtype=np.int64)
+
     def largest_budget(self) -> int:
-        """Return a budget that admits every chain: no larger one changes anything."""
-        return int(2 * self.sets.bytes[-1] + self.sets.tail_bytes.max() + self.sets.bytes[-1])
+        """Return a budget that admits every chain, as m <= M(L): no larger one changes anything."""
+        return int(2 * self.sets.bytes[-1] + self.sets.tail_bytes.max())
 
     def is_feasible(self, budget: int) -> bool:
         """Tell whether some chain of the family has a peak of at most `budget` by equation 2.
@@ -111,11 +127,36 @@ class LowerSetDP:
                 low = middle + 1
         return low
 
-    def fronts(self, budget: int, strategy: Strategy) -> Fronts:
+    def chain(self, budget: int, strategy: Strategy) -> list[int] | None:
+        """Return the sets L_1 to L_k = V of the best chain under `budget`; None where there is none.
+
+        For TIME, the best chain by rough times bounds the overhead from above, so that the fronts by exact ones need
+        no points beyond it. That is what makes fine slots affordable where the budget is loose.
+        """
+        most = None
+        if strategy is Strategy.TIME and self.slots > _ROUGH_SLOTS:
+            rough = self._fronts(budget, strategy, self._rough_step_time, None)
+            if not rough.is_feasible:
+                return None
+            most = self.overhead(rough.chain())
+        fronts = self._fronts(budget, strategy, self._step_time, most)
+        return fronts.chain() if fronts.is_feasible else None
+
+    def overhead(self, chain: list[int]) -> int:
+        """Return the overhead of a chain by equation 1, in slots."""
+        return int(self._step_time[chain, [0, *chain[:-1]]].sum())
+
+    def _fronts(self, budget: int, strategy: Strategy, step_time: NDArray[np.int64], most: int | None) -> Fronts:
         """Return the Pareto front of every set under `budget` (Algorithm 1, lines 2 to 14).
 
         The published rule for skipping dominated entries holds for TIME. MEMORY needs its own direction, in which
         an entry is dominated by one with at least its overhead and at most its cached bytes.
+
+        Args:
+            budget: B of equation 2.
+            strategy: the direction.
+            step_time: what each step adds to the overhead.
+            most: points of more overhead are left out; None keeps all.
         """
         count = len(self.sets)
         start = np.zeros(count + 1, dtype=np.int64)
@@ -125,8 +166,10 @@ class LowerSetDP:
             points, source = _points_of(self._predecessors[target], start)
             before = cached.values[points]
             fits = before + self._block_peak[target, source] <= budget
-            points, source = points[fits], source[fits]
-            reached_time = time.values[points] + self._step_time[target, source]
+            reached_time = time.values[points] + step_time[target, source]
+            if most is not None:
+                fits &= reached_time <= most
+            points, source, reached_time = points[fits], source[fits], reached_time[fits]
             reached_cached = before[fits] + self._step_cached[target, source]
             front = pareto_front(reached_time, reached_cached, strategy)
             time.extend(reached_time[front])

@@ -14,7 +14,7 @@ from time import monotonic
 
 from remat_cli.planners.canonical import CanonicalStrategy
 from remat_cli.planners.liveness import peak_of
-from remat_cli.planners.lower_set_dp import LowerSetDP, scaled_times
+from remat_cli.planners.lower_set_dp import LowerSetDP
 from remat_cli.planners.lower_set_options import Strategy
 from remat_cli.planners.lower_sets import LowerSets
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
@@ -22,7 +22,7 @@ from remat_cli.schedule import Schedule, with_frees
 from remat_cli.units import format_bytes
 
 # Values of B tried over the whole range before the search turns to the most promising one.
-_COARSE = 4
+_COARSE = 6
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class LowerSetSearch:
 
     @cached_property
     def _dp(self) -> LowerSetDP:
-        return LowerSetDP(self.sets, scaled_times(self.sets.forward.time, self.time_slots))
+        return LowerSetDP(self.sets, self.time_slots)
 
     @cached_property
     def _canonical(self) -> CanonicalStrategy:
@@ -127,8 +127,8 @@ class LowerSetSearch:
         """Score the DP's plan under `dp_budget`; None where it has none, or where a limit is reached."""
         key = (strategy, dp_budget)
         if key not in self._answers and not self._is_over:
-            fronts = self._dp.fronts(dp_budget, strategy)
-            self._answers[key] = self._score(fronts.chain()) if fronts.is_feasible else None
+            chain = self._dp.chain(dp_budget, strategy)
+            self._answers[key] = None if chain is None else self._score(chain)
         return self._answers.get(key)
 
     def _score(self, chain: list[int]) -> _Candidate:

@@ -65,7 +65,8 @@ def training_graph_of(dag: Dag) -> Graph:
         Op(f"f{v}", "", tuple(f"y{u}" for u in sorted(dag.reads[v])), (f"y{v}",), dag.times[v]) for v in range(count)
     ]
     backward = [
-        Op(f"b{v}", "", (f"y{v}",), (f"g{v}",), 1, phase=Phase.BACKWARD, grad_of=f"f{v}") for v in reversed(range(count))
+        Op(f"b{v}", "", (f"y{v}",), (f"g{v}",), 1, phase=Phase.BACKWARD, grad_of=f"f{v}")
+        for v in reversed(range(count))
     ]
     tensors = [Tensor(f"y{v}", dag.sizes[v]) for v in range(count)] + [Tensor(f"g{v}", 1) for v in range(count)]
     return build_graph(
@@ -104,9 +105,9 @@ def chains(dag: Dag, family: list[Set]) -> Iterator[Chain]:
     yield from extend(frozenset(), frozenset(), 0, 0)
 
 
-def dp_of(dag: Dag) -> LowerSetDP:
+def dp_of(dag: Dag, slots: int = 1000) -> LowerSetDP:
     forward = ForwardPart.of(training_graph_of(dag), "a test")
-    return LowerSetDP(pruned_family(forward), forward.time)
+    return LowerSetDP(pruned_family(forward), slots)
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -119,10 +120,10 @@ def test_smallest_budget_and_both_strategies_agree_with_every_chain(seed: int) -
     for budget in sorted({smallest, smallest + 3, max(chain.peak for chain in every)}):
         fitting = [chain.overhead for chain in every if chain.peak <= budget]
         for strategy, best in ((Strategy.TIME, min(fitting)), (Strategy.MEMORY, max(fitting))):
-            fronts = dp.fronts(budget, strategy)
-            assert fronts.time[fronts.start[-2]] == best
-            answer = replayed(dag, dp.sets, fronts.chain())
-            assert answer.overhead == best
+            chain = dp.chain(budget, strategy)
+            assert chain is not None
+            answer = replayed(dag, dp.sets, chain)
+            assert answer.overhead == dp.overhead(chain) == best
             assert answer.peak <= budget
 
 
@@ -131,7 +132,8 @@ def test_below_the_smallest_budget_there_is_no_chain(seed: int) -> None:
     dp = dp_of(random_dag(seed))
     below = dp.smallest_budget() - 1
     assert not dp.is_feasible(below)
-    assert not dp.fronts(below, Strategy.TIME).is_feasible
+    assert dp.chain(below, Strategy.TIME) is None
+    assert dp.chain(below, Strategy.MEMORY) is None
 
 
 def replayed(dag: Dag, sets: LowerSets, chain: list[int]) -> Chain:

@@ -30,6 +30,13 @@ def checkmate_style(**changes: Any) -> dict[str, Any]:
     }
 
 
+def with_node(**changes: Any) -> dict[str, Any]:
+    """The first node changed; None takes an attribute away."""
+    document = checkmate_style()
+    node = {key: value for key, value in (document["nodes"][0] | changes).items() if value is not None}
+    return {**document, "nodes": [node, *document["nodes"][1:]]}
+
+
 def layered_style(**changes: Any) -> dict[str, Any]:
     return {
         "graph": {"name": "layers", "order": [0, 2, 1]},
@@ -96,65 +103,41 @@ def test_fractional_times_are_scaled_to_integers_and_told(tmp_path: Path) -> Non
     assert "counted in 1/100 of the file's unit" in reading.notes[0]
 
 
-def faulty(change: str) -> dict[str, Any]:
-    document = checkmate_style()
-    node, link = document["nodes"][0], document["links"][0]
-    match change:
-        case "no size":
-            del node["cost_ram"]
-        case "negative size":
-            node["cost_ram"] = -1
-        case "fractional size":
-            node["cost_ram"] = 1.5
-        case "text as time":
-            node["cost_cpu"] = "10"
-        case "no id":
-            del node["id"], node["name"]
-        case "id twice":
-            node["id"] = 1
-        case "unknown end":
-            link["target"] = 9
-        case "list as end":
-            link["target"] = [1]
-        case "cycle":
-            document["links"].append({"source": 2, "target": 0})
-        case "no nodes":
-            document["nodes"] = []
-        case "order incomplete":
-            document["graph"]["order"] = [0, 1]
-        case "order impossible":
-            document["graph"]["order"] = [2, 1, 0]
-        case "links no list":
-            document["links"] = 3
-    return document
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "no size": (with_node(cost_ram=None), "nodes[0]: has neither cost_ram nor out_cost"),
+    "negative size": (with_node(cost_ram=-1), "nodes[0].cost_ram: -1 is not a number, 0 or more"),
+    "fractional size": (with_node(cost_ram=1.5), "nodes[0]: size 1.5 is not a whole number"),
+    "text as time": (with_node(cost_cpu="10"), "nodes[0].cost_cpu: '10' is not a number"),
+    "no id": (with_node(id=None, name=None), "nodes[0]: has no id and no name"),
+    "id twice": (with_node(id=1), "1 is defined twice"),
+    "unknown end": (checkmate_style(links=[{"source": 0, "target": 9}]), "links[0]: 9 is not the id of a node"),
+    "list as end": (checkmate_style(links=[{"source": 0, "target": [1]}]), "links[0]: [1] is not the id of a node"),
+    "cycle": (
+        checkmate_style(links=[{"source": 0, "target": 1}, {"source": 1, "target": 0}]),
+        "the graph has a cycle: ",
+    ),
+    "no nodes": (checkmate_style(nodes=[]), "nodes is not a list of nodes, or is empty"),
+    "order incomplete": (
+        checkmate_style(graph={"order": [0, 1]}),
+        "graph.order does not name every node exactly once",
+    ),
+    "order impossible": (checkmate_style(graph={"order": [2, 1, 0]}), "before 'loss' has produced it"),
+    "links no list": (checkmate_style(links=3), "links is not a list"),
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("no size", "nodes[0]: has neither cost_ram nor out_cost"),
-        ("negative size", "nodes[0].cost_ram: -1 is not a number, 0 or more"),
-        ("fractional size", "nodes[0]: size 1.5 is not a whole number"),
-        ("text as time", "nodes[0].cost_cpu: '10' is not a number"),
-        ("no id", "nodes[0]: has no id and no name"),
-        ("id twice", "1 is defined twice"),
-        ("unknown end", "links[0]: 9 is not the id of a node"),
-        ("list as end", "links[0]: [1] is not the id of a node"),
-        ("cycle", "the graph has a cycle: "),
-        ("no nodes", "nodes is not a list of nodes, or is empty"),
-        ("order incomplete", "graph.order does not name every node exactly once"),
-        ("order impossible", "before 'loss' has produced it"),
-        ("links no list", "links is not a list"),
-    ],
-)
-def test_a_fault_is_named_with_its_place_and_a_remedy(change: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_with_its_place_and_a_remedy(fault: str, tmp_path: Path) -> None:
+    document, message = FAULTS[fault]
     with pytest.raises(GraphError) as caught:
-        read(tmp_path, faulty(change))
+        read(tmp_path, document)
     assert message in caught.value.message
     assert caught.value.hint
 
 
-@pytest.mark.skipif("REMAT_DATA" not in os.environ, reason="REMAT_DATA does not name the folder of the public data sets")
+@pytest.mark.skipif(
+    "REMAT_DATA" not in os.environ, reason="REMAT_DATA does not name the folder of the public data sets"
+)
 @pytest.mark.parametrize(
     ("name", "plain_peak"),
     [

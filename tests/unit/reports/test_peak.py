@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from remat_cli.graph import Graph
@@ -56,7 +58,7 @@ def test_an_offloaded_tensor_is_not_taken_for_a_recomputed_one() -> None:
     )
     away = (Compute("a"), Offload("x"), Wait("x"), Free("x"), Compute("b"), Compute("c"), Free("y"))
     schedule = Schedule((*away, Prefetch("x"), Wait("x"), Compute("d")))
-    plan = Run(graph, schedule, simulate(graph, schedule, bytes_per_time=4.0))
+    plan = Run(graph, schedule, simulate(graph, schedule, bytes_per_time=Fraction(4)))
     (x,) = (tensor for tensor in tensors_at_peak(Run.plain(graph), plan) if tensor.name == "x")
     assert (str(x), x.recomputations, x.dropped_at) == ("offloaded", 0, 3)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from rich.cells import cell_len
@@ -234,7 +235,7 @@ def test_transfers_are_counted_with_the_time_spent_waiting() -> None:
     graph = chain(4 * MB, MB, MB)
     away: list[Step] = [Offload("t1"), Compute("f2"), Wait("t1"), Free("t1"), Prefetch("t1"), Wait("t1"), Free("t1")]
     schedule = Schedule((Compute("f1"), *away, Compute("f3"), Free("t2")))
-    trace = simulate(graph, schedule, bytes_per_time=float(MB))
+    trace = simulate(graph, schedule, bytes_per_time=Fraction(MB))
     report = rendered(verify_report(prepared(graph), schedule, trace))
     assert row(report, "transfers") == ["2", "8.000 MB to and from the host; waiting 7"]
     assert report.endswith("time 3 and waiting 7\n")

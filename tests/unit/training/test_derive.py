@@ -96,15 +96,15 @@ def test_backward_takes_twice_the_time_unless_the_file_says_otherwise() -> None:
     assert graph.op["loss"].time == 0
 
 
-def test_backward_flops_are_those_given_or_twice_those_of_the_forward() -> None:
+def test_backward_flops_are_twice_those_of_the_forward() -> None:
     graph = training_graph(
         forward(
-            typed("Conv", "image", "x", flops=100, grad_flops=100),
+            typed("Conv", "image", "x", flops=100),
             typed("Gemm", "x", "y", flops=30),
             typed("Mystery", "y", "z"),
         )
     )
-    assert graph.op["Conv.x.backward"].flops == 100
+    assert graph.op["Conv.x.backward"].flops == 200
     assert graph.op["Gemm.y.backward"].flops == 60
     assert graph.op["Mystery.z.backward"].flops is None
 

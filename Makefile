@@ -1,0 +1,49 @@
+# Everything runs in .venv, which the first target that needs it creates. Another interpreter: make install PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint type check golden bench clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+install: $(STAMP) ## create .venv with remat and the development tools
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "remat needs Python 3.11 or newer, and there is no '$(PYTHON)' here." >&2; \
+		echo "Install it, or name another one: make install PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "remat needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "Install a newer one, or name it: make install PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: install ## plan a U-Net's training step in 60 % of its memory
+	$(BIN)/remat plan graphs/unet.onnx --dim batch=8 --budget 60%
+
+test: install ## run all tests
+	$(BIN)/python -m pytest -n 2
+
+lint: install ## check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: install ## check types
+	$(BIN)/mypy
+
+check: lint type test ## lint, type, test
+
+golden: install ## remake the example graphs and the expected outputs of the tests
+	$(BIN)/python graphs/rebuild.py
+
+bench: install ## time the planners on fixed graphs
+	$(BIN)/python -m tests.bench
+
+clean: ## remove .venv and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

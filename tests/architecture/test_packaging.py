@@ -1,0 +1,25 @@
+"""What pyproject.toml says of the tree, held against the tree."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+
+
+def test_every_package_is_listed() -> None:
+    in_tree = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "remat_cli").rglob("__init__.py")}
+    assert set(SETUPTOOLS["packages"]) == in_tree | set(SETUPTOOLS["package-dir"])
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    folders = {path.parent for path in (ROOT / "remat_cli").rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_every_config_travels_in_the_package() -> None:
+    configs = ROOT / SETUPTOOLS["package-dir"]["remat_cli.configs"]
+    packed = {path for pattern in SETUPTOOLS["package-data"]["remat_cli.configs"] for path in configs.glob(pattern)}
+    assert packed == set(configs.rglob("*.yaml"))

@@ -1,0 +1,29 @@
+"""What every test runs under: hypothesis profiles, and a terminal of one known shape.
+
+`fast` is the profile of every run: the same examples each time. `pytest --hypothesis-profile=thorough` draws new and
+many more ones.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no fault in a test.
+settings.register_profile("fast", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "thorough", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("fast")
+
+# What click and rich look at before they colour or shape their output.
+_TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "LINES")
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 columns, and no opinion on colour from the shell that the tests were started in; a test sets its own."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in _TERMINAL:
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,185 @@
+"""What every planner keeps. A planner is enrolled by its line in PLANNERS."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+
+import pytest
+from hypothesis import given
+
+from remat_cli.errors import PlannerRefuses
+from remat_cli.graph import Graph
+from remat_cli.planners import PLANNERS
+from remat_cli.problem import Budget, Observer, Planner, PlanResult, Problem, Scope, Status
+from remat_cli.solve import Solution, baseline_of, solve
+from tests.graphs import diamond, in_place, problems, small_graphs, training_chain, training_graphs, training_unet
+from tests.oracle import least_peak, least_time
+
+PROVEN_BY_ORACLE = (Scope.ANY_ORDER, Scope.FIXED_ORDER)
+GRAPHS = training_graphs(max_forward_ops=3) | small_graphs(max_ops=6)
+
+
+def starved_options(name: str) -> Mapping[str, object]:
+    """Return the options that leave a planner no room to work; empty for one that has no limits."""
+    options = getattr(PLANNERS[name], "starved", None)
+    assert options is not None, f"{PLANNERS[name].__name__} says nothing of how to starve it"
+    return dict(options)
+
+
+def planners(name: str) -> Iterator[Planner]:
+    """Yield the planner with its defaults, and starved."""
+    yield PLANNERS[name]()
+    if starved_options(name):
+        yield starved(name)
+
+
+def starved(name: str) -> Planner:
+    return dataclasses.replace(PLANNERS[name](), **starved_options(name))
+
+
+def solved(problem: Problem, planner: Planner) -> Solution | None:
+    """Solve, which raises FalseClaim on anything untrue that it can tell; None where the planner refuses the graph."""
+    try:
+        return solve(problem, planner)
+    except PlannerRefuses:
+        return None
+
+
+def tight(graph: Graph, missing_bytes: int = 1) -> Problem:
+    """Return the problem of a little less than the plain run needs."""
+    return Problem(graph, Budget(baseline_of(graph).peak_bytes - missing_bytes))
+
+
+EXAMPLES = [tight(graph, missing) for graph in (training_chain(6), training_unet(3)) for missing in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(problem=problems(training_graphs(max_forward_ops=8)))
+def test_claims_on_training_graphs_are_true(name: str, problem: Problem) -> None:
+    for planner in planners(name):
+        solved(problem, planner)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(problem=problems(small_graphs()))
+def test_claims_on_any_graph_are_true(name: str, problem: Problem) -> None:
+    for planner in planners(name):
+        solved(problem, planner)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(problem=problems(GRAPHS))
+def test_proofs_agree_with_the_oracle(name: str, problem: Problem) -> None:
+    for planner in planners(name):
+        solution = solved(problem, planner)
+        if solution is None or solution.result.scope not in PROVEN_BY_ORACLE:
+            continue
+        truth = least_time(problem.graph, problem.budget.device_bytes, solution.result.scope)
+        if solution.status is Status.INFEASIBLE:
+            assert truth is None
+        if truth is not None and solution.result.time_bound is not None:
+            assert solution.result.time_bound <= truth.time
+        if solution.status is Status.OPTIMAL:
+            assert truth is not None
+            assert solution.trace is not None
+            assert solution.trace.time == truth.time
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(problem=problems(GRAPHS))
+def test_no_plan_is_better_than_the_oracle(name: str, problem: Problem) -> None:
+    for planner in planners(name):
+        solution = solved(problem, planner)
+        if solution is not None and solution.trace is not None:
+            truth = least_time(problem.graph, problem.budget.device_bytes)
+            assert truth is not None
+            assert solution.trace.time >= truth.time
+        if solution is not None and solution.closest is not None:
+            assert solution.closest.peak_bytes >= least_peak(problem.graph).peak_bytes
+
+
+def plan(problem: Problem, planner: Planner) -> PlanResult | str:
+    try:
+        return planner.plan(problem, Observer())
+    except PlannerRefuses as refusal:
+        return refusal.message
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(problem=problems(GRAPHS))
+def test_same_problem_twice_gives_the_same_result(name: str, problem: Problem) -> None:
+    for planner in planners(name):
+        again = Problem(dataclasses.replace(problem.graph), problem.budget)
+        assert plan(problem, planner) == plan(again, planner)
+
+
+PRINT_PLAN = """
+from remat_cli.planners import PLANNERS
+from tests.contract.test_planners import EXAMPLES, plan
+for problem in EXAMPLES:
+    print(plan(problem, PLANNERS[{name!r}]()))
+"""
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_result_does_not_depend_on_how_python_hashes_names(name: str) -> None:
+    def output(seed: str) -> str:
+        command = [sys.executable, "-c", PRINT_PLAN.format(name=name)]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert output("1") == output("2")
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_writes_nothing_to_stdout_or_stderr(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for problem in EXAMPLES:
+        plan(problem, PLANNERS[name]())
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", [name for name in PLANNERS if starved_options(name)])
+@pytest.mark.parametrize("problem", EXAMPLES)
+def test_starved_of_its_limits_it_says_unknown(name: str, problem: Problem) -> None:
+    assert solve(problem, starved(name)).status is Status.UNKNOWN
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("graph", [diamond(), in_place()], ids=["diamond", "in-place"])
+def test_refusal_of_a_graph_names_a_planner_that_takes_it(name: str, graph: Graph) -> None:
+    problem = tight(graph)
+    try:
+        PLANNERS[name]().plan(problem, Observer())
+    except PlannerRefuses as refusal:
+        named = [other for other in PLANNERS if other in refusal.hint]
+        assert named
+        for other in named:
+            PLANNERS[other]().plan(problem, Observer())
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_options_are_the_fields_of_a_frozen_dataclass_with_defaults(name: str) -> None:
+    planner = PLANNERS[name]()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        planner.anything = 1  # type: ignore[attr-defined]
+    assert dataclasses.replace(planner) == planner
+    if starved_options(name):
+        assert starved(name) != planner
+        assert starved(name) == PLANNERS[name](**starved_options(name))
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("heading", ["Source:", "Takes:", "Searches:", "Complexity:"])
+def test_docstring_gives(name: str, heading: str) -> None:
+    assert heading in (PLANNERS[name].__doc__ or "")
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_docstring_describes_every_option(name: str) -> None:
+    docstring = PLANNERS[name].__doc__ or ""
+    for field in dataclasses.fields(PLANNERS[name]):
+        assert f"        {field.name}: " in docstring

@@ -1,0 +1,309 @@
+"""`solve` believes nothing: planners that lie, each in one way, and planners that are interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+import pytest
+
+from remat_cli.errors import FalseClaim, PlannerRefuses
+from remat_cli.problem import Budget, Observer, PlanResult, Problem, Scope, Status
+from remat_cli.schedule import Compute, Offload, Schedule, Wait, plain_run, with_frees
+from remat_cli.solve import Solution, share_over, solve
+from tests.graphs import chain, graph_of, op, training_chain
+
+# The plain run peaks at 5 bytes and takes 13; recomputing f1 brings that to 4 and 14.
+GRAPH = training_chain(4)
+PLAIN = plain_run(GRAPH)
+RECOMPUTING = with_frees(GRAPH, ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "b2", "b1"))
+
+
+@dataclass(frozen=True)
+class Stub:
+    """Does what it is told instead of planning."""
+
+    starved: ClassVar[Mapping[str, object]] = {}
+
+    act: Callable[[Problem, Observer], PlanResult]
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        return self.act(problem, observe)
+
+
+def claim(
+    result: PlanResult, budget: int, *, finds: tuple[Schedule, ...] = (), observe: Observer | None = None
+) -> Solution:
+    """Solve with a planner that first reports `finds` and then claims `result`."""
+
+    def act(problem: Problem, observer: Observer) -> PlanResult:
+        for schedule in finds:
+            observer.found(schedule)
+        return result
+
+    return solve(Problem(GRAPH, Budget(budget)), Stub(act), observe)
+
+
+def interrupted(budget: int, *finds: Schedule) -> Solution:
+    def act(problem: Problem, observer: Observer) -> PlanResult:
+        for schedule in finds:
+            observer.found(schedule)
+        raise KeyboardInterrupt
+
+    return solve(Problem(GRAPH, Budget(budget)), Stub(act))
+
+
+class Listener(Observer):
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def phase(self, text: str) -> None:
+        self.heard.append(text)
+
+    def found(self, schedule: Schedule) -> None:
+        self.heard.append(schedule)
+
+    def bound(self, time: int, scope: Scope) -> None:
+        self.heard.append((time, scope))
+
+
+# Honest planners
+
+
+def test_the_figures_that_these_tests_rest_on() -> None:
+    plain = claim(PlanResult(Status.FEASIBLE, schedule=PLAIN), 100)
+    fewer = claim(PlanResult(Status.FEASIBLE, schedule=RECOMPUTING), 100)
+    assert plain.trace is not None
+    assert fewer.trace is not None
+    assert (plain.trace.peak_bytes, plain.trace.time) == (5, 13)
+    assert (fewer.trace.peak_bytes, fewer.trace.time) == (4, 14)
+
+
+def test_plan_is_measured_by_the_judge() -> None:
+    solution = claim(PlanResult(Status.FEASIBLE, schedule=RECOMPUTING), 4)
+    assert solution.status is Status.FEASIBLE
+    assert solution.overhead == pytest.approx(1 / 13)
+    assert not solution.interrupted
+
+
+def test_plan_without_a_bound_gets_the_plain_runs_time_in_any_order() -> None:
+    solution = claim(PlanResult(Status.FEASIBLE, schedule=RECOMPUTING), 4)
+    assert (solution.result.time_bound, solution.result.scope) == (13, Scope.ANY_ORDER)
+    assert solution.bound_overhead == 0
+    assert solution.gap == pytest.approx(1 / 13)
+
+
+def test_plan_with_a_bound_keeps_its_scope() -> None:
+    solution = claim(PlanResult(Status.OPTIMAL, Scope.FIXED_ORDER, RECOMPUTING, time_bound=14), 4)
+    assert (solution.status, solution.result.scope) == (Status.OPTIMAL, Scope.FIXED_ORDER)
+    assert solution.gap == 0
+
+
+def test_plan_that_takes_the_plain_runs_time_is_optimal_in_any_order() -> None:
+    solution = claim(PlanResult(Status.FEASIBLE, Scope.PLANNER, PLAIN), 5)
+    assert (solution.status, solution.result.scope) == (Status.OPTIMAL, Scope.ANY_ORDER)
+    assert solution.result.time_bound == 13
+    assert solution.overhead == 0
+
+
+def test_plan_that_just_fits_the_budget_is_accepted() -> None:
+    assert claim(PlanResult(Status.FEASIBLE, schedule=RECOMPUTING), 4).trace is not None
+
+
+def test_budget_below_the_working_set_is_infeasible_without_asking_the_planner() -> None:
+    def act(problem: Problem, observe: Observer) -> PlanResult:
+        raise AssertionError("the planner was asked")
+
+    solution = solve(Problem(GRAPH, Budget(2)), Stub(act))
+    assert (solution.status, solution.result.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
+    assert (solution.trace, solution.overhead, solution.bound_overhead, solution.gap) == (None, None, None, None)
+    assert "op 'b4' alone cannot fit" in solution.result.reason
+
+
+def test_outputs_that_cannot_fit_are_named_as_the_reason() -> None:
+    graph = graph_of(op("a", "", "x"), op("b", "", "y"))
+
+    def act(problem: Problem, observe: Observer) -> PlanResult:
+        raise AssertionError("the planner was asked")
+
+    assert "the outputs alone cannot fit" in solve(Problem(graph, Budget(1)), Stub(act)).result.reason
+
+
+def test_infeasible_keeps_the_closest_schedule_measured() -> None:
+    solution = claim(PlanResult(Status.INFEASIBLE, Scope.PLANNER, closest=RECOMPUTING), 3)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.trace is None
+    assert solution.closest is not None
+    assert solution.closest.peak_bytes == 4
+
+
+def test_unknown_stays_unknown() -> None:
+    solution = claim(PlanResult(Status.UNKNOWN), 4)
+    assert (solution.status, solution.trace, solution.result.time_bound) == (Status.UNKNOWN, None, None)
+
+
+def test_refusal_of_a_planner_is_passed_on() -> None:
+    def act(problem: Problem, observe: Observer) -> PlanResult:
+        raise PlannerRefuses("no forward part", hint="use keep_all")
+
+    with pytest.raises(PlannerRefuses, match="no forward part"):
+        solve(Problem(GRAPH, Budget(4)), Stub(act))
+
+
+def test_observer_hears_phases_bounds_and_each_better_plan() -> None:
+    listener = Listener()
+
+    def act(problem: Problem, observe: Observer) -> PlanResult:
+        observe.phase("searching")
+        observe.bound(13, Scope.ANY_ORDER)
+        for schedule in (RECOMPUTING, RECOMPUTING, PLAIN, RECOMPUTING):
+            observe.found(schedule)
+        return PlanResult(Status.FEASIBLE, schedule=PLAIN)
+
+    solve(Problem(GRAPH, Budget(5)), Stub(act), listener)
+    assert listener.heard == ["searching", (13, Scope.ANY_ORDER), RECOMPUTING, PLAIN]
+
+
+def test_plan_above_the_budget_is_not_passed_on() -> None:
+    listener = Listener()
+    claim(PlanResult(Status.FEASIBLE, schedule=RECOMPUTING), 4, finds=(PLAIN,), observe=listener)
+    assert listener.heard == []
+
+
+# Liars
+
+
+def test_liar_whose_schedule_peaks_above_the_budget() -> None:
+    with pytest.raises(FalseClaim, match="peaks at 5 bytes, above the budget of 4"):
+        claim(PlanResult(Status.FEASIBLE, schedule=PLAIN), 4)
+
+
+def test_liar_whose_schedule_does_not_run() -> None:
+    with pytest.raises(FalseClaim, match=r"does not run: step 0 \(compute 'f2'\)"):
+        claim(PlanResult(Status.FEASIBLE, schedule=Schedule((Compute("f2"),))), 100)
+
+
+def test_liar_whose_schedule_leaves_ops_out() -> None:
+    with pytest.raises(FalseClaim, match="does not run: at the end: op 'loss' was never run"):
+        claim(PlanResult(Status.FEASIBLE, schedule=Schedule(PLAIN.steps[:4])), 100)
+
+
+def test_liar_whose_bound_is_above_its_own_time() -> None:
+    with pytest.raises(FalseClaim, match="bound 15 is above its schedule's time 14"):
+        claim(PlanResult(Status.FEASIBLE, schedule=RECOMPUTING, time_bound=15), 4)
+
+
+def test_liar_who_calls_optimal_what_is_above_the_bound() -> None:
+    with pytest.raises(FalseClaim, match="claims an optimal schedule, but its time 14 is above its bound 13"):
+        claim(PlanResult(Status.OPTIMAL, schedule=RECOMPUTING, time_bound=13), 4)
+
+
+def test_liar_whose_optimum_would_be_faster_than_the_plain_run() -> None:
+    with pytest.raises(FalseClaim, match="its time 13 is above its bound 12"):
+        claim(PlanResult(Status.OPTIMAL, schedule=PLAIN, time_bound=12), 5)
+
+
+def test_liar_who_reports_a_schedule_that_does_not_run() -> None:
+    with pytest.raises(FalseClaim, match=r"does not run: step 0 \(compute 'f3'\)"):
+        claim(PlanResult(Status.FEASIBLE, schedule=PLAIN), 100, finds=(Schedule((Compute("f3"),)),))
+
+
+def test_liar_whose_closest_schedule_does_not_run() -> None:
+    with pytest.raises(FalseClaim, match="does not run"):
+        claim(PlanResult(Status.INFEASIBLE, closest=Schedule(())), 3)
+
+
+@pytest.mark.parametrize("scope", [Scope.ANY_ORDER, Scope.FIXED_ORDER])
+def test_liar_who_calls_infeasible_what_the_plain_run_fits(scope: Scope) -> None:
+    with pytest.raises(FalseClaim, match="no plan fits, but the plain run does"):
+        claim(PlanResult(Status.INFEASIBLE, scope), 5)
+
+
+def test_planner_that_does_not_search_the_plain_run_may_find_nothing_where_it_fits() -> None:
+    assert claim(PlanResult(Status.INFEASIBLE, Scope.PLANNER), 5).status is Status.INFEASIBLE
+
+
+def test_liar_who_calls_infeasible_what_its_closest_schedule_fits() -> None:
+    with pytest.raises(FalseClaim, match="no plan fits, but its closest one does"):
+        claim(PlanResult(Status.INFEASIBLE, closest=RECOMPUTING), 4)
+
+
+def test_liar_who_calls_infeasible_what_it_found_a_plan_for() -> None:
+    with pytest.raises(FalseClaim, match="no plan fits, after it found one"):
+        claim(PlanResult(Status.INFEASIBLE), 4, finds=(RECOMPUTING,))
+
+
+@pytest.mark.parametrize("status", [Status.OPTIMAL, Status.FEASIBLE])
+def test_result_with_a_plan_needs_one(status: Status) -> None:
+    with pytest.raises(ValueError, match="needs a schedule"):
+        PlanResult(status, time_bound=1)
+
+
+@pytest.mark.parametrize("status", [Status.INFEASIBLE, Status.UNKNOWN])
+def test_result_without_a_plan_cannot_have_one(status: Status) -> None:
+    with pytest.raises(ValueError, match="cannot have a schedule"):
+        PlanResult(status, schedule=PLAIN)
+
+
+def test_optimal_result_needs_its_bound() -> None:
+    with pytest.raises(ValueError, match="needs the bound"):
+        PlanResult(Status.OPTIMAL, schedule=PLAIN)
+
+
+# Interruption
+
+
+def test_interrupted_run_keeps_its_best_plan() -> None:
+    solution = interrupted(5, RECOMPUTING, PLAIN, RECOMPUTING)
+    assert solution.interrupted
+    assert solution.result.schedule == PLAIN
+
+
+def test_interrupted_run_keeps_no_plan_above_the_budget() -> None:
+    solution = interrupted(4, PLAIN, RECOMPUTING)
+    assert (solution.status, solution.result.schedule) == (Status.FEASIBLE, RECOMPUTING)
+
+
+def test_interruption_before_any_plan_goes_through() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(4)
+
+
+def test_interruption_with_nothing_but_plans_above_the_budget_goes_through() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(4, PLAIN)
+
+
+# Shares
+
+
+def test_a_graph_whose_ops_take_no_time_has_no_overhead() -> None:
+    assert share_over(0, 0) == 0
+
+
+def test_transfers_are_judged_on_the_problems_link() -> None:
+    moved = Schedule((Compute("f1"), Offload("t1"), Wait("t1"), Compute("f2")))
+    solution = solve(
+        Problem(chain(4, 1), Budget(5), bytes_per_time=Fraction(2)),
+        Stub(lambda problem, observe: PlanResult(Status.FEASIBLE, schedule=moved)),
+    )
+    assert solution.trace is not None
+    assert solution.trace.time == 1 + 2 + 1
+
+
+def test_a_better_plan_that_was_found_is_not_lost_to_a_worse_result() -> None:
+    slower = with_frees(GRAPH, ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "b2", "f1", "b1"))
+    solution = claim(PlanResult(Status.FEASIBLE, schedule=slower), 4, finds=(RECOMPUTING,))
+    assert solution.result.schedule == RECOMPUTING
+
+
+def test_a_plan_that_was_found_is_not_lost_to_an_unknown_result() -> None:
+    solution = claim(PlanResult(Status.UNKNOWN), 4, finds=(RECOMPUTING,))
+    assert (solution.status, solution.result.schedule) == (Status.FEASIBLE, RECOMPUTING)
+
+
+def test_a_bound_below_the_plain_time_is_raised_to_it() -> None:
+    solution = claim(PlanResult(Status.FEASIBLE, Scope.FIXED_ORDER, RECOMPUTING, time_bound=1), 4)
+    assert (solution.result.time_bound, solution.result.scope) == (13, Scope.ANY_ORDER)

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from remat_cli.errors import UsageError
+from remat_cli.units import (
+    BudgetSpec,
+    format_bytes,
+    format_seconds,
+    format_share,
+    format_time,
+    parse_budget,
+    parse_bytes,
+    parse_duration,
+    parse_rate,
+    parse_share,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1024", 1024),
+        ("1_000", 1000),
+        ("7B", 7),
+        ("8GB", 8 * 10**9),
+        ("8 gb", 8 * 10**9),
+        ("8G", 8 * 10**9),
+        ("8GiB", 8 * 2**30),
+        ("512MiB", 512 * 2**20),
+        ("1.5kB", 1500),
+        (".5KiB", 512),
+        ("2TB", 2 * 10**12),
+        ("1TiB", 2**40),
+    ],
+)
+def test_parse_bytes_tells_powers_of_1000_from_powers_of_1024(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "is not understood"),
+        ("GB", "is not understood"),
+        ("-8GB", "is not understood"),
+        ("8e9", "is not understood"),
+        ("8,5GB", "is not understood"),
+        ("8 apples", "unknown unit 'apples'"),
+        ("8GB/s", "unknown unit 'GB/s'"),
+        ("1.5", "not a whole number of bytes"),
+        ("0.3KiB", "not a whole number of bytes"),
+    ],
+)
+def test_parse_bytes_says_what_is_wrong(text: str, fault: str) -> None:
+    with pytest.raises(UsageError, match=fault) as caught:
+        parse_bytes(text)
+    assert repr(text) in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("10%", Fraction(1, 10)), ("0.1", Fraction(1, 10)), ("100 %", Fraction(1))]
+)
+def test_parse_share_is_exact(text: str, share: Fraction) -> None:
+    assert parse_share(text) == share
+
+
+@pytest.mark.parametrize("text", ["10GB", "ten", "-5%"])
+def test_parse_share_refuses_what_is_no_share(text: str) -> None:
+    with pytest.raises(UsageError, match="share"):
+        parse_share(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 30), ("30s", 30), ("2m", 120), ("2 min", 120), ("1h", 3600), ("500ms", 0.5), ("3us", 3e-6)],
+)
+def test_parse_duration_is_in_seconds(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "3 days", "-1s"])
+def test_parse_duration_refuses_what_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError, match="duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(("text", "rate"), [("12GB/s", 12 * 10**9), ("1.5 MiB/s", 3 * 2**19), ("2.5", Fraction(5, 2))])
+def test_parse_rate_is_in_bytes_per_second_or_as_it_is(text: str, rate: Fraction) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["12GB", "12GB/min", "12 furlongs/s", "fast"])
+def test_parse_rate_refuses_what_is_no_rate(text: str) -> None:
+    with pytest.raises(UsageError, match="rate"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("min", BudgetSpec(smallest=True)),
+        (" MIN ", BudgetSpec(smallest=True)),
+        ("80%", BudgetSpec(share=Fraction(4, 5))),
+        ("8GiB", BudgetSpec(device_bytes=8 * 2**30)),
+    ],
+)
+def test_parse_budget_takes_a_size_a_share_or_the_smallest(text: str, spec: BudgetSpec) -> None:
+    assert parse_budget(text) == spec
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "0GB"])
+def test_parse_budget_refuses_a_budget_of_nothing(text: str) -> None:
+    with pytest.raises(UsageError, match="must be above 0"):
+        parse_budget(text)
+
+
+def test_parse_budget_speaks_of_a_budget_and_hints_at_every_form() -> None:
+    with pytest.raises(UsageError, match=r"budget '0\.8' is not a whole number of bytes") as caught:
+        parse_budget("0.8")
+    assert "80%" in caught.value.hint
+
+
+def test_a_share_of_the_plain_peak_is_rounded_down() -> None:
+    assert BudgetSpec(share=Fraction(1, 3)).bytes_of(100) == 33
+
+
+def test_a_size_does_not_depend_on_the_plain_peak() -> None:
+    assert BudgetSpec(device_bytes=5).bytes_of(100) == 5
+
+
+def test_the_smallest_budget_has_no_size_yet() -> None:
+    with pytest.raises(ValueError, match="min"):
+        BudgetSpec(smallest=True).bytes_of(100)
+
+
+@pytest.mark.parametrize("text", ["min", "80%", "2.5%"])
+def test_a_budget_reads_back_as_it_is_shown(text: str) -> None:
+    assert str(parse_budget(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.000 kB"),
+        (9_999, "9.999 kB"),
+        (10_000, "10.00 kB"),
+        (99_996, "100.0 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.000 MB"),
+        (7_960_000_000, "7.960 GB"),
+        (38_059_356_160, "38.06 GB"),
+        (1_500_000_000_000, "1.500 TB"),
+        (-1_500, "-1.500 kB"),
+    ],
+)
+def test_format_bytes_shows_four_digits_in_the_unit_that_reads_best(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("time", "unit", "text"),
+    [
+        (999, "ns", "999 ns"),
+        (1_500, "ns", "1.5 µs"),
+        (120_345_000, "ns", "120.3 ms"),
+        (2_000_000_000, "ns", "2 s"),
+        (12_345_000_000_000, "ns", "12,345 s"),
+        (999, "flop", "999 FLOP"),
+        (4_100_000_000, "flop", "4.1 GFLOP"),
+        (1_234_567, "unit", "1,234,567"),
+    ],
+)
+def test_format_time_shows_the_multiple_that_reads_best(time: int, unit: str, text: str) -> None:
+    assert format_time(time, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0, "0 %"),
+        (0.0000012, "1.2e-04 %"),
+        (0.00123, "0.123 %"),
+        (0.0199, "1.99 %"),
+        (Fraction(1, 8), "12.50 %"),
+        (1.5, "150.0 %"),
+        (-0.02, "-2.00 %"),
+    ],
+)
+def test_format_share_shows_the_digits_that_matter(share: float | Fraction, text: str) -> None:
+    assert format_share(share) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0042, "4 ms"), (0.42, "0.42 s"), (9.9, "9.9 s"), (42.4, "42 s"), (75, "1 min 15 s"), (3600, "60 min 0 s")],
+)
+def test_format_seconds_is_for_people(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
