@@ -38,8 +38,9 @@ type: install ## check types
 
 check: lint type test ## lint, type, test
 
-golden: install ## remake the example graphs and the expected outputs of the tests
+golden: install ## remake the example graphs and the output shown in the README
 	$(BIN)/python graphs/rebuild.py
+	$(BIN)/python -m tests.golden.readme
 
 bench: install ## time the planners on fixed graphs
 	$(BIN)/python -m tests.bench
