@@ -11,7 +11,8 @@ import resnet50
 import skip_chain
 import unet
 
-from remat_cli.prepare import GraphOptions, prepare
+from remat_cli.config import GraphOptions
+from remat_cli.prepare import prepare
 from remat_cli.readers.native import graph_bytes
 
 MODELS = {"gpt": gpt.build, "resnet50": resnet50.build, "unet": unet.build}

@@ -47,25 +47,47 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
+class GraphOptions:
+    """How a file becomes the graph that is planned; None leaves the choice to what the file is.
+
+    Attributes:
+        mode: "training" derives the training graph of a forward graph; "inference" plans the graph as it is. By
+            default training for forward graphs and ONNX.
+        dims: values of symbolic dimensions.
+        input_shapes: whole shapes of graph inputs.
+        value_shapes: shapes of values that cannot be inferred.
+        aliasing: which ops share storage. By default as in PyTorch for training, as in onnxruntime for inference.
+        strict: estimates are errors.
+        optimizer: whose state is resident, where the file tells parameters apart (ONNX). By default sgd: none.
+        cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
+        device: profile for the roofline model, and for the link to the host.
+        measurements: table of measured times, for the measured model.
+        link_bandwidth: of the link to the host; by default the device profile's, where one is given.
+    """
+
+    mode: str | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    value_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    aliasing: Aliasing | None = None
+    strict: bool = False
+    optimizer: str | None = None
+    cost_model: str | None = None
+    device: str | None = None
+    measurements: str | None = None
+    link_bandwidth: str | None = None
+
+
+@dataclass(frozen=True)
 class RunConfig:
-    """What a run is asked for; None where nothing was said, so that the command line can win over a file.
+    """What a run is asked for; None where nothing was said.
 
     Attributes:
         planner: name of a planner.
         options: of that planner.
         budget: the budget.
         max_overhead: the search for the smallest budget takes plans of at most this overhead.
-        mode: "training" or "inference".
-        dims: values of symbolic dimensions.
-        input_shapes: whole shapes of graph inputs.
-        value_shapes: shapes of values that cannot be inferred.
-        optimizer: whose state is resident.
-        cost_model: what gives ops their time.
-        device: name or path of a device profile.
-        measurements: path of a table of measured times.
-        aliasing: which ops share storage.
-        strict: estimates are errors.
-        link_bandwidth: of the link to the host, such as "12GB/s".
+        graph: how the file becomes the graph that is planned.
         report: what the terminal report shows.
     """
 
@@ -73,17 +95,7 @@ class RunConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     budget: BudgetSpec | None = None
     max_overhead: float | None = None
-    mode: str | None = None
-    dims: Mapping[str, int] = field(default_factory=dict)
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    value_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    optimizer: str | None = None
-    cost_model: str | None = None
-    device: str | None = None
-    measurements: str | None = None
-    aliasing: Aliasing | None = None
-    strict: bool | None = None
-    link_bandwidth: str | None = None
+    graph: GraphOptions = field(default_factory=GraphOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
 
 
@@ -103,7 +115,7 @@ class _ConfigFile:
     device: str | None = None
     measurements: str | None = None
     aliasing: Aliasing | None = None
-    strict: bool | None = None
+    strict: bool = False
     link_bandwidth: str | float | None = None
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -167,17 +179,19 @@ def load_config(path: Path) -> RunConfig:
         options=options,
         budget=parsed_budget,
         max_overhead=parsed_overhead,
-        mode=raw.mode,
-        dims=raw.dims,
-        input_shapes={name: tuple(shape) for name, shape in raw.input_shapes.items()},
-        value_shapes={name: tuple(shape) for name, shape in raw.value_shapes.items()},
-        optimizer=raw.optimizer,
-        cost_model=raw.cost_model,
-        device=raw.device,
-        measurements=raw.measurements,
-        aliasing=raw.aliasing,
-        strict=raw.strict,
-        link_bandwidth=None if raw.link_bandwidth is None else str(raw.link_bandwidth),
+        graph=GraphOptions(
+            mode=raw.mode,
+            dims=raw.dims,
+            input_shapes={name: tuple(shape) for name, shape in raw.input_shapes.items()},
+            value_shapes={name: tuple(shape) for name, shape in raw.value_shapes.items()},
+            aliasing=raw.aliasing,
+            strict=raw.strict,
+            optimizer=raw.optimizer,
+            cost_model=raw.cost_model,
+            device=raw.device,
+            measurements=raw.measurements,
+            link_bandwidth=None if raw.link_bandwidth is None else str(raw.link_bandwidth),
+        ),
         report=_checked(ReportOptions, document.section("report", raw.report)),
     )
 

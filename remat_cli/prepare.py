@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from remat_cli.config import GIVEN_COSTS, load_device, load_measurements
+from remat_cli.config import GIVEN_COSTS, GraphOptions, load_device, load_measurements
 from remat_cli.costs import COST_MODELS, CostModel, Device, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.graph import Graph, Kind
@@ -26,38 +25,6 @@ from remat_cli.units import parse_rate
 _DEFAULT_DEVICE = "generic"
 _DEFAULT_OPTIMIZER = "sgd"
 _NS = 10**9
-
-
-@dataclass(frozen=True)
-class GraphOptions:
-    """How a file becomes the graph that is planned; None leaves the choice to what the file is.
-
-    Attributes:
-        mode: "training" derives the training graph of a forward graph; "inference" plans the graph as it is. By
-            default training for forward graphs and ONNX.
-        dims: values of symbolic dimensions.
-        input_shapes: whole shapes of graph inputs.
-        value_shapes: shapes of values that cannot be inferred.
-        aliasing: which ops share storage. By default as in PyTorch for training, as in onnxruntime for inference.
-        strict: estimates are errors.
-        optimizer: whose state is resident, where the file tells parameters apart (ONNX). By default sgd: none.
-        cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
-        device: profile for the roofline model, and for the link to the host.
-        measurements: table of measured times, for the measured model.
-        link_bandwidth: of the link to the host; by default the device profile's, where one is given.
-    """
-
-    mode: str | None = None
-    dims: Mapping[str, int] = field(default_factory=dict)
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    value_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    aliasing: Aliasing | None = None
-    strict: bool = False
-    optimizer: str | None = None
-    cost_model: str | None = None
-    device: str | None = None
-    measurements: str | None = None
-    link_bandwidth: str | None = None
 
 
 @dataclass(frozen=True)

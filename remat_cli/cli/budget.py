@@ -36,7 +36,7 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> int:
     streams = Output(as_json=as_json, quiet=quiet)
     with streams.progress() as observe:
         observe.phase("reading the graph")
-        prepared = prepare(graph, call.graph_options)
+        prepared = prepare(graph, call.config.graph)
         problem = Problem(prepared.graph, Budget(0), prepared.bytes_per_time)
         search = smallest_budget(problem, call.planner, observe, max_overhead=call.config.max_overhead)
     streams.report(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from remat_cli.cli.options import graph_argument, graph_options, graph_options_of, merge_config
+from remat_cli.cli.options import graph_argument, graph_options, merge_config
 from remat_cli.cli.output import Output
 from remat_cli.errors import UsageError
 from remat_cli.prepare import prepare
@@ -34,7 +34,7 @@ def command(graph: Path, output: Path, training: bool, quiet: bool, **given: Any
     remat convert model.onnx -o training.json --dim batch=8 --training
     """
     config = merge_config(given)
-    options = graph_options_of(config)
+    options = config.graph
     if training and options.mode == "inference":
         raise UsageError("--training contradicts --mode inference", hint="leave one of them out")
     prepared = prepare(graph, options, derive_training=training or options.mode == "training")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from remat_cli.cli.options import graph_argument, graph_options, graph_options_of, merge_config, output_options
+from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
 from remat_cli.prepare import prepare
 
@@ -28,5 +28,5 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> None:
 
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet)
-    prepared = prepare(graph, graph_options_of(config))
+    prepared = prepare(graph, config.graph)
     streams.report(inspect_report(prepared, shown=config.report), inspect_summary(prepared))

@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from remat_cli.config import GIVEN_COSTS, MODES, RunConfig, load_config, make_planner, parse_option
+from remat_cli.config import GIVEN_COSTS, MODES, GraphOptions, RunConfig, load_config, make_planner, parse_option
 from remat_cli.costs import COST_MODELS
 from remat_cli.errors import UsageError
 from remat_cli.planners import PLANNERS
-from remat_cli.prepare import GraphOptions
 from remat_cli.problem import Planner
 from remat_cli.readers import Aliasing
 from remat_cli.training import OPTIMIZERS
@@ -96,28 +95,6 @@ class Call:
     planner_name: str
     planner: Planner
 
-    @property
-    def graph_options(self) -> GraphOptions:
-        """How the graph file is read and what is made of it."""
-        return graph_options_of(self.config)
-
-
-def graph_options_of(config: RunConfig) -> GraphOptions:
-    """Return the part of a config that says how the graph file is read and what is made of it."""
-    return GraphOptions(
-        mode=config.mode,
-        dims=config.dims,
-        input_shapes=config.input_shapes,
-        value_shapes=config.value_shapes,
-        aliasing=config.aliasing,
-        strict=bool(config.strict),
-        optimizer=config.optimizer,
-        cost_model=config.cost_model,
-        device=config.device,
-        measurements=config.measurements,
-        link_bandwidth=config.link_bandwidth,
-    )
-
 
 def merge_config(given: dict[str, Any]) -> RunConfig:
     """Put the options of a command line on top of the config file that it names.
@@ -129,24 +106,28 @@ def merge_config(given: dict[str, Any]) -> RunConfig:
         UsageError: the file or an option is wrong.
     """
     config = load_config(given["config"]) if given.get("config") is not None else RunConfig()
-    said: dict[str, Any] = {
-        key: given[key]
-        for key in ("mode", "optimizer", "cost_model", "device", "measurements", "strict", "link_bandwidth", "planner")
-        if given.get(key) is not None
-    }
-    if given.get("aliasing") is not None:
-        said["aliasing"] = Aliasing(given["aliasing"])
+    said: dict[str, Any] = {"graph": _merge_graph_options(config.graph, given)}
+    if given.get("planner") is not None:
+        said["planner"] = given["planner"]
+        # Options of another planner mean nothing to this one.
+        said["options"] = config.options if given["planner"] == config.planner else {}
     if given.get("budget") is not None:
         said["budget"] = parse_budget(given["budget"])
     if given.get("max_overhead") is not None:
         said["max_overhead"] = float(parse_share(given["max_overhead"]))
-    said["dims"] = {**config.dims, **dict(_dim(text) for text in given.get("dims", ()))}
+    return replace(config, **said)
+
+
+def _merge_graph_options(options: GraphOptions, given: dict[str, Any]) -> GraphOptions:
+    plain = ("mode", "optimizer", "cost_model", "device", "measurements", "strict", "link_bandwidth")
+    said: dict[str, Any] = {key: given[key] for key in plain if given.get(key) is not None}
+    if given.get("aliasing") is not None:
+        said["aliasing"] = Aliasing(given["aliasing"])
+    said["dims"] = {**options.dims, **dict(_dim(text) for text in given.get("dims", ()))}
     for key in ("input_shapes", "value_shapes"):
         option = f"--{key[:-1].replace('_', '-')}"
-        said[key] = {**getattr(config, key), **dict(_shape(text, option) for text in given.get(key, ()))}
-    if "planner" in said and said["planner"] != config.planner:
-        said["options"] = {}  # those of another planner
-    return replace(config, **said)
+        said[key] = {**getattr(options, key), **dict(_shape(text, option) for text in given.get(key, ()))}
+    return replace(options, **said)
 
 
 def read_call(given: dict[str, Any]) -> Call:

@@ -53,7 +53,7 @@ def command(graph: Path, output: Path | None, as_json: bool, quiet: bool, **give
     streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
     with streams.progress() as observe:
         observe.phase("reading the graph")
-        prepared = prepare(graph, call.graph_options)
+        prepared = prepare(graph, call.config.graph)
         problem = Problem(prepared.graph, Budget(0), prepared.bytes_per_time)
         solution = _solved(problem, budget, call.config.max_overhead, call.planner, observe)
     if output is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from remat_cli.cli.options import graph_argument, graph_options, graph_options_of, merge_config, output_options
+from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.prepare import Prepared, prepare
@@ -40,7 +40,7 @@ def command(graph: Path, schedule: Path, as_json: bool, quiet: bool, **given: An
 
     file = read_schedule(schedule)
     config = merge_config(given)
-    options = graph_options_of(config)
+    options = config.graph
     prepared = prepare(graph, options if options.mode is not None else replace(options, mode=file.mode))
     _check_made_for(file, prepared, schedule)
     trace = simulate(prepared.graph, file.schedule, bytes_per_time=prepared.bytes_per_time)

@@ -17,9 +17,10 @@ from typing import ParamSpec, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from remat_cli.config import GraphOptions
 from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.planners.approx_dp import ApproxDP
-from remat_cli.prepare import GraphOptions, prepare
+from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
 from remat_cli.readers import read_graph
 from remat_cli.readers.native import graph_bytes

@@ -58,16 +58,17 @@ report: {timeline: false, largest: 3}
     assert config.options == {"strategy": "memory", "time_limit": 5}
     assert config.budget == BudgetSpec(share=Fraction(4, 5))
     assert config.max_overhead == 0.1
-    assert (config.mode, config.optimizer, config.cost_model, config.device) == (
+    graph = config.graph
+    assert (graph.mode, graph.optimizer, graph.cost_model, graph.device) == (
         "training",
         "adam",
         "roofline",
         "a100",
     )
-    assert config.dims == {"batch": 8, "seq": 512}
-    assert (config.input_shapes, config.value_shapes) == ({"x": (1, 3, 224, 224)}, {"y": (2,)})
-    assert (config.measurements, config.aliasing, config.strict) == ("times.yaml", Aliasing.ORT_CPU, True)
-    assert config.link_bandwidth == "12GB/s"
+    assert graph.dims == {"batch": 8, "seq": 512}
+    assert (graph.input_shapes, graph.value_shapes) == ({"x": (1, 3, 224, 224)}, {"y": (2,)})
+    assert (graph.measurements, graph.aliasing, graph.strict) == ("times.yaml", Aliasing.ORT_CPU, True)
+    assert graph.link_bandwidth == "12GB/s"
     assert (config.report.timeline, config.report.largest) == (False, 3)
 
 

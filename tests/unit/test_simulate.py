@@ -14,7 +14,7 @@ from tests.graphs import chain, diamond, graph_of, in_place, multi_output, op, w
 STEPS: Mapping[str, Callable[[str], Step]] = {name: step for step, name in STEP_NAMES.items()}
 
 
-def run(graph: Graph, steps: str, *, link: int | None = None) -> Trace:
+def run(graph: Graph, steps: str, *, link: float | None = None) -> Trace:
     """Replay steps as people write them: "a, b, free x, inplace c"; a lone name is a compute."""
     return simulate(
         graph, Schedule(tuple(map(_step, steps.split(", ")))), bytes_per_time=None if link is None else Fraction(link)
@@ -26,7 +26,7 @@ def _step(text: str) -> Step:
     return STEPS[kind or "compute"](name)
 
 
-def refusal(graph: Graph, steps: str, *, link: int | None = None) -> InvalidSchedule:
+def refusal(graph: Graph, steps: str, *, link: float | None = None) -> InvalidSchedule:
     with pytest.raises(InvalidSchedule) as caught:
         run(graph, steps, link=link)
     return caught.value
