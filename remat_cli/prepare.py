@@ -15,6 +15,7 @@ from remat_cli.readers import Aliasing, Reading, ReadOptions, read_graph
 from remat_cli.training import (
     KeptForBackward,
     annotate_saves,
+    is_exported_for_inference,
     kept_for_backward,
     trainable_parameters,
     training_graph,
@@ -127,6 +128,11 @@ def _with_operators(
     conservative: tuple[str, ...] = ()
     if mode == "training":
         graph, conservative = annotate_saves(graph, operators)
+        if is_exported_for_inference(operators.values()):
+            notes.append(
+                "batch normalization seems to be folded into the convolutions, as in an export for inference: "
+                "training the model itself keeps more; export it in training mode for its real figures"
+            )
     graph, uncosted = annotate_work(graph, operators)
     for names, what in (
         (uncosted, "no formula for the work of {}; counted by the bytes moved"),

@@ -78,6 +78,17 @@ def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable
     return tuple(parameter for parameter in parameters if parameter.name in trained)
 
 
+def is_exported_for_inference(operators: Iterable[Operator]) -> bool:
+    """Tell whether batch normalization seems to be folded into the convolutions: none is there, and all have a bias.
+
+    Exporters do that to models in evaluation mode; training the model itself keeps more than this graph shows.
+    """
+    all_operators = tuple(operators)
+    convolutions = [operator for operator in all_operators if operator.type == "Conv"]
+    has_norms = any("Normalization" in operator.type for operator in all_operators)
+    return len(convolutions) > 1 and not has_norms and all(len(conv.inputs) > 2 for conv in convolutions)
+
+
 @dataclass(frozen=True, slots=True)
 class _Needed:
     """The operands of an op whose gradient is needed: their positions, and the names of the activations among them."""

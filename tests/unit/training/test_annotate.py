@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from remat_cli.graph import Graph, Op
-from remat_cli.operators import AttributeValue, Operand
-from remat_cli.training import annotate_saves, trainable_parameters
+from remat_cli.operators import AttributeValue, Operand, Operator, Role
+from remat_cli.training import annotate_saves, is_exported_for_inference, trainable_parameters
 from tests.operators import Model, constant, value, weight
 
 
@@ -362,3 +362,17 @@ def test_running_statistics_are_not_trainable() -> None:
     model.add("BatchNormalization", [value("x", 2, 8, 4, 4), *norm], value("y", 2, 8, 4, 4))
     trained = trainable_parameters(model.operators, norm)
     assert [parameter.name for parameter in trained] == ["scale", "bias"]
+
+
+def convolution(name: str, *, inputs: int) -> Operator:
+    value = Operand(name, Role.ACTIVATION, (1, 1, 1, 1), "float32", 4)
+    return Operator("Conv", (value,) * inputs, (value,))
+
+
+def test_convolutions_with_biases_and_no_norm_look_exported_for_inference() -> None:
+    folded = [convolution("a", inputs=3), convolution("b", inputs=3)]
+    norm = Operator("BatchNormalization", (), ())
+    assert is_exported_for_inference(folded)
+    assert not is_exported_for_inference([*folded, norm])
+    assert not is_exported_for_inference([*folded, convolution("c", inputs=2)])
+    assert not is_exported_for_inference([norm])
