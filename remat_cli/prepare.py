@@ -15,8 +15,8 @@ from remat_cli.readers import Aliasing, Reading, ReadOptions, read_graph
 from remat_cli.training import (
     KeptForBackward,
     annotate_saves,
-    is_exported_for_inference,
     kept_for_backward,
+    may_lack_norms,
     trainable_parameters,
     training_graph,
     training_resident_bytes,
@@ -128,10 +128,10 @@ def _with_operators(
     conservative: tuple[str, ...] = ()
     if mode == "training":
         graph, conservative = annotate_saves(graph, operators)
-        if is_exported_for_inference(operators.values()):
+        if may_lack_norms(operators.values()):
             notes.append(
-                "batch normalization seems to be folded into the convolutions, as in an export for inference: "
-                "training the model itself keeps more; export it in training mode for its real figures"
+                "there is no normalization beside the convolutions: if the model has any, an export for inference "
+                "folded it away, and training keeps more than this graph shows; export it in training mode"
             )
     graph, uncosted = annotate_work(graph, operators)
     for names, what in (

@@ -4,7 +4,7 @@
 derives the training graph from those marks, which a native file carries as well.
 """
 
-from remat_cli.training.annotate import annotate_saves, is_exported_for_inference, trainable_parameters
+from remat_cli.training.annotate import annotate_saves, may_lack_norms, trainable_parameters
 from remat_cli.training.derive import ACCUMULATION_TYPE, LOSS_TYPE, training_graph
 from remat_cli.training.kept import KeptForBackward, kept_for_backward
 from remat_cli.training.resident import OPTIMIZERS, training_resident_bytes
@@ -15,8 +15,8 @@ __all__ = [
     "OPTIMIZERS",
     "KeptForBackward",
     "annotate_saves",
-    "is_exported_for_inference",
     "kept_for_backward",
+    "may_lack_norms",
     "trainable_parameters",
     "training_graph",
     "training_resident_bytes",

@@ -78,15 +78,14 @@ def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable
     return tuple(parameter for parameter in parameters if parameter.name in trained)
 
 
-def is_exported_for_inference(operators: Iterable[Operator]) -> bool:
-    """Tell whether batch normalization seems to be folded into the convolutions: none is there, and all have a bias.
+def may_lack_norms(operators: Iterable[Operator]) -> bool:
+    """Tell whether there are convolutions, but no normalization beside them.
 
-    Exporters do that to models in evaluation mode; training the model itself keeps more than this graph shows.
+    Exporters fold batch normalization into the convolutions of a model in evaluation mode; training the model itself
+    keeps more than such a graph shows.
     """
-    all_operators = tuple(operators)
-    convolutions = [operator for operator in all_operators if operator.type == "Conv"]
-    has_norms = any("Normalization" in operator.type for operator in all_operators)
-    return len(convolutions) > 1 and not has_norms and all(len(conv.inputs) > 2 for conv in convolutions)
+    types = {operator.type for operator in operators}
+    return "Conv" in types and not any("Normalization" in type_ for type_ in types)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from remat_cli.graph import Graph, Op
-from remat_cli.operators import AttributeValue, Operand, Operator, Role
-from remat_cli.training import annotate_saves, is_exported_for_inference, trainable_parameters
+from remat_cli.operators import AttributeValue, Operand, Operator
+from remat_cli.training import annotate_saves, may_lack_norms, trainable_parameters
 from tests.operators import Model, constant, value, weight
 
 
@@ -364,15 +364,14 @@ def test_running_statistics_are_not_trainable() -> None:
     assert [parameter.name for parameter in trained] == ["scale", "bias"]
 
 
-def convolution(name: str, *, inputs: int) -> Operator:
-    value = Operand(name, Role.ACTIVATION, (1, 1, 1, 1), "float32", 4)
-    return Operator("Conv", (value,) * inputs, (value,))
-
-
-def test_convolutions_with_biases_and_no_norm_look_exported_for_inference() -> None:
-    folded = [convolution("a", inputs=3), convolution("b", inputs=3)]
-    norm = Operator("BatchNormalization", (), ())
-    assert is_exported_for_inference(folded)
-    assert not is_exported_for_inference([*folded, norm])
-    assert not is_exported_for_inference([*folded, convolution("c", inputs=2)])
-    assert not is_exported_for_inference([norm])
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [
+        (["Conv", "Relu"], True),
+        (["Conv", "BatchNormalization"], False),
+        (["Conv", "LayerNormalization"], False),
+        (["MatMul"], False),
+    ],
+)
+def test_convolutions_without_any_norm_may_come_from_an_export_for_inference(types: list[str], expected: bool) -> None:
+    assert may_lack_norms(Operator(type_, (), ()) for type_ in types) is expected
