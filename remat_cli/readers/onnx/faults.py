@@ -1,0 +1,40 @@
+"""The one place where what onnx and protobuf raise becomes an error that a user can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from remat_cli.errors import GraphError
+
+_LONGEST = 300
+
+
+@contextmanager
+def onnx_faults(what: str, hint: str) -> Iterator[None]:
+    """Turn the exceptions that onnx and protobuf raise on bad files into `GraphError`.
+
+    They share no base class: the checker's and the shape inference's errors derive from `Exception` directly, and
+    protobuf adds errors of Python's own (`SystemError` for a message beyond 2 GiB).
+
+    Args:
+        what: what could not be done, with its place; the reason is added to it.
+        hint: what the user can do.
+    """
+    from google.protobuf.message import DecodeError, EncodeError
+    from onnx.checker import ValidationError
+    from onnx.shape_inference import InferenceError
+
+    try:
+        yield
+    except (DecodeError, EncodeError, ValidationError, InferenceError) as error:
+        raise GraphError(f"{what}: {one_line(error)}", hint=hint) from error
+    except (ValueError, TypeError, OSError, MemoryError, RecursionError, SystemError) as error:
+        raise GraphError(f"{what}: {one_line(error)}", hint=hint) from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an exception says in one printable line; names in it come from the file and can hold anything."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return printable if len(printable) <= _LONGEST else printable[: _LONGEST - 3] + "..."
