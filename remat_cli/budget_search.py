@@ -20,8 +20,7 @@ class SmallestBudget:
     Attributes:
         proven_bytes: no plan fits less, over the plans in `scope`.
         scope: the plans over which that was proven.
-        solution: the plan of the smallest peak that was found, as if planned at just that budget; where no budget gave
-            one, the last refusal.
+        solution: the plan at the smallest budget that was found; where no budget gave one, the last refusal.
         max_overhead: plans of more overhead were not taken; None where any was.
     """
 
@@ -33,7 +32,7 @@ class SmallestBudget:
     @property
     def found_bytes(self) -> int | None:
         """The smallest budget at which a plan was found; None where none was."""
-        return None if self.solution.trace is None else self.solution.trace.peak_bytes
+        return None if self.solution.trace is None else self.solution.problem.budget.device_bytes
 
 
 def smallest_budget(
@@ -64,6 +63,11 @@ def smallest_budget(
     return SmallestBudget(search.proven, search.scope, search.found or search.refusal, max_overhead)
 
 
+def at_budget(solution: Solution, budget_bytes: int) -> Solution:
+    """Return the same result as if it had been asked for at another budget that it fits."""
+    return replace(solution, problem=replace(solution.problem, budget=Budget(budget_bytes)))
+
+
 class _Search:
     """Keeps apart where the search has been (`floor`) and what is proven (`proven`)."""
 
@@ -85,12 +89,22 @@ class _Search:
             if self.found is None and budget is not None:
                 self.ask(budget)
         while self.found is not None and self.floor < self.found_bytes - self.near_enough():
-            self.ask((self.floor + self.found_bytes - 1) // 2)
+            peak = self.found_peak()
+            below = peak if self.floor <= peak < self.found_bytes else (self.floor + self.found_bytes - 1) // 2
+            self.ask(below)
+            if below == peak and self.found_bytes != peak and self.refusal.status is Status.UNKNOWN:
+                # The planner does not find its own plan again, but there it is.
+                self.found = at_budget(self.found, peak)
 
     @property
     def found_bytes(self) -> int:
         assert self.found is not None
         return self.found.problem.budget.device_bytes
+
+    def found_peak(self) -> int:
+        assert self.found is not None
+        assert self.found.trace is not None
+        return self.found.trace.peak_bytes
 
     def near_enough(self) -> int:
         return 0 if self.floor == self.proven else int(self.found_bytes * _TOLERANCE)
@@ -100,9 +114,8 @@ class _Search:
         self.observe.phase(f"trying {format_bytes(budget)}")
         solution = solve(replace(self.problem, budget=Budget(budget)), self.planner, self.observe)
         if solution.trace is not None and self.is_cheap_enough(solution.overhead):
-            peak = solution.trace.peak_bytes
-            self.found = replace(solution, problem=replace(solution.problem, budget=Budget(peak)))
-            return peak
+            self.found = solution
+            return solution.trace.peak_bytes
         self.floor = max(self.floor, budget + 1)
         self.refusal = self.too_slow(solution) if solution.trace is not None else solution
         if self.refusal.status is Status.INFEASIBLE:
