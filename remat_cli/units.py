@@ -180,13 +180,3 @@ def format_share(share: float | Fraction) -> str:
         return f"{percent:.1e} %"
     digits = 3 if abs(percent) < 1 else 2 if abs(percent) < 100 else 1
     return f"{percent:.{digits}f} %"
-
-
-def format_seconds(seconds: float) -> str:
-    """Return an elapsed time for people: 0.42 -> "0.42 s", 75 -> "1 min 15 s"."""
-    if seconds < 9.95:
-        return f"{seconds:.2g} s" if seconds >= 0.095 else f"{seconds * 1000:.0f} ms"
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"

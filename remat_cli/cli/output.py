@@ -7,17 +7,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from remat_cli.problem import Observer, Scope
+from remat_cli.problem import Observer
 from remat_cli.reports.files import write_file
 from remat_cli.schedule import Schedule
-from remat_cli.units import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.status import Status
+    from rich.progress import Progress
 
 STDOUT = Path("-")
 
@@ -62,8 +60,11 @@ class Output:
         if self._quiet or not sys.stderr.isatty():
             yield Observer()
             return
-        with _console(to_stderr=True).status("planning") as status:
-            yield _Progress(status)
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+        with Progress(*columns, console=_console(to_stderr=True), transient=True) as progress:
+            yield _Progress(progress)
 
     def write(self, path: Path, content: bytes) -> None:
         """Write a file whole or not at all; "-" is stdout."""
@@ -75,12 +76,12 @@ class Output:
 
 
 class _Progress(Observer):
-    """Shows the phase a planner is in, the number of plans found so far, and the time that has passed."""
+    """Shows the phase a planner is in and the number of plans found so far; the elapsed time runs by itself."""
 
-    def __init__(self, status: Status) -> None:
-        self._status = status
-        self._start = monotonic()
-        self._phase = "planning"
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("")
+        self._phase = ""
         self._found = 0
 
     def phase(self, text: str) -> None:
@@ -91,12 +92,9 @@ class _Progress(Observer):
         self._found += 1
         self._show()
 
-    def bound(self, time: int, scope: Scope) -> None:
-        self._show()
-
     def _show(self) -> None:
-        plans = f", {self._found} plans so far" if self._found else ""
-        self._status.update(f"{self._phase}{plans} ({format_seconds(monotonic() - self._start)})")
+        found = f" · {self._found} found" if self._found else ""
+        self._progress.update(self._task, description=self._phase + found)
 
 
 def _console(*, to_stderr: bool) -> Console:

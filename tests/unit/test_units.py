@@ -8,7 +8,6 @@ from remat_cli.errors import UsageError
 from remat_cli.units import (
     BudgetSpec,
     format_bytes,
-    format_seconds,
     format_share,
     format_time,
     parse_budget,
@@ -194,11 +193,3 @@ def test_format_time_shows_the_multiple_that_reads_best(time: int, unit: str, te
 )
 def test_format_share_shows_the_digits_that_matter(share: float | Fraction, text: str) -> None:
     assert format_share(share) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0042, "4 ms"), (0.42, "0.42 s"), (9.9, "9.9 s"), (42.4, "42 s"), (75, "1 min 15 s"), (3600, "60 min 0 s")],
-)
-def test_format_seconds_is_for_people(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
