@@ -17,8 +17,8 @@ from remat_cli.operators import Operand, Operator, Role
 from remat_cli.readers.onnx.aliasing import overwritten_input, scratch_bytes, viewed_inputs
 from remat_cli.readers.onnx.attributes import plain_attributes
 from remat_cli.readers.onnx.inference import OperatorSets
+from remat_cli.readers.onnx.sized import SizedGraph, SizedNode
 from remat_cli.readers.onnx.structure import Node
-from remat_cli.readers.onnx.subgraphs import SizedGraph, SizedNode
 from remat_cli.readers.onnx.values import Origin, Value
 from remat_cli.readers.reading import Aliasing
 from remat_cli.schedule import input_order, with_frees

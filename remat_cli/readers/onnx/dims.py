@@ -53,7 +53,7 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: ReadOptions) -> 
             raise UsageError(f"dimension {name!r} is bound to {size}", hint="use a size of 0 or more")
     for name, shape in options.input_shapes.items():
         _match(name, declared[name], shape, dims)
-    shapes = {name: options.input_shapes.get(name) or declared[name] for name in declared}
+    shapes = {name: options.input_shapes.get(name, declared[name]) for name in declared}
     _check_all_bound(shapes, dims)
     return BoundInputs({value.name: _bound_type(value, dims, options) for value in inputs}, dims)
 

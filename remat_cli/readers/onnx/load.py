@@ -58,9 +58,8 @@ def load_model(path: Path) -> Model:
     """
     import onnx
 
-    data = _read_bytes(path)
     with onnx_faults(f"{path} is not an ONNX model", "is it damaged, cut short, or of another format?"):
-        proto = onnx.load_model_from_string(data, format="protobuf")
+        proto = onnx.load_model_from_string(_read_bytes(path), format="protobuf")
     _check_model(proto, path)
     _check_text(proto, path)
     _strip_payloads(proto)

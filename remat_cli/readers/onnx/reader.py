@@ -12,9 +12,9 @@ from remat_cli.readers.onnx.estimates import in_words
 from remat_cli.readers.onnx.inference import OperatorSets
 from remat_cli.readers.onnx.load import Model, load_model
 from remat_cli.readers.onnx.shapes import ShapeInference
+from remat_cli.readers.onnx.sized import SizedGraph
 from remat_cli.readers.onnx.stored import weights_read
 from remat_cli.readers.onnx.structure import stored_names
-from remat_cli.readers.onnx.subgraphs import SizedGraph
 from remat_cli.readers.reading import Reading, ReadOptions
 
 

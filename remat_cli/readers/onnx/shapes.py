@@ -32,9 +32,10 @@ from remat_cli.readers.onnx.folding import can_fold, compute, no_elements
 from remat_cli.readers.onnx.inference import OperatorSets, check_form, infer
 from remat_cli.readers.onnx.randomness import repeats_itself
 from remat_cli.readers.onnx.sequences import SEQUENCE_RULES
+from remat_cli.readers.onnx.sized import SizedGraph, SizedNode
 from remat_cli.readers.onnx.stored import constant_value, stored_values
 from remat_cli.readers.onnx.structure import Node, did_you_mean, executable_nodes
-from remat_cli.readers.onnx.subgraphs import CONTROL_FLOW, SizedGraph, SizedNode, body_inputs, control_flow
+from remat_cli.readers.onnx.subgraphs import CONTROL_FLOW, body_inputs, control_flow
 from remat_cli.readers.onnx.values import (
     Origin,
     TensorType,
@@ -227,7 +228,7 @@ class ShapeInference:
         if not can_fold(proto.op_type, (value.type for value in results.values())):
             return None
         data = {name: values[name].data for name in proto.input if name}
-        if proto.op_type == "CastLike":
+        if proto.op_type == "CastLike" and data[proto.input[1]] is None:
             data[proto.input[1]] = no_elements(values[proto.input[1]].type.element)
         known = {name: array for name, array in data.items() if array is not None}
         return compute(proto, self.opsets.versions, known) if len(known) == len(data) else None

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from remat_cli.errors import GraphError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _DAMAGED = "the file is damaged, or its export went wrong; export it again"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Node:
     """A node under its own name.
 
@@ -36,12 +37,12 @@ class Node:
     proto: onnx.NodeProto
     captured: tuple[str, ...]
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Names of all values that it needs, each once."""
         return tuple(dict.fromkeys((*filter(None, self.proto.input), *self.captured)))
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         """Names of the values that it produces."""
         return tuple(filter(None, self.proto.output))

@@ -6,7 +6,6 @@ number of iterations is not known, the result's shape is not known either and ha
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING
 from remat_cli.errors import GraphError
 from remat_cli.readers.onnx.attributes import attribute_of, integer_attribute, integers_attribute
 from remat_cli.readers.onnx.dtypes import BOOL, INT64
+from remat_cli.readers.onnx.sized import SizedGraph
 from remat_cli.readers.onnx.structure import Node
-from remat_cli.readers.onnx.values import SequenceType, TensorType, Value, Values, ValueType
+from remat_cli.readers.onnx.values import SequenceType, TensorType, Values, ValueType
 
 if TYPE_CHECKING:
     import onnx
@@ -23,44 +23,6 @@ if TYPE_CHECKING:
     from remat_cli.readers.onnx.values import Array
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
-
-
-@dataclass(frozen=True)
-class SizedNode:
-    """A node that stays an op.
-
-    Attributes:
-        node: the node.
-        bodies: its bodies that can run, sized: both branches of If, the body of Loop or Scan.
-        recomputable: whether a second run gives the result of the first.
-    """
-
-    node: Node
-    bodies: tuple[SizedGraph, ...]
-    recomputable: bool
-
-
-@dataclass(frozen=True)
-class SizedGraph:
-    """A graph, or a body, with the type of each value.
-
-    Attributes:
-        values: every value that is visible in it; the first of the maps holds its own.
-        nodes: the nodes that stay ops, in an executable order.
-        inputs: names of its inputs.
-        outputs: names of its outputs.
-        stored: names of its initializers.
-        stored_bytes: their size.
-        folded_nodes: number of nodes that were computed while reading.
-    """
-
-    values: ChainMap[str, Value]
-    nodes: tuple[SizedNode, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    stored: tuple[str, ...]
-    stored_bytes: int
-    folded_nodes: int
 
 
 SizeBody = Callable[["onnx.GraphProto", Sequence[ValueType]], SizedGraph]

@@ -30,6 +30,10 @@ def test_input_shape_gives_a_rank_that_the_file_leaves_open(tmp_path: Path) -> N
     assert tensor(adder(None).read(tmp_path, input_shapes={"x": (4, 1)}), "y").shape == (4, 1)
 
 
+def test_input_shape_of_a_scalar(tmp_path: Path) -> None:
+    assert tensor(adder(None).read(tmp_path, input_shapes={"x": ()}), "x").shape == ()
+
+
 def test_unbound_symbols_are_listed_with_every_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         adder(["batch", "seq"], ["batch", 1]).read(tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,12 @@ def written(folder: Path, content: bytes) -> Path:
     path = folder / "model.onnx"
     path.write_bytes(content)
     return path
+
+
+def test_onnx_is_imported_only_where_it_is_used() -> None:
+    loaded = "import sys, remat_cli.readers.onnx; print('onnx' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
 
 
 def test_missing_file(tmp_path: Path) -> None:

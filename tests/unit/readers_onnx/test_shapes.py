@@ -149,6 +149,14 @@ def test_cast_like_needs_no_more_than_the_other_s_type(tmp_path: Path, element: 
     assert reading.graph.ops[0].inputs == ("x",)
 
 
+def test_cast_like_itself_keeps_its_elements(tmp_path: Path) -> None:
+    model = Model(
+        [node("CastLike", ["target", "target"], ["c"]), node("Reshape", ["x", "c"], ["y"])],
+        stored=[integers("target", 3, 2)],
+    )
+    assert shape_of_y(model.read(tmp_path)) == (3, 2)
+
+
 @pytest.mark.parametrize(
     "endless",
     [
@@ -163,6 +171,18 @@ def test_effort_is_bounded(tmp_path: Path, endless: onnx.NodeProto) -> None:
     stored = [weight("c", 1, 1, 4), weight("e", 8), integers("pads", 2**50, -(2**50)), scalar("trips", 2**50)]
     reading = Model([endless, node("Neg", ["x"], ["z"])], outputs=["y", "z"], stored=[*stored]).read(tmp_path)
     assert op_types(reading) == [endless.op_type, "Neg"]
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [node("ReduceMean", ["nothing"], ["y"]), node("Div", ["one", "nil"], ["y"]), node("Exp", ["huge"], ["y"])],
+    ids=lambda strange: str(strange.op_type),
+)
+def test_arithmetic_of_the_model_warns_nobody(tmp_path: Path, strange: onnx.NodeProto) -> None:
+    huge = numpy_helper.from_array(np.array([1e30], dtype=np.float32), "huge")
+    stored = [weight("nothing", 0), weight("nil", 1), huge, numpy_helper.from_array(np.ones(1, np.float32), "one")]
+    model = Model([strange, node("Neg", ["x"], ["z"])], outputs=["y", "z"], stored=stored)
+    assert op_types(model.read(tmp_path)) == ["Neg"]  # a warning would be an error here
 
 
 def test_random_constants_are_not_folded(tmp_path: Path) -> None:
