@@ -10,6 +10,7 @@ import onnx_builder
 import resnet50
 import skip_chain
 import unet
+from table1 import NETWORKS
 
 from remat_cli.config import GraphOptions
 from remat_cli.prepare import prepare
@@ -28,6 +29,9 @@ def rebuild(folder: Path) -> None:
         onnx_builder.write(build(), model)
         forward = prepare(model, GraphOptions(dims=DIMS[name]), derive_training=False).graph
         model.with_suffix(".json").write_bytes(graph_bytes(forward))
+    (folder / "table1").mkdir(exist_ok=True)
+    for name, network in NETWORKS.items():
+        (folder / "table1" / f"{name}.json").write_bytes(graph_bytes(network().graph()))
 
 
 if __name__ == "__main__":

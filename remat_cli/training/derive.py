@@ -23,7 +23,7 @@ ACCUMULATION_TYPE = "GradientAccumulation"
 _HANDS_ON_GRADIENT = frozenset({"Add", "Sum", "Identity"})
 
 
-def training_graph(forward: Graph) -> Graph:
+def training_graph(forward: Graph, *, share_gradients: bool = True) -> Graph:
     """Return the graph of one training step: forward, loss, backward.
 
     A loss reads the outputs and seeds their gradients; it stands for one that is not in the graph and takes no time.
@@ -35,6 +35,10 @@ def training_graph(forward: Graph) -> Graph:
 
     An output seeds a gradient if it is a float (or of unknown type) and its producer takes part in the backward: it
     saves something, or has inputs that receive a gradient. The base of an output that is a view does not seed another.
+
+    Args:
+        forward: a forward pass.
+        share_gradients: whether gradients share storage as they do in PyTorch; without it, each has its own.
 
     Raises:
         UsageError: the graph is no forward pass.
@@ -51,7 +55,7 @@ def training_graph(forward: Graph) -> Graph:
             f"no output of graph {forward.name!r} has a gradient, so there is nothing to train",
             hint="use --mode inference; or name outputs that depend on trainable floats",
         )
-    backward = _Backward(forward)
+    backward = _Backward(forward, share_gradients)
     backward.seed(seeds)
     for op in reversed(forward.ops):
         backward.differentiate(op)
@@ -110,10 +114,11 @@ class _Backward:
         ops: in execution order.
     """
 
-    def __init__(self, forward: Graph) -> None:
+    def __init__(self, forward: Graph, share_gradients: bool) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[Op] = []
         self._forward = forward
+        self._share_gradients = share_gradients
         self._tensor_names = Names(forward.tensors)
         self._op_names = Names(forward.op)
         self._tokens: list[str] = []
@@ -179,7 +184,7 @@ class _Backward:
         has all of its elements (`Reshape`, `Transpose`). (That x + x has twice the gradient, in new storage, cannot be
         told from x + constant: a graph names each input once.)
         """
-        if len(arriving) != 1:
+        if not self._share_gradients or len(arriving) != 1:
             return None
         graph, result = self._forward, arriving[0]
         base_of_result = graph.tensors[result].view_of

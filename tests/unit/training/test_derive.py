@@ -424,3 +424,10 @@ def test_plain_run_of_a_residual_block_needs_what_can_be_counted_by_hand() -> No
     sizes: Mapping[str, int] = {"image": 1, "x": 8, "y": 8, "y.grad": 8, "x.grad.2": 8}
     # While Gelu's backward runs: x, the output y, y's gradient, and the one it makes for x.
     assert trace.peak_bytes == sum(sizes.values())
+
+
+def test_without_sharing_each_gradient_has_storage_of_its_own() -> None:
+    graph = training_graph(
+        forward(typed("Conv", "image", "a"), typed("Relu", "a", "b"), typed("Add", "a b", "y")), share_gradients=False
+    )
+    assert all(tensor.view_of is None for tensor in graph.tensors.values())
