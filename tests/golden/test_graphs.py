@@ -10,7 +10,10 @@ from pathlib import Path
 import onnx
 import pytest
 
+from remat_cli.config import GraphOptions
+from remat_cli.prepare import prepare
 from remat_cli.readers import read_graph
+from remat_cli.readers.native import graph_bytes
 
 GRAPHS = Path(__file__).parents[2] / "graphs"
 ONNX_FILES = ("gpt.onnx", "resnet50.onnx", "unet.onnx")
@@ -90,3 +93,13 @@ def test_the_skip_chain_has_skips_from_every_block_down_to_its_block_up() -> Non
     for block in range(1, 9):
         readers = [op.name for op in graph.consumers[f"down{block}.relu"]]
         assert readers[-1] == f"up{block}.add"
+
+
+@pytest.mark.parametrize(
+    ("name", "dims"),
+    [("unet", {"batch": 8}), ("resnet50", {"batch": 32}), ("gpt", {"batch": 8, "seq": 512})],
+)
+def test_the_native_form_plans_as_the_model_does(name: str, dims: dict[str, int]) -> None:
+    model = prepare(GRAPHS / f"{name}.onnx", GraphOptions(dims=dims))
+    native = prepare(GRAPHS / f"{name}.json", GraphOptions())
+    assert graph_bytes(model.graph) == graph_bytes(native.graph)
