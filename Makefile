@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint type check golden bench clean
+.PHONY: help install demo test lint type check golden bench reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,6 +44,9 @@ golden: install ## remake the example graphs and the output shown in the README
 
 bench: install ## time the planners on fixed graphs
 	$(BIN)/python -m tests.bench
+
+reproduce: install ## print the tables of Kusumoto et al. 2019 beside ours
+	$(BIN)/python -m tests.bench.reproduce
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

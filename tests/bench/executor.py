@@ -27,8 +27,8 @@ class Executor:
     """What is counted.
 
     Attributes:
-        needs: what a backward op reads. "by-op": what Chainer 5 retains (the graph's `saves`); "inputs": every input,
-            as equation 2 has it.
+        needs: what a backward op reads. "inputs": every input of its op, as equation 2 has it; "by-op": what Chainer 5
+            retains (the graph's `saves`).
         private_buffers: the scale of an LRN, the mask of a dropout and the softmax of a loss are kept for the backward.
         workspace_bytes: scratch memory of a convolution; Chainer's default limit is 8 MiB.
         temporaries: the draws of a dropout, the logits that a loss copies and the summand of an LRN's backward count
@@ -37,7 +37,7 @@ class Executor:
         share_gradients: those of additions, concatenations and reshapes share storage, as in PyTorch.
     """
 
-    needs: str = "by-op"
+    needs: str = "inputs"
     private_buffers: bool = True
     workspace_bytes: int = 8 * _MIB
     temporaries: bool = True
@@ -45,15 +45,15 @@ class Executor:
     share_gradients: bool = False
 
     def __str__(self) -> str:
+        reads = "what Chainer 5 retains" if self.needs == "by-op" else "all inputs of its op, as in equation 2"
         return (
-            f"a backward op reads {'what Chainer 5 retains' if self.needs == 'by-op' else 'all inputs of its op'}; "
+            f"in planned runs, a backward op reads {reads}; "
             f"op-private buffers are {'' if self.private_buffers else 'not '}counted; "
             f"convolutions have {self.workspace_bytes / _MIB:g} MiB of workspace; "
             f"temporaries of dropout, loss and LRN are {'' if self.temporaries else 'not '}counted; "
             f"gradients are summed {'in place' if self.accumulate_in_place else 'into a new buffer'}; "
-            f"gradients of additions, concatenations and reshapes {'share' if self.share_gradients else 'do not share'} "
-            "storage; "
-            "parameters, their gradients and the input are always there"
+            f"those of additions, concatenations and reshapes {'share' if self.share_gradients else 'do not share'} "
+            "storage; parameters, their gradients and the input are always there"
         )
 
     def training_graph(self, forward: Graph) -> Graph:
@@ -66,9 +66,7 @@ class Executor:
             if self.private_buffers and op.type in _HAS_PRIVATE_BUFFER:
                 private = Tensor(f"{op.name}.private", tensors[op.inputs[0]].bytes, dtype="float32")
                 tensors[private.name] = private
-                changed = replace(
-                    changed, outputs=(*op.outputs, private.name), saves=(*(saves or ()), private.name)
-                )
+                changed = replace(changed, outputs=(*op.outputs, private.name), saves=(*(saves or ()), private.name))
             ops.append(changed)
         derived = training_graph(
             replace(forward, tensors=tensors, ops=tuple(ops)), share_gradients=self.share_gradients
@@ -112,9 +110,7 @@ def vanilla_peak(training: Graph) -> int:
     graph holds it; gradients are freed after their last use.
     """
     forward = {name for op in training.ops if op.phase is Phase.FORWARD for name in op.outputs}
-    retained = {
-        name for op in training.ops if op.grad_of is not None for name in op.inputs if name in forward
-    }
+    retained = {name for op in training.ops if op.grad_of is not None for name in op.inputs if name in forward}
     steps = plain_run(training).steps
     kept = Schedule(tuple(step for step in steps if not (isinstance(step, Free) and step.tensor in retained)))
     return simulate(training, kept).peak_bytes
