@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from remat_cli.planners.approx_dp import ApproxDP
+from remat_cli.planners.chen import Chen
+from remat_cli.planners.exact_dp import ExactDP
+from remat_cli.planners.exhaustive import Exhaustive
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.problem import Planner
 
 PLANNERS: Mapping[str, type[Planner]] = {
     "keep_all": KeepAll,
     "approx_dp": ApproxDP,
+    "exact_dp": ExactDP,
+    "exhaustive": Exhaustive,
+    "chen": Chen,
 }

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat_cli.errors import UsageError
-from remat_cli.planners.lower_set_options import BudgetModel, Strategy
+from remat_cli.planners.lower_set_options import DPOptions
 from remat_cli.problem import Observer, PlanResult, Problem
 
 
 @dataclass(frozen=True)
-class ApproxDP:
+class ApproxDP(DPOptions):
     """Cuts the forward pass into blocks, keeps the blocks' boundaries and recomputes the rest for the backward.
 
     Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
@@ -25,23 +24,15 @@ class ApproxDP:
         strategy: time: the least overhead; memory: the most, which leaves liveness the most to free; both: each in
             turn, and the simulated plan of least time is kept.
         budget_model: simulated: B is searched so that the simulated peak fits; paper: the budget is B of equation 2.
+        liveness: free each tensor right after its last use; false: only at the end of the block that it is in.
         time_slots: times are scaled to about this sum in the DP; they stay exact where their sum is no more.
         candidates: how many values of B are tried.
-        time_limit: seconds; no further value of B is begun after it.
+        moves: how many plans local search may try to improve the best of them (blocks merged, split, cuts moved); not
+            in the paper, and not in its budget model.
+        time_limit: seconds; no further value of B or move is begun after it.
     """
 
     starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
-
-    strategy: Strategy = Strategy.BOTH
-    budget_model: BudgetModel = BudgetModel.SIMULATED
-    time_slots: int = 1500
-    candidates: int = 20
-    time_limit: float = 60.0
-
-    def __post_init__(self) -> None:
-        for name, least in (("time_slots", 1), ("candidates", 0), ("time_limit", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} is {getattr(self, name)}", hint=f"give {least} or more")
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`.
@@ -49,12 +40,10 @@ class ApproxDP:
         Raises:
             PlannerRefuses: the graph has no forward or no backward part.
         """
-        # numpy comes with these; the options above must be readable without it.
+        # numpy comes with these; the options must be readable without it.
         from remat_cli.planners.forward_part import ForwardPart
-        from remat_cli.planners.lower_set_search import Limits, LowerSetSearch
+        from remat_cli.planners.lower_set_search import LowerSetSearch
         from remat_cli.planners.lower_sets import pruned_family
 
-        limits = Limits.of(self.candidates, self.time_limit)
         sets = pruned_family(ForwardPart.of(problem.graph, "approx_dp"))
-        search = LowerSetSearch(problem, sets, self.strategy.ends, self.time_slots, limits, observe)
-        return search.literal() if self.budget_model is BudgetModel.PAPER else search.simulated()
+        return LowerSetSearch.of(problem, sets, self, observe).run()

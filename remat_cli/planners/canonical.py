@@ -43,22 +43,25 @@ class CanonicalStrategy:
             self._vertex_reads[int(v)].append(int(u))
         self._must_keep = np.array([not graph.ops[int(n)].recomputable for n in forward.ops], dtype=np.bool_)
 
-    def computes(self, chain: Sequence[int]) -> list[int]:
-        """Return the numbers of the graph's ops in the order in which the strategy of `chain` runs them.
+    def phases(self, chain: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the graph's ops in the order in which the strategy of `chain` runs them, by phase.
 
         Args:
             chain: numbers of the sets L_1 to L_k = V.
+
+        Returns:
+            The forward phases 1 to k, then the backward phases k to 1, which begin with what they recompute.
         """
         block = self._blocks(chain)
         last = len(chain) - 1
         available = self._must_keep | (block == last) | self._sets.boundary[list(chain)].any(axis=0)
-        forward_order = np.argsort(block, kind="stable")
-        sequence = [int(self._forward.ops[v]) for v in forward_order]
+        forward = [tuple(self._forward.ops[block == number].tolist()) for number in range(len(chain))]
+        backward = []
         for ops in self._backward_blocks(block, len(chain)):
             needed = self._recomputed((v for i in ops for v in self._reads[i]), available)
-            sequence += (int(self._forward.ops[v]) for v in needed)
-            sequence += (self._backward[i] for i in ops)
-        return sequence
+            again = (int(self._forward.ops[v]) for v in needed)
+            backward.append((*again, *(self._backward[i] for i in ops)))
+        return (*forward, *backward)
 
     def _blocks(self, chain: Sequence[int]) -> NDArray[np.int64]:
         """Return, for each vertex, the number of the block that it belongs to."""

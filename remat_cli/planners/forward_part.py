@@ -7,7 +7,6 @@ outputs, so that graphs with several outputs an op, or none, need no special cas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,10 +67,3 @@ class ForwardPart:
 
     def __len__(self) -> int:
         return len(self.ops)
-
-    @cached_property
-    def adjacency(self) -> NDArray[np.bool_]:
-        """[V, V] bool: entry (u, v) tells whether v reads u."""
-        matrix = np.zeros((len(self), len(self)), dtype=np.bool_)
-        matrix[self.edges[:, 0], self.edges[:, 1]] = True
-        return matrix

@@ -1,14 +1,16 @@
-"""Peak and time of a sequence of computes, counted on integer arrays.
+"""When tensors are freed: the peak of a sequence of computes with liveness analysis, and schedules without it.
 
-The planners' own quick count of what the judge measures: the schedule of `schedule.with_frees`, without building its
-steps. A property test holds the two equal.
+The peak is the planners' own quick count of what the judge measures: the schedule of `schedule.with_frees`, without
+building its steps. A property test holds the two equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from remat_cli.graph import Graph
+from remat_cli.schedule import Compute, Free, Inplace, Schedule, Step, with_frees
 
 
 def peak_of(graph: Graph, sequence: Sequence[int]) -> int:
@@ -45,3 +47,35 @@ def peak_of(graph: Graph, sequence: Sequence[int]) -> int:
                     running -= min(size[t], size[outputs[op][0]])
         peak = max(peak, running)
     return graph.fixed_bytes + peak
+
+
+def with_late_frees(graph: Graph, phases: Sequence[Sequence[int]]) -> Schedule:
+    """Return the schedule of a strategy without liveness analysis: tensors die only where a phase ends.
+
+    Each instance of a tensor is freed at the end of the phase that holds its last use, and no op works in place.
+    Source: Kusumoto et al. 2019, Table 2.
+
+    Args:
+        graph: what the schedule is for.
+        phases: numbers of the ops that each phase runs, in order.
+    """
+    ends = set(accumulate(len(phase) for phase in phases))
+    steps: list[Step] = []
+    dead: dict[str, None] = {}  # in memory until the phase ends; a dict for its order
+    ops_run = 0
+    for step in with_frees(graph, (graph.ops[op].name for phase in phases for op in phase)).steps:
+        match step:
+            case Free(tensor=name):
+                dead[name] = None
+            case Compute(op=op) | Inplace(op=op):
+                if ops_run in ends:
+                    steps += map(Free, dead)
+                    dead.clear()
+                steps.append(Compute(op))
+                ops_run += 1
+                for name in graph.op[op].outputs:  # an instance made again is overwritten, not freed
+                    dead.pop(name, None)
+                if isinstance(step, Inplace):
+                    dead[str(graph.op[op].inplace)] = None
+    steps += map(Free, dead)
+    return Schedule(tuple(steps))

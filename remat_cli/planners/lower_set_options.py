@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+
+from remat_cli.errors import UsageError
 
 
 class Strategy(StrEnum):
@@ -23,3 +26,30 @@ class BudgetModel(StrEnum):
 
     SIMULATED = "simulated"  # searched, so that the simulated peak fits the user's budget
     PAPER = "paper"  # the user's budget less the resident bytes and graph inputs, taken literally
+
+
+@dataclass(frozen=True)
+class DPOptions:
+    """Options of the planners that run the dynamic program; each planner's docstring describes them."""
+
+    strategy: Strategy = Strategy.BOTH
+    budget_model: BudgetModel = BudgetModel.SIMULATED
+    liveness: bool = True
+    time_slots: int = 1500
+    candidates: int = 16
+    moves: int = 200
+    time_limit: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_least(self, time_slots=1, candidates=0, moves=0, time_limit=0)
+
+
+def check_least(planner: object, **least: int) -> None:
+    """Check that options are not below the least value that makes sense.
+
+    Raises:
+        UsageError: one is; it is named.
+    """
+    for name, value in least.items():
+        if getattr(planner, name) < value:
+            raise UsageError(f"{name} is {getattr(planner, name)}", hint=f"give {value} or more")

@@ -12,17 +12,16 @@ from functools import cached_property
 from itertools import pairwise
 from time import monotonic
 
-from remat_cli.planners.canonical import CanonicalStrategy
-from remat_cli.planners.liveness import peak_of
+from remat_cli.planners.chain_moves import neighbours
+from remat_cli.planners.chain_plans import ChainPlan, ChainPlans
 from remat_cli.planners.lower_set_dp import LowerSetDP
-from remat_cli.planners.lower_set_options import Strategy
-from remat_cli.planners.lower_sets import LowerSets
+from remat_cli.planners.lower_set_options import BudgetModel, DPOptions, Strategy
+from remat_cli.planners.lower_sets import LowerSets, pruned_family
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
-from remat_cli.schedule import Schedule, with_frees
 from remat_cli.units import format_bytes
 
 # Values of B tried over the whole range before the search turns to the most promising one.
-_COARSE = 6
+_COARSE = 5
 
 
 @dataclass(frozen=True)
@@ -43,113 +42,98 @@ class Limits:
         return cls(candidates, monotonic() + time_limit)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A plan: numbers of the graph's ops in the order in which they run, its simulated peak and its time."""
-
-    sequence: tuple[int, ...]
-    peak: int
-    time: int
-
-
 @dataclass
 class LowerSetSearch:
-    """Plans one problem with one family of lower sets.
+    """Plans one problem with one family of lower sets, which contains the pruned one.
 
     Attributes:
-        problem: what is planned.
+        plans: measures the plan of each chain, and keeps the best.
         sets: the family.
-        strategies: which ends of the DP's front are taken.
-        time_slots: resolution of the DP's times, see `lower_set_dp.scaled_times`.
+        options: of the planner.
         limits: where the search stops.
-        observe: is told of each better plan.
+        observe: is told of each phase.
     """
 
-    problem: Problem
+    plans: ChainPlans
     sets: LowerSets
-    strategies: tuple[Strategy, ...]
-    time_slots: int
+    options: DPOptions
     limits: Limits
     observe: Observer
-    _best: _Candidate | None = None  # the best that fits; as long as none does, the closest to fitting
-    _answers: dict[tuple[Strategy, int], _Candidate | None] = field(default_factory=dict)  # by the DP's budget
-    _scores: dict[tuple[int, ...], _Candidate] = field(default_factory=dict)  # by chain
+    _answers: dict[tuple[Strategy, int], ChainPlan | None] = field(default_factory=dict)  # by the DP's budget
+
+    @classmethod
+    def of(cls, problem: Problem, sets: LowerSets, options: DPOptions, observe: Observer) -> LowerSetSearch:
+        """Begin a search; its clock starts now."""
+        plans = ChainPlans(problem, sets, options.liveness, observe)
+        return cls(plans, sets, options, Limits.of(options.candidates, options.time_limit), observe)
 
     @cached_property
     def _dp(self) -> LowerSetDP:
-        return LowerSetDP(self.sets, self.time_slots)
+        return LowerSetDP(self.sets, self.options.time_slots)
 
-    @cached_property
-    def _canonical(self) -> CanonicalStrategy:
-        return CanonicalStrategy(self.sets.forward, self.sets)
+    def run(self) -> PlanResult:
+        """Plan as the budget model says."""
+        return self._literal() if self.options.budget_model is BudgetModel.PAPER else self._simulated()
 
-    def simulated(self) -> PlanResult:
+    def _simulated(self) -> PlanResult:
         """Search B for the plan of least time whose simulated peak fits the budget.
 
-        Coarse first, over the whole range; then between the best that fits and the next larger B that does not.
+        Coarse first, over the whole range; then between the best that fits and the next larger B that does not. The
+        best of these plans is the start of a local search.
         """
+        strategies = self.options.strategy.ends
         if not self._is_over:
-            self._score([len(self.sets) - 1])  # one block is the plain run; it may fit
-        if not self._has_plan and not self._is_over:
+            self.plans.measure([len(self.sets) - 1])  # one block is the plain run; it may fit
+        if not self.plans.any_fits and not self._is_over:
             self.observe.phase("searching the smallest B of equation 2")
-            smallest = self._dp.smallest_budget()
+            smallest = self._smallest_budget()
             self.observe.phase("searching B for the plan that fits with the least overhead")
             for dp_budget in _geometric(smallest, self._dp.largest_budget(), _COARSE):
-                for strategy in self.strategies:
+                for strategy in strategies:
                     self._answer(strategy, dp_budget)
-            untried = [strategy for strategy in self.strategies if self._refine(strategy)]
+            untried = [strategy for strategy in strategies if self._refine(strategy)]
             while untried:
                 untried = [strategy for strategy in untried if self._refine(strategy)]
+            self.observe.phase("improving the plan")
+            self._improve()
         return self._result("no plan of this family was found that fits; that is no proof that there is none")
 
-    def literal(self) -> PlanResult:
+    def _literal(self) -> PlanResult:
         """Take the budget as B of equation 2, as the paper does, and answer with the DP's plan."""
-        graph = self.problem.graph
-        dp_budget = self.problem.budget.device_bytes - graph.fixed_bytes
+        problem = self.plans.problem
+        fixed_bytes = problem.graph.fixed_bytes
+        dp_budget = problem.budget.device_bytes - fixed_bytes
         if self._is_over:
             return self._result("stopped before the DP began")
-        answers = [self._answer(strategy, dp_budget) for strategy in self.strategies]
+        answers = [self._answer(strategy, dp_budget) for strategy in self.options.strategy.ends]
         if not self._is_over and answers == [None] * len(answers):
-            smallest = self._dp.smallest_budget()
+            smallest = self._smallest_budget()
             return PlanResult(
                 Status.INFEASIBLE,
                 Scope.PLANNER,
                 reason=f"equation 2 admits no plan of this family below B = {format_bytes(smallest)} "
-                f"(a budget of {format_bytes(smallest + graph.fixed_bytes)})",
+                f"(a budget of {format_bytes(smallest + fixed_bytes)})",
             )
         return self._result("equation 2 admits a plan, but its simulated peak is above the budget")
+
+    def _smallest_budget(self) -> int:
+        """Return the smallest B of the family, beginning at that of the pruned one, which is found in no time."""
+        pruned = pruned_family(self.sets.forward)
+        if len(pruned) == len(self.sets):
+            return self._dp.smallest_budget()
+        return self._dp.smallest_budget(LowerSetDP(pruned, self.options.time_slots).smallest_budget())
 
     @property
     def _is_over(self) -> bool:
         return len(self._answers) >= self.limits.candidates or monotonic() >= self.limits.deadline
 
-    def _answer(self, strategy: Strategy, dp_budget: int) -> _Candidate | None:
-        """Score the DP's plan under `dp_budget`; None where it has none, or where a limit is reached."""
+    def _answer(self, strategy: Strategy, dp_budget: int) -> ChainPlan | None:
+        """Measure the DP's plan under `dp_budget`; None where it has none, or where a limit is reached."""
         key = (strategy, dp_budget)
         if key not in self._answers and not self._is_over:
             chain = self._dp.chain(dp_budget, strategy)
-            self._answers[key] = None if chain is None else self._score(chain)
+            self._answers[key] = None if chain is None else self.plans.measure(chain)
         return self._answers.get(key)
-
-    def _score(self, chain: list[int]) -> _Candidate:
-        """Measure the plan of one chain; keep it if it is the best that fits, or the closest to fitting."""
-        key = tuple(chain)
-        if key not in self._scores:
-            graph = self.problem.graph
-            sequence = tuple(self._canonical.computes(chain))
-            time = int(graph.arrays.op_time[list(sequence)].sum())
-            self._scores[key] = _Candidate(sequence, peak_of(graph, sequence), time)
-            self._keep(self._scores[key])
-        return self._scores[key]
-
-    def _keep(self, candidate: _Candidate) -> None:
-        if self._best is None or self._merit(candidate) < self._merit(self._best):
-            self._best = candidate
-            if self._fits(candidate):
-                self.observe.found(self._schedule(candidate))
-
-    def _fits(self, candidate: _Candidate) -> bool:
-        return candidate.peak <= self.problem.budget.device_bytes
 
     def _refine(self, strategy: Strategy) -> bool:
         """Try the B beside the most promising one of this strategy so far; tell whether there was one to try.
@@ -158,7 +142,9 @@ class LowerSetSearch:
         with the same answer there is nothing to find.
         """
         answers = {dp_budget: answer for (name, dp_budget), answer in self._answers.items() if name is strategy}
-        promising = min((answer for answer in answers.values() if answer is not None), key=self._merit, default=None)
+        promising = min(
+            (answer for answer in answers.values() if answer is not None), key=self.plans.merit, default=None
+        )
         gaps = [
             (low, high)
             for low, high in pairwise(sorted(answers))
@@ -171,33 +157,26 @@ class LowerSetSearch:
         self._answer(strategy, min(max(low + round(share * (high - low)), low + 1), high - 1))
         return True
 
-    def _share_of_gap(self, low: _Candidate | None, high: _Candidate | None) -> float:
+    def _improve(self) -> None:
+        """Go from the best chain to its best neighbour, as long as that is better."""
+        most = self.plans.count + self.options.moves
+        start: tuple[int, ...] = ()
+        while start != self.plans.best_chain:
+            start = self.plans.best_chain
+            for chain in neighbours(self.sets, start):
+                if self.plans.count >= most or monotonic() >= self.limits.deadline:
+                    return
+                self.plans.measure(chain)
+
+    def _share_of_gap(self, low: ChainPlan | None, high: ChainPlan | None) -> float:
         """Guess where between two B the budget is just met: the peak of plans grows about in proportion to B."""
-        budget = self.problem.budget.device_bytes
+        budget = self.plans.problem.budget.device_bytes
         if low is None or high is None or not low.peak < budget < high.peak:
             return 0.5
         return min(max((budget - low.peak) / (high.peak - low.peak), 0.1), 0.9)
 
-    def _merit(self, candidate: _Candidate) -> tuple[int, int, int]:
-        """Order candidates: those that fit by time, before those that do not by their peak."""
-        if self._fits(candidate):
-            return (0, candidate.time, candidate.peak)
-        return (1, candidate.peak, candidate.time)
-
-    @property
-    def _has_plan(self) -> bool:
-        return self._best is not None and self._fits(self._best)
-
     def _result(self, reason: str) -> PlanResult:
-        stats = {"dp_runs": len(self._answers), "plans": len(self._scores)}
-        schedule = None if self._best is None else self._schedule(self._best)
-        if self._has_plan:
-            return PlanResult(Status.FEASIBLE, schedule=schedule, stats=stats)
-        return PlanResult(Status.UNKNOWN, closest=schedule, reason=reason, stats=stats)
-
-    def _schedule(self, candidate: _Candidate) -> Schedule:
-        graph = self.problem.graph
-        return with_frees(graph, (graph.ops[op].name for op in candidate.sequence))
+        return self.plans.result(reason, dp_runs=len(self._answers))
 
 
 def _geometric(low: int, high: int, count: int) -> list[int]:

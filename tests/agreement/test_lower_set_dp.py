@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
+import numpy as np
 import pytest
 
 from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.planners.exhaustive import Chains
 from remat_cli.planners.forward_part import ForwardPart
 from remat_cli.planners.lower_set_dp import LowerSetDP
 from remat_cli.planners.lower_set_options import Strategy
-from remat_cli.planners.lower_sets import LowerSets, pruned_family
+from remat_cli.planners.lower_set_steps import Steps
+from remat_cli.planners.lower_sets import LowerSets, all_lower_sets, pruned_family
 
 Set = frozenset[int]
 
@@ -105,18 +109,55 @@ def chains(dag: Dag, family: list[Set]) -> Iterator[Chain]:
     yield from extend(frozenset(), frozenset(), 0, 0)
 
 
-def dp_of(dag: Dag, slots: int = 1000) -> LowerSetDP:
-    forward = ForwardPart.of(training_graph_of(dag), "a test")
-    return LowerSetDP(pruned_family(forward), slots)
+def every_lower_set_of(dag: Dag) -> list[Set]:
+    """All of them, from all subsets of the vertices."""
+    subsets = (frozenset(some) for size in range(1, len(dag.sizes) + 1) for some in combinations(dag.everything, size))
+    return [members for members in subsets if dag.predecessors(members) <= members]
 
 
+@dataclass(frozen=True)
+class Family:
+    """A family of lower sets, as the planners make it and as it is meant."""
+
+    made: Callable[[ForwardPart], LowerSets]
+    meant: Callable[[Dag], list[Set]]
+    size: int  # of the DAGs that it is tried on
+
+
+FAMILIES = {
+    "pruned": Family(pruned_family, family_of, 7),
+    "all": Family(lambda forward: all_lower_sets(forward, most=100), every_lower_set_of, 6),
+}
+
+
+def forward_part_of(dag: Dag) -> ForwardPart:
+    return ForwardPart.of(training_graph_of(dag), "a test")
+
+
+def dp_of(dag: Dag, family: str = "pruned", slots: int = 1000) -> LowerSetDP:
+    return LowerSetDP(FAMILIES[family].made(forward_part_of(dag)), slots)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(60))
+def test_family_is_what_it_is_meant_to_be(seed: int, family: str) -> None:
+    dag = random_dag(seed, FAMILIES[family].size)
+    sets = FAMILIES[family].made(forward_part_of(dag))
+    made = [frozenset(row.nonzero()[0].tolist()) for row in sets.members]
+    assert set(made) == {frozenset(), *FAMILIES[family].meant(dag)}
+    assert len(made) == len(set(made))
+    assert [len(members) for members in made] == sorted(len(members) for members in made)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(120))
-def test_smallest_budget_and_both_strategies_agree_with_every_chain(seed: int) -> None:
-    dag = random_dag(seed)
-    every = list(chains(dag, family_of(dag)))
-    dp = dp_of(dag)
+def test_smallest_budget_and_both_strategies_agree_with_every_chain(seed: int, family: str) -> None:
+    dag = random_dag(seed, FAMILIES[family].size)
+    every = list(chains(dag, FAMILIES[family].meant(dag)))
+    dp = dp_of(dag, family)
     smallest = min(chain.peak for chain in every)
     assert dp.smallest_budget() == smallest
+    assert dp.smallest_budget(known=dp_of(dag).smallest_budget()) == smallest
     for budget in sorted({smallest, smallest + 3, max(chain.peak for chain in every)}):
         fitting = [chain.overhead for chain in every if chain.peak <= budget]
         for strategy, best in ((Strategy.TIME, min(fitting)), (Strategy.MEMORY, max(fitting))):
@@ -125,6 +166,47 @@ def test_smallest_budget_and_both_strategies_agree_with_every_chain(seed: int) -
             answer = replayed(dag, dp.sets, chain)
             assert answer.overhead == dp.overhead(chain) == best
             assert answer.peak <= budget
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_exhaustive_lists_every_chain(seed: int) -> None:
+    dag = random_dag(seed, size=6)
+    every = sorted((chain.peak, chain.overhead) for chain in chains(dag, every_lower_set_of(dag)))
+    listed = Chains(forward_part_of(dag), None, most=100_000).all()
+    assert sorted((chain.peak, chain.overhead) for chain in listed) == every
+    budget = every[len(every) // 2][0]
+    within = Chains(forward_part_of(dag), budget, most=100_000).all()
+    assert sorted((chain.peak, chain.overhead) for chain in within) == [each for each in every if each[0] <= budget]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_step_costs_are_those_of_sets(seed: int) -> None:
+    # More vertices than bits in a word, and boundaries of more vertices than one look-up takes.
+    rng = random.Random(seed)
+    count = 80
+    dag = Dag(
+        sizes=[rng.randint(1, 10**10) for _ in range(count)],
+        times=[rng.randint(0, 10**6) for _ in range(count)],
+        reads=[{u for u in range(v) if rng.random() < 0.05} for v in range(count)],
+    )
+    sets = LowerSets.of(forward_part_of(dag), np.array([closed(dag, rng) for _ in range(25)]))
+    steps = Steps.within(sets, sets.forward.time, budget=10**14)
+    as_sets = [frozenset(row.nonzero()[0].tolist()) for row in sets.members]
+    assert max(len(dag.boundary(members)) for members in as_sets) > 8
+    for target, members in enumerate(as_sets):
+        found = steps.into[target]
+        assert found.source.tolist() == [source for source, other in enumerate(as_sets) if other < members]
+        kept = [dag.boundary(members) - as_sets[source] for source in found.source]
+        assert found.cached.tolist() == [dag.bytes(vertices) for vertices in kept]
+        assert found.kept.tolist() == [sum(dag.times[v] for v in vertices) for vertices in kept]
+
+
+def closed(dag: Dag, rng: random.Random) -> list[bool]:
+    """A random lower set, as flags."""
+    members = set(rng.sample(sorted(dag.everything), rng.randint(1, 40)))
+    for v in reversed(range(len(dag.sizes))):
+        members |= dag.reads[v] if v in members else set()
+    return [v in members for v in range(len(dag.sizes))]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -108,7 +108,7 @@ def _peak(executed: Graph, sets: LowerSets, chain: Sequence[int], *, liveness: b
     """Return the peak in GB of a chain's plan where it is executed: the same sets of a graph with more buffers."""
     there = LowerSets.of(ForwardPart.of(executed, "the reproduction"), sets.members[[0, *chain]])
     plans = ChainPlans(Problem(executed, Budget(0)), there, liveness, Observer())
-    return plans.measure(range(1, len(chain) + 1)).peak / GB
+    return float(plans.measure(range(1, len(chain) + 1)).peak / GB)
 
 
 def _beside(ours: float, theirs: float | None, digits: int = 2) -> str:
@@ -148,7 +148,7 @@ def _budgets(published: Published, ours: Reproduced) -> list[str]:
 def mean_deviation(found: Mapping[str, Reproduced], table: str) -> float:
     """Return the mean of |ours / theirs - 1| over the four columns of all networks in a table."""
     return mean(
-        abs(ours / theirs - 1)
+        float(abs(ours / theirs - 1))
         for name, figures in found.items()
         for ours, theirs in zip(getattr(figures, table), getattr(PUBLISHED[name], table), strict=True)
     )

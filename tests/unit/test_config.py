@@ -199,8 +199,10 @@ def test_schemas_name_every_option_of_every_planner() -> None:
     assert schemas["approx_dp"]["properties"].keys() == {
         "strategy",
         "budget_model",
+        "liveness",
         "time_slots",
         "candidates",
+        "moves",
         "time_limit",
     }
 

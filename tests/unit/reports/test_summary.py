@@ -85,7 +85,7 @@ def test_the_summary_of_an_inspection(graph: Graph) -> None:
 
 
 def test_the_summary_of_a_search_gives_both_ends(graph: Graph, schedule: Schedule) -> None:
-    solution = solved(graph, 6, PlanResult(Status.FEASIBLE, schedule=schedule))
+    solution = solved(graph, 5, PlanResult(Status.FEASIBLE, schedule=schedule))
     summary = budget_summary(SmallestBudget(3, Scope.PLANNER, solution), prepared(graph), planner="hand")
     assert (summary["proven_bytes"], summary["scope"], summary["found_bytes"]) == (3, "planner", 5)
     assert summary["overhead"] == pytest.approx(2 / 19)
