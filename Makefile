@@ -43,7 +43,7 @@ golden: install ## remake the example graphs and the output shown in the README
 	$(BIN)/python -m tests.golden.readme
 
 bench: install ## time the planners on fixed graphs
-	$(BIN)/python -m tests.bench
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.bench
 
 reproduce: install ## print the tables of Kusumoto et al. 2019 beside ours
 	$(BIN)/python -m tests.bench.reproduce

@@ -27,8 +27,8 @@ class ApproxDP(DPOptions):
         liveness: free each tensor right after its last use; false: only at the end of the block that it is in.
         time_slots: times are scaled to about this sum in the DP; they stay exact where their sum is no more.
         candidates: how many values of B are tried.
-        moves: how many plans local search may try to improve the best of them (blocks merged, split, cuts moved); not
-            in the paper, and not in its budget model.
+        moves: how many plans local search may try to improve the best of them (blocks merged, split, cuts moved), ten
+            times as many as long as none fits; not in the paper, and not in its budget model.
         time_limit: seconds; no further value of B or move is begun after it.
     """
 

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from remat_cli.planners.canonical import CanonicalStrategy
-from remat_cli.planners.liveness import peak_of, with_late_frees
+from remat_cli.planners.liveness import phase_peaks, with_late_frees
 from remat_cli.planners.lower_sets import LowerSets
 from remat_cli.problem import Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule, with_frees
 from remat_cli.simulate import simulate
+
+# The power of a phase's peak over the budget: high enough that phases well below count for nothing.
+_PRESSURE = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,13 @@ class ChainPlan:
         phases: numbers of the graph's ops in the order in which they run, see `CanonicalStrategy.phases`.
         peak: bytes, simulated.
         time: of all runs.
+        pressure: how far the phases are from fitting, see `ChainPlans.urgency`.
     """
 
     phases: tuple[tuple[int, ...], ...]
     peak: int
     time: int
+    pressure: float
 
 
 @dataclass
@@ -62,7 +67,10 @@ class ChainPlans:
         if key not in self._measured:
             phases = self._canonical.phases(chain)
             time = sum(int(self.problem.graph.arrays.op_time[list(phase)].sum()) for phase in phases)
-            self._measured[key] = ChainPlan(phases, self._peak(phases), time)
+            peaks = self._peaks(phases)
+            budget = self.problem.budget.device_bytes
+            pressure = sum((peak / max(budget, 1)) ** _PRESSURE for peak in peaks)
+            self._measured[key] = ChainPlan(phases, max(peaks), time, pressure)
             self._keep(key, self._measured[key])
         return self._measured[key]
 
@@ -71,6 +79,16 @@ class ChainPlans:
         if self._fits(plan):
             return (0, plan.time, plan.peak)
         return (1, plan.peak, plan.time)
+
+    def urgency(self, plan: ChainPlan) -> tuple[int, float, int]:
+        """Order plans for local search: as `merit`, but those that do not fit by all phases that are too large.
+
+        Often several phases peak alike, and a step that lowers one of them leaves the largest as it is. A high power of
+        each phase's peak, summed, sees the step.
+        """
+        if self._fits(plan):
+            return self.merit(plan)
+        return (1, plan.pressure, plan.peak)
 
     @property
     def any_fits(self) -> bool:
@@ -113,11 +131,11 @@ class ChainPlans:
     def _fits(self, plan: ChainPlan) -> bool:
         return plan.peak <= self.problem.budget.device_bytes
 
-    def _peak(self, phases: Sequence[Sequence[int]]) -> int:
+    def _peaks(self, phases: Sequence[Sequence[int]]) -> list[int]:
         graph = self.problem.graph
         if self.liveness:
-            return peak_of(graph, [op for phase in phases for op in phase])
-        return simulate(graph, with_late_frees(graph, phases)).peak_bytes
+            return phase_peaks(graph, phases)
+        return [simulate(graph, with_late_frees(graph, phases)).peak_bytes]
 
     def _schedule(self, phases: Sequence[Sequence[int]]) -> Schedule:
         graph = self.problem.graph

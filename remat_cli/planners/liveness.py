@@ -13,10 +13,14 @@ from remat_cli.graph import Graph
 from remat_cli.schedule import Compute, Free, Inplace, Schedule, Step, with_frees
 
 
-def peak_of(graph: Graph, sequence: Sequence[int]) -> int:
-    """Return the peak in bytes of running the ops of these numbers in this order, each tensor freed at its last use.
+def phase_peaks(graph: Graph, phases: Sequence[Sequence[int]]) -> list[int]:
+    """Return the peak in bytes while each phase runs, each tensor freed at its last use; the largest is the plan's.
 
     Every op must find its inputs; that is not checked here.
+
+    Args:
+        graph: what is run.
+        phases: numbers of the ops that each phase runs, in order.
     """
     arrays = graph.arrays
     inputs, outputs, inplace = arrays.inputs, arrays.outputs, arrays.inplace
@@ -27,26 +31,29 @@ def peak_of(graph: Graph, sequence: Sequence[int]) -> int:
     # the bytes of the tensors for which it does.
     needed = arrays.is_output.tolist()
     live_after = sum(size[t] for t, kept in enumerate(needed) if kept and produced[t])
-    peak = 0
-    for op in reversed(sequence):
-        made_in_vain = 0
-        for t in outputs[op]:
-            if needed[t]:
-                needed[t] = False
-            else:
-                made_in_vain += size[t]
-        running = live_after + made_in_vain + workspace[op]
-        live_after = running - workspace[op] - sum(size[t] for t in outputs[op])
-        taken = inplace[op]
-        for t in inputs[op]:
-            if produced[t] and not needed[t]:
-                needed[t] = True
-                live_after += size[t]
-                running += size[t]
-                if t == taken:
-                    running -= min(size[t], size[outputs[op][0]])
-        peak = max(peak, running)
-    return graph.fixed_bytes + peak
+    peaks = []
+    for phase in reversed(phases):
+        peak = 0
+        for op in reversed(phase):
+            made_in_vain = 0
+            for t in outputs[op]:
+                if needed[t]:
+                    needed[t] = False
+                else:
+                    made_in_vain += size[t]
+            running = live_after + made_in_vain + workspace[op]
+            live_after = running - workspace[op] - sum(size[t] for t in outputs[op])
+            taken = inplace[op]
+            for t in inputs[op]:
+                if produced[t] and not needed[t]:
+                    needed[t] = True
+                    live_after += size[t]
+                    running += size[t]
+                    if t == taken:
+                        running -= min(size[t], size[outputs[op][0]])
+            peak = max(peak, running)
+        peaks.append(graph.fixed_bytes + peak)
+    return peaks[::-1]
 
 
 def with_late_frees(graph: Graph, phases: Sequence[Sequence[int]]) -> Schedule:

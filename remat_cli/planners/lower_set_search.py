@@ -22,6 +22,8 @@ from remat_cli.units import format_bytes
 
 # Values of B tried over the whole range before the search turns to the most promising one.
 _COARSE = 5
+# How many times the moves are allowed as long as no plan fits.
+_WITHOUT_A_PLAN = 10
 
 
 @dataclass(frozen=True)
@@ -158,15 +160,21 @@ class LowerSetSearch:
         return True
 
     def _improve(self) -> None:
-        """Go from the best chain to its best neighbour, as long as that is better."""
-        most = self.plans.count + self.options.moves
-        start: tuple[int, ...] = ()
-        while start != self.plans.best_chain:
-            start = self.plans.best_chain
-            for chain in neighbours(self.sets, start):
-                if self.plans.count >= most or monotonic() >= self.limits.deadline:
+        """Go from the best chain to its best neighbour, as long as that is better.
+
+        As long as nothing fits, a plan that does is worth ten times the moves that a faster one is.
+        """
+        before = self.plans.count
+        here, urgency = self.plans.best_chain, None
+        while urgency is None or self.plans.urgency(self.plans.measure(here)) < urgency:
+            urgency = self.plans.urgency(self.plans.measure(here))
+            around = []
+            for chain in neighbours(self.sets, here):
+                most = self.options.moves * (1 if self.plans.any_fits else _WITHOUT_A_PLAN)
+                if self.plans.count - before >= most or monotonic() >= self.limits.deadline:
                     return
-                self.plans.measure(chain)
+                around.append((self.plans.urgency(self.plans.measure(chain)), tuple(chain)))
+            here = min(around, default=(urgency, here))[1]
 
     def _share_of_gap(self, low: ChainPlan | None, high: ChainPlan | None) -> float:
         """Guess where between two B the budget is just met: the peak of plans grows about in proportion to B."""
