@@ -77,7 +77,7 @@ class _Incumbent(Observer):
         self._problem = problem
         self._observe = observe
         self.best: Schedule | None = None
-        self.best_time: int | None = None
+        self.trace: Trace | None = None
         self.time_bound: int | None = None
         self.scope = Scope.PLANNER
 
@@ -87,9 +87,9 @@ class _Incumbent(Observer):
     def found(self, schedule: Schedule) -> None:
         trace = _replay(self._problem, schedule)
         if trace.peak_bytes <= self._problem.budget.device_bytes and (
-            self.best_time is None or trace.time < self.best_time
+            self.trace is None or trace.time < self.trace.time
         ):
-            self.best, self.best_time = schedule, trace.time
+            self.best, self.trace = schedule, trace
             self._observe.found(schedule)
 
     def bound(self, time: int, scope: Scope) -> None:
@@ -99,16 +99,15 @@ class _Incumbent(Observer):
 
     def is_better_than(self, trace: Trace | None) -> bool:
         """Tell whether a plan was found that takes less time than this one, or any where this is none."""
-        return self.best_time is not None and (trace is None or self.best_time < trace.time)
+        return self.trace is not None and (trace is None or self.trace.time < trace.time)
 
     def result(self) -> PlanResult:
         """Return the best plan as a result of its own; there must be one.
 
         A bound above its time is one on a smaller scope, which says nothing of a plan from outside that.
         """
-        assert self.best is not None
-        assert self.best_time is not None
-        holds = self.time_bound is not None and self.time_bound <= self.best_time
+        assert self.trace is not None
+        holds = self.time_bound is not None and self.time_bound <= self.trace.time
         return PlanResult(
             Status.FEASIBLE, self.scope, schedule=self.best, time_bound=self.time_bound if holds else None
         )
@@ -147,8 +146,7 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
     if result.status is Status.INFEASIBLE:
         _check_nothing_fits(problem, result, incumbent.best, closest, baseline)
     if incumbent.is_better_than(trace):
-        result, closest = incumbent.result(), None
-        trace = None if result.schedule is None else _replay(problem, result.schedule)
+        result, trace, closest = incumbent.result(), incumbent.trace, None
     if trace is not None:
         result = _with_plain_bound(result, trace, baseline)
     return Solution(problem, result, trace, baseline, closest, working_set, interrupted)
