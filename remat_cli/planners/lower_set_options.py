@@ -36,7 +36,7 @@ class DPOptions:
     budget_model: BudgetModel = BudgetModel.SIMULATED
     liveness: bool = True
     time_slots: int = 1500
-    candidates: int = 20
+    candidates: int = 16
     moves: int = 200
     time_limit: float = 60.0
 

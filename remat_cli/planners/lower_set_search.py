@@ -21,7 +21,7 @@ from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 from remat_cli.units import format_bytes
 
 # Values of B tried over the whole range before the search turns to the most promising one.
-_COARSE = 8
+_COARSE = 5
 # How many times the moves are allowed as long as no plan fits.
 _WITHOUT_A_PLAN = 10
 
