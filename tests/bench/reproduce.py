@@ -1,7 +1,7 @@
 """`make reproduce`: Tables 1 and 2 of Kusumoto et al. 2019 beside what comes out here.
 
-What the simulation counts is an option (see `executor.Executor`), printed above the tables; nothing is fitted to the
-paper. B is the least budget of equation 2, to the byte, for each family of lower sets, as in the paper.
+What the simulation counts is an option (see `executor.Executor`, also for how each was chosen), printed above the
+tables. B is the least budget of equation 2, to the byte, for each family of lower sets, as in the paper.
 """
 
 from __future__ import annotations
