@@ -1,7 +1,7 @@
 """How a training step of the paper is executed here: the model of memory behind the reproduced tables.
 
-Each choice is an option. What the paper leaves open of the plain run (copied gradients, sums into a new buffer within the
-step that makes them, temporaries) was settled by its Vanilla column; what a backward op of a planned run reads, by
+Each choice is an option. What the paper leaves open of the plain run (copied gradients, sums into a new buffer within
+the step that makes them, temporaries) was settled by its Vanilla column; what a backward op of a planned run reads, by
 equation 2, which also comes closer to the planned columns than what Chainer retains. No number was fitted.
 """
 
