@@ -40,7 +40,7 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> int:
         problem = Problem(prepared.graph, Budget(0), prepared.bytes_per_time)
         search = smallest_budget(problem, call.planner, observe, max_overhead=call.config.max_overhead)
     streams.report(
-        budget_report(search, prepared, planner=call.planner_name, options=call.config.options),
-        budget_summary(search, prepared, planner=call.planner_name),
+        lambda: budget_report(search, prepared, planner=call.planner_name, options=call.config.options),
+        lambda: budget_summary(search, prepared, planner=call.planner_name),
     )
     return INTERRUPTED if search.solution.interrupted else EXIT_CODE[search.solution.status]

@@ -29,4 +29,4 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> None:
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet)
     prepared = prepare(graph, config.graph)
-    streams.report(inspect_report(prepared, shown=config.report), inspect_summary(prepared))
+    streams.report(lambda: inspect_report(prepared, shown=config.report), lambda: inspect_summary(prepared))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,16 +34,16 @@ class Output:
         self._quiet = quiet
         self._stdout_is_taken = stdout_is_taken
 
-    def report(self, renderable: RenderableType, summary: Mapping[str, Any]) -> None:
-        """Show the report or, where that was asked for, the summary."""
+    def report(self, renderable: Callable[[], RenderableType], summary: Callable[[], Mapping[str, Any]]) -> None:
+        """Show the report or, where that was asked for, the summary; only what is shown is made."""
         if self._quiet:
             return
         if self._as_json:
             stream = sys.stderr if self._stdout_is_taken else sys.stdout
-            stream.write(json.dumps(summary, ensure_ascii=False, indent=2, sort_keys=True) + "\n")
+            stream.write(json.dumps(summary(), ensure_ascii=False, indent=2, sort_keys=True) + "\n")
             stream.flush()
         else:
-            _console(to_stderr=self._stdout_is_taken).print(renderable)
+            _console(to_stderr=self._stdout_is_taken).print(renderable())
 
     def notes(self, notes: Sequence[str]) -> None:
         """Show on stderr what the user should know about the input, where there is no report that does."""

@@ -58,12 +58,11 @@ def command(graph: Path, output: Path | None, as_json: bool, quiet: bool, **give
         solution = _solved(problem, budget, call.config.max_overhead, call.planner, observe)
     if output is not None:
         streams.write(output, schedule_bytes(solution, prepared.mode, call.planner_name, call.planner))
-    options = options_of(call.planner)
     streams.report(
-        plan_report(
+        lambda: plan_report(
             solution, prepared, planner=call.planner_name, options=call.config.options, shown=call.config.report
         ),
-        plan_summary(solution, prepared, planner=call.planner_name, options=options),
+        lambda: plan_summary(solution, prepared, planner=call.planner_name, options=options_of(call.planner)),
     )
     return INTERRUPTED if solution.interrupted else EXIT_CODE[solution.status]
 

@@ -21,5 +21,4 @@ def command(as_json: bool, schema: bool) -> None:
     from remat_cli.reports.summary import planners_summary
     from remat_cli.reports.terminal import planners_report
 
-    summary = planner_schemas() if schema else planners_summary()
-    Output(as_json=as_json or schema).report(planners_report(), summary)
+    Output(as_json=as_json or schema).report(planners_report, planner_schemas if schema else planners_summary)

@@ -47,8 +47,8 @@ def command(graph: Path, schedule: Path, as_json: bool, quiet: bool, **given: An
     budget = _budget_bytes(config.budget, file, prepared)
     streams = Output(as_json=as_json, quiet=quiet)
     streams.report(
-        verify_report(prepared, file.schedule, trace, budget_bytes=budget),
-        verify_summary(prepared, trace, budget_bytes=budget),
+        lambda: verify_report(prepared, file.schedule, trace, budget_bytes=budget),
+        lambda: verify_summary(prepared, trace, budget_bytes=budget),
     )
     _check_claims(file, trace, budget)
 
