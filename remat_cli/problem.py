@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from remat_cli.graph import Graph
 from remat_cli.schedule import Schedule
@@ -55,6 +55,21 @@ class Scope(StrEnum):
     PLANNER = "planner"  # only what this planner searches
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFigure:
+    """What a method's own model says of its plan: shown beside what the judge measured, and trusted by nobody.
+
+    Attributes:
+        name: what it is, for people: "stored + largest segment".
+        value: in bytes, or in the graph's time unit.
+        unit: which of the two.
+    """
+
+    name: str
+    value: int
+    unit: Literal["bytes", "time"]
+
+
 @dataclass(frozen=True)
 class PlanResult:
     """A planner's claim. Its cost and peak are not in it: the simulator measures those.
@@ -68,6 +83,7 @@ class PlanResult:
             would fit.
         reason: without a plan: why, for people.
         stats: counted work (never seconds), so that tests can hold it.
+        model_figures: what the method's own model predicts, where that differs in kind from what the judge measures.
     """
 
     status: Status
@@ -77,6 +93,7 @@ class PlanResult:
     closest: Schedule | None = None
     reason: str = ""
     stats: Mapping[str, int] = field(default_factory=dict)
+    model_figures: tuple[ModelFigure, ...] = ()
 
     def __post_init__(self) -> None:
         has_plan = self.status in (Status.OPTIMAL, Status.FEASIBLE)

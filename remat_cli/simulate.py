@@ -21,15 +21,20 @@ class Trace:
     Attributes:
         memory_bytes: [steps + 1] device memory while each step runs, in bytes; the first entry is the start, when
             only resident bytes and graph inputs are there.
-        time: end of the compute stream, in the graph's time unit.
+        times: [steps + 1] end of the compute stream after each step, in the graph's time unit; the first entry is 0.
         idle_time: the part of `time` in which the compute stream waited for the link.
         runs: how often each op was run.
     """
 
     memory_bytes: tuple[int, ...]
-    time: int
+    times: tuple[int, ...]
     idle_time: int
     runs: dict[str, int]
+
+    @property
+    def time(self) -> int:
+        """End of the compute stream."""
+        return self.times[-1]
 
     @property
     def peak_bytes(self) -> int:
@@ -91,7 +96,7 @@ def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: Fraction | Non
             run or an output is not in memory.
     """
     device = _Device(graph=graph, bytes_per_time=bytes_per_time, live={}, fixed_bytes=graph.fixed_bytes)
-    memory = [device.memory()]
+    memory, times = [device.memory()], [device.now]
     for index, step in enumerate(schedule.steps):
         try:
             memory.append(_execute(device, step))
@@ -100,8 +105,9 @@ def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: Fraction | Non
             raise InvalidSchedule(
                 f"step {index} ({STEP_NAMES[type(step)]} {name!r}): {broken.rule}", step=index, hint=broken.remedy
             ) from None
+        times.append(device.now)
     _check_end(device)
-    return Trace(memory_bytes=tuple(memory), time=device.now, idle_time=device.idle_time, runs=device.runs)
+    return Trace(memory_bytes=tuple(memory), times=tuple(times), idle_time=device.idle_time, runs=device.runs)
 
 
 class _Broken(Exception):

@@ -53,20 +53,17 @@ class Run:
 
     @cached_property
     def durations(self) -> NDArray[np.int64]:
-        """[steps + 1] time that the compute stream works on each step, 0 for the start; 1 a step if `counts_steps`."""
+        """[steps + 1] time that the compute stream spends in each step, 0 for the start; 1 a step if `counts_steps`."""
         import numpy as np
 
-        op, steps = self.graph.op, self.schedule.steps
         if self.counts_steps:
-            return np.array([0] + [1] * len(steps), dtype=np.int64)
-        return np.array(
-            [0, *(op[step.op].time if isinstance(step, Compute | Inplace) else 0 for step in steps)], dtype=np.int64
-        )
+            return np.array([0] + [1] * len(self.schedule.steps), dtype=np.int64)
+        return np.diff(np.array(self.trace.times, dtype=np.int64), prepend=0)
 
     @cached_property
     def counts_steps(self) -> bool:
-        """Whether no op takes any time, so that there are only steps to count."""
-        return self.trace.time == self.trace.idle_time
+        """Whether nothing takes any time, so that there are only steps to count."""
+        return self.trace.time == 0
 
     @property
     def total(self) -> int:

@@ -94,7 +94,7 @@ def _findings(solution: Solution, shown: ReportOptions) -> list[RenderableType]:
     budget = solution.problem.budget.device_bytes
     name = "" if run is None else "plan" if solution.trace is not None else "closest"
     rows = plain_rows(plain, budget) if run is None else comparison_rows(plain, run, budget)
-    parts: list[RenderableType] = [_comparison(name, rows + _proof_rows(solution))]
+    parts: list[RenderableType] = [_comparison(name, rows + _model_rows(solution) + _proof_rows(solution))]
     if shown.timeline and run is None:
         parts.append(_chart(MemoryTimeline(plain, budget_bytes=budget), "plain run"))
     elif shown.timeline and run is not None:
@@ -115,6 +115,20 @@ def _shown_run(solution: Solution) -> Run | None:
     if result.closest is not None and solution.closest is not None:
         return Run(graph, result.closest, solution.closest)
     return None
+
+
+def _model_rows(solution: Solution) -> list[Row]:
+    """Return what the method's own model says of its plan."""
+    unit = solution.problem.graph.time_unit
+    return [
+        [
+            figure.name,
+            "",
+            format_bytes(figure.value) if figure.unit == "bytes" else format_time(figure.value, unit),
+            "by the method's own model",
+        ]
+        for figure in solution.result.model_figures
+    ]
 
 
 def _proof_rows(solution: Solution) -> list[Row]:

@@ -161,11 +161,11 @@ class MemoryTimeline:
         yield _line("", gutter, " ", Text(_axis_labels(width, boundary, self._end()), QUIET_STYLE))
 
     def _end(self) -> str:
-        """Return the label of the axis' end; waiting for transfers has no width."""
+        """Return the label of the axis' end."""
         if self.run.counts_steps:
             return f"{self.total:,} steps"
         unit, idle = self.run.graph.time_unit, self.run.trace.idle_time
-        return f"time {format_time(self.total, unit)}" + (f" and waiting {format_time(idle, unit)}" if idle else "")
+        return f"time {format_time(self.total, unit)}" + (f", {format_time(idle, unit)} of it waiting" if idle else "")
 
 
 def _line(label: str, gutter: int, edge: str, plot: Text) -> Text:

@@ -261,6 +261,9 @@ def test_link_is_half_duplex() -> None:
     graph = graph_of(op("a", "", "x"), op("b", "", "y", time=3), sizes={"x": 3, "y": 4})
     trace = run(graph, "a, offload x, b, wait x, free x, offload y, prefetch x, wait x", link=1)
     assert (trace.time, trace.idle_time) == (11, 7)
+    assert len(trace.times) == len(trace.memory_bytes)
+    assert (trace.times[0], trace.times[-1]) == (0, 11)
+    assert list(trace.times) == sorted(trace.times)
 
 
 def test_idle_link_starts_when_the_transfer_is_issued() -> None:

@@ -9,7 +9,7 @@ import pytest
 from remat_cli.budget_search import SmallestBudget
 from remat_cli.graph import Graph
 from remat_cli.planners import PLANNERS
-from remat_cli.problem import PlanResult, Scope, Status
+from remat_cli.problem import ModelFigure, PlanResult, Scope, Status
 from remat_cli.readers.native import graph_sha256
 from remat_cli.reports.summary import budget_summary, inspect_summary, plan_summary, planners_summary, verify_summary
 from remat_cli.schedule import Schedule, input_order, with_frees
@@ -31,7 +31,8 @@ def schedule(graph: Graph) -> Schedule:
 
 
 def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
-    solution = solved(graph, 6, PlanResult(Status.FEASIBLE, schedule=schedule))
+    figures = (ModelFigure("paper cost", 4, "bytes"),)
+    solution = solved(graph, 6, PlanResult(Status.FEASIBLE, schedule=schedule, model_figures=figures))
     summary = plan_summary(solution, prepared(graph, notes=("a note",)), planner="hand", options={"blocks": 2})
     assert summary == {
         "graph": {
@@ -58,6 +59,7 @@ def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
         "overhead": pytest.approx(2 / 19),
         "bound": {"overhead": 0.0, "scope": "any-order"},
         "gap": pytest.approx(2 / 19),
+        "model_figures": [{"name": "paper cost", "value": 4, "unit": "bytes"}],
         "closest_peak_bytes": None,
         "working_set": {"bytes": 3, "op": "b6", "tensors": ["a5", "g5", "g6"]},
         "notes": ["a note"],

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from remat_cli.budget_search import SmallestBudget, at_budget
 from remat_cli.config import ReportOptions
 from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
-from remat_cli.problem import Budget, PlanResult, Problem, Scope, Status
+from remat_cli.problem import Budget, ModelFigure, PlanResult, Problem, Scope, Status
 from remat_cli.reports.terminal import budget_report, inspect_report, plan_report, planners_report, verify_report
 from remat_cli.schedule import (
     Compute,
@@ -238,8 +238,17 @@ def test_transfers_are_counted_with_the_time_spent_waiting() -> None:
     trace = simulate(graph, schedule, bytes_per_time=Fraction(MB))
     report = rendered(verify_report(prepared(graph), schedule, trace))
     assert row(report, "transfers") == ["2", "8.000 MB to and from the host; waiting 7"]
-    assert report.endswith("time 3 and waiting 7\n")
+    assert report.endswith("time 10, 7 of it waiting\n")
     assert "transfers" not in rendered(verify_report(prepared(graph), plain_run(graph), baseline_of(graph)))
+
+
+def test_what_the_methods_own_model_says_stands_apart_from_what_was_measured() -> None:
+    graph = chain(MB, MB, MB)
+    figures = (ModelFigure("paper cost", 2 * MB, "bytes"), ModelFigure("fluid time", 12, "time"))
+    claim = PlanResult(Status.FEASIBLE, schedule=plain_run(graph), model_figures=figures)
+    report = plan(solved(graph, 9 * MB, claim))
+    assert row(report, "paper cost") == ["2.000 MB", "by the method's own model"]
+    assert row(report, "fluid time") == ["12", "by the method's own model"]
 
 
 def test_a_budget_below_one_op_names_the_op_its_tensors_and_what_to_do(graph: Graph) -> None:
