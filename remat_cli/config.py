@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from remat_cli.costs import COST_MODELS, Device
 from remat_cli.errors import UsageError
+from remat_cli.generate import GENERATORS, Generator
 from remat_cli.planners import PLANNERS
 from remat_cli.problem import Planner
 from remat_cli.readers import Aliasing
@@ -221,6 +222,17 @@ def make_planner(name: str, options: Mapping[str, Any], source: str = "--option"
     if name not in PLANNERS:
         raise _unknown_name("--planner", name, PLANNERS)
     return _checked(PLANNERS[name], _Document(options, source))
+
+
+def make_generator(family: str, options: Mapping[str, Any], source: str = "--option") -> Generator:
+    """Build the generator of this family of graphs with these options, as `make_planner` does.
+
+    Raises:
+        UsageError: there is no such family, or no such option, or a value is wrong.
+    """
+    if family not in GENERATORS:
+        raise _unknown_name("FAMILY", family, GENERATORS)
+    return _checked(GENERATORS[family], _Document(options, source))
 
 
 def planner_schemas() -> dict[str, Any]:

@@ -296,22 +296,22 @@ def _resolve_views(
     def with_bases(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*names, *(base[name] for name in names if name in base))))
 
-    resolved = {
-        name: replace(tensor, view_of=base[name]) if name in base else tensor for name, tensor in tensors.items()
+    def resolved(op: Op) -> Op:
+        if base.keys().isdisjoint((*op.inputs, *op.outputs)):
+            return op
+        # Who makes a view needs the storage that it points to, unless it makes that storage itself.
+        made_views_of = (base[name] for name in op.outputs if name in base)
+        needed = dict.fromkeys((*with_bases(op.inputs), *made_views_of))
+        inputs = tuple(name for name in needed if name not in op.outputs)
+        saves = None if op.saves is None else with_bases(op.saves)
+        # Most often all is resolved already; a replacement takes longer than the rest.
+        return op if (inputs, saves) == (op.inputs, op.saves) else replace(op, inputs=inputs, saves=saves)
+
+    roots = {
+        name: tensor if base.get(name) == tensor.view_of else replace(tensor, view_of=base[name])
+        for name, tensor in tensors.items()
     }
-    rewired = []
-    for op in ops:
-        if any(name in base for name in (*op.inputs, *op.outputs)):
-            # Who makes a view needs the storage that it points to, unless it makes that storage itself.
-            made_views_of = (base[name] for name in op.outputs if name in base)
-            inputs = dict.fromkeys((*with_bases(op.inputs), *made_views_of))
-            op = replace(
-                op,
-                inputs=tuple(name for name in inputs if name not in op.outputs),
-                saves=op.saves if op.saves is None else with_bases(op.saves),
-            )
-        rewired.append(op)
-    return resolved, tuple(rewired), with_bases(outputs)
+    return roots, tuple(map(resolved, ops)), with_bases(outputs)
 
 
 def _base_of(name: str, tensors: Mapping[str, Tensor]) -> str:
@@ -408,6 +408,8 @@ def _check_names(graph: Graph) -> None:
 
 def _check_text(*texts: str) -> None:
     for text in texts:
+        if text.isascii():
+            continue
         try:
             text.encode()
         except UnicodeEncodeError:

@@ -75,8 +75,23 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
         aliasing=options.aliasing or default_aliasing,
         strict=options.strict,
     )
-    reading = read_graph(path, read_options)
-    mode = _mode(reading.graph, options, path)
+    return prepare_reading(read_graph(path, read_options), str(path), options, derive_training=derive_training)
+
+
+def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
+    """Make of what was read, or generated, the graph that is planned.
+
+    Args:
+        reading: what is known of the graph.
+        where: what it comes from, for messages.
+        options: as for `prepare`.
+        derive_training: as for `prepare`.
+
+    Raises:
+        GraphError: the graph has no training graph.
+        UsageError: the options contradict each other or the graph.
+    """
+    mode = _mode(reading.graph, options, where)
     notes = list(reading.notes)
     graph, parameter_bytes, optimizer = _with_operators(reading, mode, options, notes)
     # Costs come first: what the backward takes is known of the forward op, which is also what its file can say.
@@ -97,10 +112,10 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
     )
 
 
-def _mode(graph: Graph, options: GraphOptions, path: Path) -> str:
+def _mode(graph: Graph, options: GraphOptions, where: str) -> str:
     if options.mode == "training" and graph.kind is Kind.INFERENCE:
         raise UsageError(
-            f"{path}: an inference graph has no training graph",
+            f"{where}: an inference graph has no training graph",
             hint="use --mode inference; or, if it is a forward pass to be trained, set its kind to 'forward'",
         )
     if options.mode is not None:

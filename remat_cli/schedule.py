@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from remat_cli.errors import InvalidSchedule
 from remat_cli.graph import Graph, Op
@@ -82,6 +83,7 @@ def input_order(graph: Graph) -> tuple[str, ...]:
     return tuple(op.name for op in graph.ops)
 
 
+@lru_cache(maxsize=4)
 def plain_run(graph: Graph) -> Schedule:
     """Return the plain run: every op once in the input order, each tensor freed at its last use."""
     return with_frees(graph, input_order(graph))
@@ -98,10 +100,8 @@ def with_frees(graph: Graph, computes: Iterable[str]) -> Schedule:
         InvalidSchedule: an op is not in the graph. (Whether the inputs are there is for the simulator to say.)
     """
     ops = [_known(graph, name, position) for position, name in enumerate(computes)]
-    last_step = _last_steps(graph, ops)
     steps: list[Step] = []
-    for position, op in enumerate(ops):
-        ending = [name for name in dict.fromkeys((*op.inputs, *op.outputs)) if (position, name) in last_step]
+    for op, ending in zip(ops, _ending(graph, ops), strict=True):
         taken = _taken_over(graph, op, ending)
         steps.append(Compute(op.name) if taken is None else Inplace(op.name))
         steps.extend(Free(name) for name in ending if name != taken)
@@ -115,24 +115,19 @@ def _known(graph: Graph, name: str, position: int) -> Op:
     return op
 
 
-def _last_steps(graph: Graph, ops: Sequence[Op]) -> set[tuple[int, str]]:
-    """Return (position, tensor) where an instance of the tensor is read, or made, for the last time."""
-    last: set[tuple[int, str]] = set()
-    kept = set(graph.outputs)
+def _ending(graph: Graph, ops: Sequence[Op]) -> list[list[str]]:
+    """Return, for each op that is run, the tensors of which it reads, or makes, an instance for the last time."""
+    ending: list[list[str]] = []
     producer = graph.producer
     # Walking backwards: a tensor in `needed` is read later, before it is made again.
-    needed: set[str] = set(kept)
-    for position in range(len(ops) - 1, -1, -1):
-        op = ops[position]
-        for name in op.outputs:
-            if name not in needed:
-                last.add((position, name))
-            needed.discard(name)
-        for name in op.inputs:
-            if name in producer and name not in needed:
-                last.add((position, name))
-                needed.add(name)
-    return last
+    needed = set(graph.outputs)
+    for op in reversed(ops):
+        unread = [name for name in op.outputs if name not in needed]
+        needed.difference_update(op.outputs)
+        last_read = [name for name in op.inputs if name in producer and name not in needed]
+        needed.update(last_read)
+        ending.append(last_read + unread)
+    return ending[::-1]
 
 
 def _taken_over(graph: Graph, op: Op, ending: Sequence[str]) -> str | None:

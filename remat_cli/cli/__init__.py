@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ VERBS: Mapping[str, str] = {
     "plan": "Plan a graph under a budget, prove the plan by simulation, and write it.",
     "budget": "Search the smallest budget: proven and found.",
     "verify": "Replay a schedule on its graph; name the first broken step.",
+    "generate": "Write a synthetic graph of any size.",
     "planners": "List the planners, their options, defaults and sources.",
 }
 
@@ -85,6 +87,8 @@ def cli(debug: bool) -> None:
 
 def main() -> NoReturn:
     """Run the command line, and turn whatever ends it into a message and an exit code."""
+    # A large graph is a million objects and no cycles: the collector would go through them again and again.
+    gc.set_threshold(100_000, 50, 100)
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("REMAT_DEBUG"))
     try:
         code = cli.main(standalone_mode=False)

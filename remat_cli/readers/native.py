@@ -62,6 +62,9 @@ _OP_FIELDS: Mapping[str, _Field] = {
 }
 
 
+_PHASES = tuple(str(phase) for phase in Phase)
+
+
 def _is_size(value: Any) -> bool:
     return type(value) is int and value >= 0
 
@@ -176,7 +179,7 @@ def _op(item: Any, where: str, unknown: dict[str, str]) -> Op:
     for name in ("saves", "grad_inputs"):
         if values[name] is not None:
             values[name] = tuple(dict.fromkeys(values[name]))
-    values["phase"] = Phase(_choice(values["phase"], [str(phase) for phase in Phase], f"{where}.phase"))
+    values["phase"] = Phase(_choice(values["phase"], _PHASES, f"{where}.phase"))
     return Op(**values)
 
 
@@ -193,10 +196,12 @@ def to_document(graph: Graph) -> dict[str, Any]:
 
 
 def _written(item: Tensor | Op | Graph, fields: Mapping[str, _Field]) -> dict[str, Any]:
-    values = ((name, getattr(item, name), field.default) for name, field in fields.items())
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value, default in values if value != default
-    }
+    written: dict[str, Any] = {}
+    for name, field in fields.items():
+        value = getattr(item, name)
+        if value != field.default:
+            written[name] = list(value) if isinstance(value, tuple) else value
+    return written
 
 
 def canonical_json(document: Mapping[str, Any]) -> bytes:

@@ -10,6 +10,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from typing import Any
 
+from remat_cli.generate import Generator
 from remat_cli.planners import PLANNERS
 from remat_cli.problem import Planner
 
@@ -49,12 +50,12 @@ class PlannerCard:
     options: tuple[Option, ...]
 
 
-def planner_cards(planners: Mapping[str, type[Planner]] = PLANNERS) -> tuple[PlannerCard, ...]:
-    """Return a card for each planner, in the order of the table."""
+def planner_cards(planners: Mapping[str, type[Planner | Generator]] = PLANNERS) -> tuple[PlannerCard, ...]:
+    """Return a card for each planner, in the order of the table; generators describe themselves in the same way."""
     return tuple(_card(name, planner) for name, planner in planners.items())
 
 
-def _card(name: str, planner: type[Planner]) -> PlannerCard:
+def _card(name: str, planner: type[Planner | Generator]) -> PlannerCard:
     description, _, options = (inspect.getdoc(planner) or "").partition(_OPTIONS_HEADING)
     summary, _, entries = description.partition("\n\n")
     meanings = _entries(inspect.cleandoc(options).splitlines())

@@ -58,7 +58,8 @@ class Run:
 
         if self.counts_steps:
             return np.array([0] + [1] * len(self.schedule.steps), dtype=np.int64)
-        return np.diff(np.array(self.trace.times, dtype=np.int64), prepend=0)
+        times = np.array([0, *self.trace.times], dtype=np.int64)
+        return times[1:] - times[:-1]
 
     @cached_property
     def counts_steps(self) -> bool:

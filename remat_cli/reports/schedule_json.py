@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
@@ -46,8 +46,8 @@ def schedule_bytes(solution: Solution, mode: str, planner_name: str, planner: Pl
     return f"{{\n{lines}\n}}\n".encode()
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+# One encoder for all steps: `json.dumps` would make one for each.
+_json: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 
 
 def _document(solution: Solution, mode: str, planner_name: str, planner: Planner) -> dict[str, Any]:

@@ -281,10 +281,15 @@ def verify_report(prepared: Prepared, schedule: Schedule, trace: Trace, *, budge
 
 def planners_report() -> Report:
     """Return the report of `remat planners`: what each takes and searches, its source, its options and defaults."""
-    return Report(*(_planner_section(card) for card in planner_cards()))
+    return cards_report(planner_cards())
 
 
-def _planner_section(card: PlannerCard) -> RenderableType:
+def cards_report(cards: Sequence[PlannerCard]) -> Report:
+    """Return a report that shows each card in a section of its own."""
+    return Report(*(_card_section(card) for card in cards))
+
+
+def _card_section(card: PlannerCard) -> RenderableType:
     options = [[option.name, option.default, option.meaning] for option in card.options]
     return section(
         card.name,

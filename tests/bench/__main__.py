@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import ParamSpec, TypeVar
 
@@ -19,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.config import GraphOptions
-from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.planners.approx_dp import ApproxDP
 from remat_cli.planners.forward_part import ForwardPart
 from remat_cli.planners.lower_set_dp import LowerSetDP
@@ -28,12 +26,10 @@ from remat_cli.planners.lower_sets import LowerSets, all_lower_sets, pruned_fami
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
 from remat_cli.readers import read_graph
-from remat_cli.readers.native import graph_bytes
-from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of, solve
 from remat_cli.training import training_graph
 from remat_cli.units import format_bytes, format_share
+from tests.bench.scale import scale
 
 GRAPHS = Path(__file__).parents[2] / "graphs"
 SHARES = (0.9, 0.8, 0.6)
@@ -46,35 +42,6 @@ def timed(call: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> tuple
     start = perf_counter()
     result = call(*args, **kwargs)
     return result, perf_counter() - start
-
-
-def training_chain(length: int) -> Graph:
-    """A training graph of 2 x `length` ops: a chain with skips over three ops, of varying sizes."""
-    sizes = [1000 + 97 * (i % 13) for i in range(length)]
-    reads = [[f"y{j}" for j in (i - 1, i - 4) if j >= 0] for i in range(length)]
-    tensors = [Tensor(f"y{i}", size) for i, size in enumerate(sizes)]
-    tensors += [Tensor(f"g{i}", size) for i, size in enumerate(sizes)]
-    forward = [Op(f"f{i}", "Conv", tuple(reads[i]), (f"y{i}",), 1 + i % 10) for i in range(length)]
-    backward = [
-        Op(
-            f"b{i}",
-            "ConvGrad",
-            (f"y{i}", *reads[i], *([f"g{i + 1}"] if i + 1 < length else [])),
-            (f"g{i}",),
-            2 + 2 * (i % 10),
-            phase=Phase.BACKWARD,
-            grad_of=f"f{i}",
-        )
-        for i in reversed(range(length))
-    ]
-    return build_graph(
-        name=f"chain of {length} forward ops",
-        kind=Kind.TRAINING,
-        time_unit="unit",
-        resident_bytes=0,
-        tensors=tensors,
-        ops=[*forward, *backward],
-    )
 
 
 def files() -> Iterator[tuple[Path, GraphOptions]]:
@@ -152,34 +119,6 @@ def _dp_answers(family: Callable[[ForwardPart], LowerSets], forward: ForwardPart
     for strategy in (Strategy.TIME, Strategy.MEMORY):
         dp.chain(budget, strategy)
     return budget, len(sets)
-
-
-def scale(console: Console) -> None:
-    """Reading, simulating, and planning against size."""
-    table = Table(title="Seconds against size", title_justify="left")
-    for column in ("ops", "JSON", "read s", "plain run s", "simulate s", "approx_dp at 50 % s"):
-        table.add_column(column, justify="right")
-    with TemporaryDirectory() as folder:
-        for forward_ops in (100, 300, 600, 5_000, 50_000):
-            path = Path(folder) / "graph.json"
-            path.write_bytes(graph_bytes(training_chain(forward_ops)))
-            reading, read_seconds = timed(read_graph, path)
-            graph = reading.graph
-            schedule, schedule_seconds = timed(plain_run, graph)
-            trace, simulate_seconds = timed(simulate, graph, schedule)
-            planned = ""
-            if forward_ops <= 600:
-                problem = Problem(graph, Budget(trace.peak_bytes // 2))
-                planned = f"{timed(solve, problem, ApproxDP())[1]:.2f}"
-            table.add_row(
-                f"{len(graph.ops):,}",
-                format_bytes(path.stat().st_size),
-                f"{read_seconds:.2f}",
-                f"{schedule_seconds:.2f}",
-                f"{simulate_seconds:.2f}",
-                planned,
-            )
-    console.print(table)
 
 
 def main() -> None:

@@ -1,0 +1,89 @@
+"""`remat generate`: synthetic graphs of any size."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remat_cli.cli.output import STDOUT, Output
+from remat_cli.config import GIVEN_COSTS, GraphOptions, make_generator, parse_option
+from remat_cli.costs import COST_MODELS
+from remat_cli.errors import UsageError
+from remat_cli.generate import GENERATORS
+from remat_cli.graph import Kind
+from remat_cli.readers.native import graph_bytes
+from remat_cli.synthesis import synthesize
+from remat_cli.training import OPTIMIZERS
+
+
+@click.command("generate")
+@click.argument("family", required=False)
+@click.option("--list", "lists", is_flag=True, help="List the families, their options, defaults and sources.")
+@click.option("--json", "as_json", is_flag=True, help="With --list: print a machine-readable summary to stdout.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the family. Repeatable.")
+@click.option("--seed", type=int, help="Seed of a family that draws.")
+@click.option("--ops", type=click.IntRange(min=1), help="Make the graph so long that it has about this many ops.")
+@click.option(
+    "--kind",
+    type=click.Choice([str(kind) for kind in Kind]),
+    help="Of graph. [default: inference for layered, else training]",
+)
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Whose state stays in memory.")
+@click.option("--cost-model", type=click.Choice([GIVEN_COSTS, *COST_MODELS]), help="What gives each op its time.")
+@click.option("--device", metavar="NAME|FILE", help="Device profile, such as a100, or a YAML file.")
+@click.option("--measurements", metavar="FILE", help="Measured times: op names or types to nanoseconds.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=STDOUT,
+    help="Write the graph here. [default: - (stdout)]",
+)
+def command(
+    family: str | None,
+    lists: bool,
+    as_json: bool,
+    options: tuple[str, ...],
+    seed: int | None,
+    ops: int | None,
+    kind: str | None,
+    output: Path,
+    **costs: Any,
+) -> None:
+    """Write a synthetic graph of FAMILY in the native JSON format: for trials of planners at any size.
+
+    FAMILY is layered, transformer, unet or chain. The same options and seed give the same bytes. A training graph is
+    derived, and ops get their times, as for a file; a graph of kind forward keeps the marks to do so later.
+
+    \b
+    remat generate --list
+    remat generate transformer --option layers=24 --option batch=4 --device a100 -o graph.json
+    remat generate layered --option nodes=1000 --seed 7 -o graph.json
+    remat generate unet --ops 2000 --kind forward -o graph.json
+    """
+    if lists:
+        _list_families(as_json)
+        return
+    if family is None:
+        raise UsageError("generate needs a family of graphs", hint=f"name one of {', '.join(GENERATORS)}; see --list")
+    said = dict(parse_option(text) for text in options)
+    if seed is not None:
+        said["seed"] = seed
+    generator = make_generator(family, said)
+    if ops is not None and generator.grows_by in said:
+        raise UsageError(f"--ops chooses {generator.grows_by}", hint=f"leave out --option {generator.grows_by}=...")
+    prepared = synthesize(generator, GraphOptions(**costs), kind=None if kind is None else Kind(kind), ops=ops)
+    streams = Output()
+    streams.notes(prepared.notes)
+    streams.write(output, graph_bytes(prepared.graph))
+
+
+def _list_families(as_json: bool) -> None:
+    from remat_cli.reports.planner_cards import planner_cards
+    from remat_cli.reports.terminal import cards_report
+
+    cards = planner_cards(GENERATORS)
+    Output(as_json=as_json).report(lambda: cards_report(cards), lambda: {"families": [asdict(card) for card in cards]})

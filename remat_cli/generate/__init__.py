@@ -1,0 +1,20 @@
+"""Generators: one file and one line in GENERATORS for each family of synthetic graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from remat_cli.generate.chain import Chain
+from remat_cli.generate.generator import Generated, Generator
+from remat_cli.generate.layered import Layered
+from remat_cli.generate.transformer import Transformer
+from remat_cli.generate.unet import UNet
+
+__all__ = ["GENERATORS", "Generated", "Generator"]
+
+GENERATORS: Mapping[str, type[Generator]] = {
+    "layered": Layered,
+    "transformer": Transformer,
+    "unet": UNet,
+    "chain": Chain,
+}

@@ -1,0 +1,93 @@
+"""Builds the forward pass of a network from operators, as PyTorch would run it: float32, with its views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from remat_cli.generate.generator import Generated
+from remat_cli.graph import Kind, Op, Tensor, build_graph
+from remat_cli.operators import AttributeValue, Operand, Operator, Role
+
+Shape = tuple[int, ...]
+
+_FLOAT = "float32"
+_ELEMENT_BYTES = {_FLOAT: 4, "int64": 8}
+# From this version of ONNX's operators on, all that is used here has its present form.
+_OPSET = 23
+
+
+class NetworkBuilder:
+    """Adds one operator after the other. Values go by name; an op with one result shares its name with that."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] = []
+        self._ops: list[Op] = []
+        self._operators: dict[str, Operator] = {}
+        self._operands: dict[str, Operand] = {}
+
+    def input(self, name: str, shape: Shape, dtype: str = _FLOAT) -> str:
+        """Add a graph input."""
+        return self._value(name, shape, dtype).name
+
+    def weight(self, name: str, *shape: int) -> str:
+        """Add a trainable parameter, which is resident."""
+        return self._operand(name, Role.PARAMETER, shape).name
+
+    def constant(self, name: str, *shape: int) -> str:
+        """Add a value that is resident but not trained."""
+        return self._operand(name, Role.CONSTANT, shape).name
+
+    def op(self, type_: str, name: str, inputs: Sequence[str], shape: Shape, **attributes: AttributeValue) -> str:
+        """Add an op whose one result has this shape."""
+        result = self._value(name, shape)
+        self._add(type_, name, inputs, (result,), attributes)
+        return name
+
+    def view(self, type_: str, name: str, of: str, shape: Shape) -> str:
+        """Add an op whose one result is a view of the value that it reads."""
+        return self.views(type_, name, of, (name,), shape)[0]
+
+    def views(self, type_: str, name: str, of: str, results: Sequence[str], shape: Shape) -> Sequence[str]:
+        """Add an op whose results, all of this shape, are views of the value that it reads."""
+        views = tuple(self._value(result, shape, view_of=of) for result in results)
+        self._add(type_, name, (of,), views, {})
+        return results
+
+    def generated(self, name: str, output: str) -> Generated:
+        """Return what was built, as a graph of this name with this output."""
+        stored = [value for value in self._operands.values() if value.role is not Role.ACTIVATION]
+        graph = build_graph(
+            name=name,
+            kind=Kind.FORWARD,
+            time_unit="flop",
+            resident_bytes=sum(value.bytes for value in stored),
+            tensors=self._tensors,
+            ops=self._ops,
+            outputs=(output,),
+        )
+        parameters = tuple(value for value in stored if value.role is Role.PARAMETER)
+        return Generated(graph, self._operators, parameters)
+
+    def _operand(self, name: str, role: Role, shape: Shape, dtype: str = _FLOAT) -> Operand:
+        operand = Operand(name, role, shape, dtype, prod(shape) * _ELEMENT_BYTES[dtype])
+        self._operands[name] = operand
+        return operand
+
+    def _value(self, name: str, shape: Shape, dtype: str = _FLOAT, view_of: str | None = None) -> Operand:
+        operand = self._operand(name, Role.ACTIVATION, shape, dtype)
+        self._tensors.append(Tensor(name, 0 if view_of is not None else operand.bytes, shape, dtype, view_of))
+        return operand
+
+    def _add(
+        self,
+        type_: str,
+        name: str,
+        inputs: Sequence[str],
+        results: tuple[Operand, ...],
+        attributes: Mapping[str, AttributeValue],
+    ) -> None:
+        operands = tuple(self._operands[each] for each in inputs)
+        self._operators[name] = Operator(type_, operands, results, attributes, _OPSET)
+        read = dict.fromkeys(value.name for value in operands if value.role is Role.ACTIVATION)
+        self._ops.append(Op(name, type_, tuple(read), tuple(value.name for value in results), time=0))

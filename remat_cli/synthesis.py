@@ -1,0 +1,58 @@
+"""From a generator to the graph that is planned: as long as asked for, prepared as a file would be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from remat_cli.config import GraphOptions
+from remat_cli.errors import UsageError
+from remat_cli.generate import Generator
+from remat_cli.graph import Kind
+from remat_cli.prepare import Prepared, prepare_reading
+from remat_cli.readers import Reading
+
+# The graph's growth is measured from this length on: every family can be made so short.
+_SHORT = 4
+
+
+def synthesize(
+    generator: Generator, options: GraphOptions | None = None, *, kind: Kind | None = None, ops: int | None = None
+) -> Prepared:
+    """Make the graph of a generator, with costs and, unless another kind is asked for, its training graph.
+
+    Args:
+        generator: with its options.
+        options: cost model, device and optimizer; a mode in it means nothing.
+        kind: forward, training or inference; None: inference where that is what the generator makes, else training.
+        ops: make the graph as long as it takes to have about as many ops; None: as long as the generator's options say.
+
+    Raises:
+        UsageError: the options or the kind do not fit the generator.
+    """
+    if ops is not None:
+        generator = _with_length(generator, kind, ops)
+    made = generator.generate()
+    if made.graph.kind is Kind.INFERENCE and kind not in (None, Kind.INFERENCE):
+        raise UsageError(
+            f"{made.graph.name} is made for inference: it has no backward",
+            hint="ask for no other kind, or another family",
+        )
+    mode = {None: None, Kind.FORWARD: "training"}.get(kind, kind)
+    return prepare_reading(
+        Reading(made.graph, made.operators, made.parameters),
+        made.graph.name,
+        replace(options or GraphOptions(), mode=mode),
+        derive_training=kind is not Kind.FORWARD,
+    )
+
+
+def _with_length(generator: Generator, kind: Kind | None, ops: int) -> Generator:
+    """Return the generator at the length at which its graph comes closest to `ops` ops: they grow in proportion."""
+
+    def at(length: int) -> Generator:
+        changed: dict[str, Any] = {generator.grows_by: length}
+        return replace(generator, **changed)
+
+    few, more = (len(synthesize(at(length), kind=kind).graph.ops) for length in (_SHORT, _SHORT + 1))
+    return at(max(1, _SHORT + round((ops - few) / (more - few))))
