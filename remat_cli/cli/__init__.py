@@ -21,6 +21,7 @@ VERBS: Mapping[str, str] = {
     "plan": "Plan a graph under a budget, prove the plan by simulation, and write it.",
     "budget": "Search the smallest budget: proven and found.",
     "verify": "Replay a schedule on its graph; name the first broken step.",
+    "apply": "Write an ONNX model that runs a schedule.",
     "generate": "Write a synthetic graph of any size.",
     "planners": "List the planners, their options, defaults and sources.",
 }
@@ -109,7 +110,7 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except MemoryError:
-        _fail("out of memory", "use a smaller graph, or a planner that scales linearly: keep_all", 4)
+        _fail("out of memory", "use a smaller graph, or a planner for large graphs: dtr", 4)
     except Exception as error:
         if debug:
             raise

@@ -17,7 +17,8 @@ class ApproxDP(DPOptions):
     Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
     Backpropagation, NeurIPS 2019, section 4.3 (Algorithm 1 over the pruned family).
     Takes: training graphs.
-    Searches: chains of lower sets, one set for each forward op; feasible plans, no bound of its own.
+    Searches: chains of lower sets, one set for each forward op.
+    Proves: nothing; in the paper's budget model, that no such chain fits.
     Complexity: O(T V^2) for V forward ops and T time slots, for each value of B that is tried.
 
     Attributes:

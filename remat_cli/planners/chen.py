@@ -31,7 +31,8 @@ class Chen:
     Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, Algorithm 3; for any graph as in Kusumoto
     et al. 2019, appendix B: cuts at articulation points of the undirected graph, in a depth-first topological order.
     Takes: training graphs.
-    Searches: one greedy partition for each segment size b; feasible plans, no bound of its own.
+    Searches: one greedy partition for each segment size b.
+    Proves: nothing.
     Complexity: O(C N) for C candidates and N ops.
 
     Attributes:

@@ -17,7 +17,8 @@ class ExactDP(DPOptions):
     Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
     Backpropagation, NeurIPS 2019, section 4.2 (Algorithm 1 over all lower sets).
     Takes: training graphs.
-    Searches: chains of all lower sets of the forward part; feasible plans, no bound of its own.
+    Searches: chains of all lower sets of the forward part.
+    Proves: nothing; in the paper's budget model, that no chain fits.
     Complexity: O(T L^2) for L lower sets and T time slots, for each value of B that is tried; up to 5 GB.
 
     Attributes:

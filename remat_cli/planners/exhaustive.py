@@ -23,7 +23,8 @@ class Exhaustive:
     Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
     Backpropagation, NeurIPS 2019, section 4.1.
     Takes: training graphs, tiny ones: about ten forward ops.
-    Searches: all chains of all lower sets; in the simulated model the answer is optimal among their plans.
+    Searches: all chains of all lower sets.
+    Proves: what is best among their plans, or that none fits (scope planner).
     Complexity: O(2^V) chains for V forward ops in a row, more for any other V.
 
     Attributes:

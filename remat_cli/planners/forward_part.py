@@ -54,7 +54,7 @@ class ForwardPart:
             if is_lacking:
                 raise PlannerRefuses(
                     f"{planner} plans training graphs, but {graph.name!r} has no {what}",
-                    hint="use --mode training to derive the training graph, or keep_all, which plans any graph",
+                    hint="use --mode training to derive the training graph, or dtr, which plans any graph",
                 )
         outputs = (sum(int(arrays.tensor_bytes[tensor]) for tensor in arrays.outputs[op]) for op in ops)
         return cls(

@@ -17,7 +17,8 @@ class KeepAll:
 
     Source: what every framework does without a planner.
     Takes: any graph.
-    Searches: the one schedule that runs every op once in the input order; proves whether that one fits.
+    Searches: the one schedule that runs every op once in the input order.
+    Proves: whether that one fits, and then that no plan is faster.
     Complexity: linear.
     """
 

@@ -124,7 +124,7 @@ def _check_size(forward: ForwardPart) -> None:
         raise PlannerRefuses(
             f"{forward.graph.name!r} has {len(forward)} forward ops; the memory and time of lower-set planners grow "
             f"with the square of that, and they take at most {_MOST_VERTICES}",
-            hint="use a planner that scales linearly: keep_all",
+            hint="use a planner for large graphs: dtr",
         )
 
 

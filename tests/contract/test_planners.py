@@ -173,7 +173,7 @@ def test_options_are_the_fields_of_a_frozen_dataclass_with_defaults(name: str) -
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@pytest.mark.parametrize("heading", ["Source:", "Takes:", "Searches:", "Complexity:"])
+@pytest.mark.parametrize("heading", ["Source:", "Takes:", "Searches:", "Proves:", "Complexity:"])
 def test_docstring_gives(name: str, heading: str) -> None:
     assert heading in (PLANNERS[name].__doc__ or "")
 

@@ -1,4 +1,7 @@
-"""Fills in what the commands in the README print: `python -m tests.golden.readme` (`make golden`)."""
+"""Fills in the README: what its commands print, and the table of planners: `python -m tests.golden.readme`.
+
+`make golden` runs it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from remat_cli.reports.planner_cards import planner_cards
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+_TABLE = re.compile(r"(?<=<!-- planners -->\n)(?:\|.*\n)*(?=<!-- end of planners -->)")
+_COLUMNS = {"source": "Source", "takes": "Takes", "proves": "Proves", "how it scales": "Complexity"}
 _BLOCK = re.compile(r"^```console\n\$ (?P<command>remat .*)\n(?P<output>(?:.*\n)*?)```$", re.MULTILINE)
 
 
@@ -41,11 +48,27 @@ def printed(commands: list[str]) -> list[str]:
         ]
 
 
+def planners_shown() -> str:
+    """The table of planners that the README shows."""
+    match = _TABLE.search(README.read_text())
+    assert match is not None
+    return match[0]
+
+
+def planners_table() -> str:
+    """The table of planners, from what `remat planners` says of each."""
+    rows = [["name", *_COLUMNS], ["---"] * (len(_COLUMNS) + 1)]
+    for card in planner_cards():
+        rows.append([f"`{card.name}`", *(card.facts[label].rstrip(".") for label in _COLUMNS.values())])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def main() -> None:
-    """Write the real output under each command of the README."""
+    """Write the table of planners, and the real output under each command of the README."""
     outputs = iter(printed([command for command, _ in blocks()]))
-    filled = _BLOCK.sub(lambda match: f"```console\n$ {match['command']}\n{next(outputs)}```", README.read_text())
-    README.write_text(filled)
+    table = planners_table()
+    text = _TABLE.sub(lambda _: table, README.read_text())
+    README.write_text(_BLOCK.sub(lambda match: f"```console\n$ {match['command']}\n{next(outputs)}```", text))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from remat_cli.cli import EXIT_CODES, VERBS
 from remat_cli.config import shipped_names
 from remat_cli.costs import COST_MODELS
 from remat_cli.planners import PLANNERS
-from tests.golden.readme import README, blocks, printed
+from tests.golden.readme import README, blocks, planners_shown, planners_table, printed
 
 
 def test_every_command_prints_what_the_readme_says() -> None:
@@ -17,6 +17,10 @@ def test_every_command_prints_what_the_readme_says() -> None:
     outputs = printed([command for command, _ in shown])
     for (command, claimed), output in zip(shown, outputs, strict=True):
         assert output == claimed, command
+
+
+def test_the_table_of_planners_says_what_they_say_of_themselves() -> None:
+    assert planners_shown() == planners_table()
 
 
 def test_every_exit_code_is_in_the_table() -> None:

@@ -1,0 +1,76 @@
+"""All planners on one problem: what one of them proves holds for the plans of all others, as far as its scope goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given, settings
+
+from remat_cli.errors import PlannerRefuses
+from remat_cli.graph import Graph
+from remat_cli.planners import PLANNERS
+from remat_cli.problem import Problem, Scope, Status
+from remat_cli.schedule import Schedule, input_order
+from remat_cli.solve import Solution, solve
+from tests.graphs import problems, small_graphs, training_graphs
+
+
+def solutions(problem: Problem) -> Mapping[str, Solution]:
+    """Return what each planner makes of it; those that refuse the graph are left out."""
+    found = {}
+    for name, planner in PLANNERS.items():
+        try:
+            found[name] = solve(problem, planner())
+        except PlannerRefuses:
+            continue
+    return found
+
+
+def keeps_input_order(graph: Graph, schedule: Schedule) -> bool:
+    return tuple(dict.fromkeys(schedule.computes)) == input_order(graph)
+
+
+def is_within(scope: Scope, solution: Solution) -> bool:
+    """Whether the plan is one that proofs in `scope` speak of."""
+    schedule = solution.result.schedule
+    if schedule is None or scope is Scope.PLANNER:
+        return False
+    return scope is Scope.ANY_ORDER or keeps_input_order(solution.problem.graph, schedule)
+
+
+def check(problem: Problem) -> None:
+    found = solutions(problem)
+    for prover, proof in found.items():
+        scope, bound = proof.result.scope, proof.result.time_bound
+        for name, other in found.items():
+            if not is_within(scope, other):
+                continue
+            assert other.trace is not None
+            assert proof.status is not Status.INFEASIBLE, f"{prover} proves that nothing fits, {name} has a plan"
+            if bound is not None:
+                assert other.trace.time >= bound, f"{name} is faster than {prover} proves to be possible"
+    optimum = {scope: optima(scope, found) for scope in (Scope.ANY_ORDER, Scope.FIXED_ORDER)}
+    assert all(len(times) <= 1 for times in optimum.values()), optimum
+    if all(optimum.values()):
+        assert min(optimum[Scope.ANY_ORDER]) <= min(optimum[Scope.FIXED_ORDER])
+
+
+def optima(scope: Scope, found: Mapping[str, Solution]) -> set[int]:
+    """Return the times of the plans that are proven to be the best in a scope: at most one, if all are right."""
+    return {
+        solution.trace.time
+        for solution in found.values()
+        if solution.status is Status.OPTIMAL and solution.result.scope is scope and solution.trace is not None
+    }
+
+
+@settings(max_examples=25)
+@given(problem=problems(training_graphs(max_forward_ops=4)))
+def test_on_training_graphs(problem: Problem) -> None:
+    check(problem)
+
+
+@settings(max_examples=25)
+@given(problem=problems(small_graphs(max_ops=7)))
+def test_on_any_graph(problem: Problem) -> None:
+    check(problem)
