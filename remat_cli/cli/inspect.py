@@ -15,18 +15,31 @@ from remat_cli.prepare import prepare
 @click.command("inspect")
 @graph_argument
 @graph_options
+@click.option("--division", is_flag=True, help="Show the division tree too: the independent segments that acg plans.")
 @output_options
-def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> None:
+def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: Any) -> None:
     """Show what GRAPH needs: its plain peak, what fills it, and the least that any plan needs.
 
     \b
     remat inspect model.onnx --dim batch=8 --dim seq=512
     remat inspect graph.json --json
+    remat inspect graph.json --division
     """
+    from remat_cli.reports.division import division_report, division_summary
     from remat_cli.reports.summary import inspect_summary
     from remat_cli.reports.terminal import inspect_report
+    from remat_cli.reports.text import Report
 
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet)
     prepared = prepare(graph, config.graph)
-    streams.report(lambda: inspect_report(prepared, shown=config.report), lambda: inspect_summary(prepared))
+
+    def report() -> Report:
+        whole = inspect_report(prepared, shown=config.report)
+        return Report(whole, division_report(prepared.graph)) if division else whole
+
+    def summary() -> dict[str, Any]:
+        whole = inspect_summary(prepared)
+        return {**whole, "division": division_summary(prepared.graph)} if division else whole
+
+    streams.report(report, summary)

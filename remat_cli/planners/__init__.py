@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from remat_cli.planners.acg import ACG
 from remat_cli.planners.approx_dp import ApproxDP
 from remat_cli.planners.chen import Chen
+from remat_cli.planners.dtr import DTR
 from remat_cli.planners.exact_dp import ExactDP
 from remat_cli.planners.exhaustive import Exhaustive
 from remat_cli.planners.keep_all import KeepAll
+from remat_cli.planners.rotor import Rotor
 from remat_cli.problem import Planner
 
 PLANNERS: Mapping[str, type[Planner]] = {
@@ -17,4 +20,7 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "exact_dp": ExactDP,
     "exhaustive": Exhaustive,
     "chen": Chen,
+    "dtr": DTR,
+    "rotor": Rotor,
+    "acg": ACG,
 }

@@ -1,0 +1,161 @@
+"""Improving a plan: what is made again is kept instead, wherever the budget has room for it.
+
+A plan that fits rarely fills the budget at every step. A rerun of an op can be left out where its outputs, made by the
+run before, fit in memory until they are read again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_cli.graph import Graph
+
+# The memory of a run that was left out: below any other, and stays so.
+_NOTHING = -(2**62)
+
+
+def without_needless_reruns(graph: Graph, runs: Sequence[int], budget_bytes: int) -> list[int]:
+    """Return the ops to run, in order, without the reruns that the budget has room to do without.
+
+    Greedy: reruns that save most time for each byte that is kept instead come first.
+
+    Args:
+        graph: what is run.
+        runs: numbers of ops in the order in which they run; every op finds its inputs.
+        budget_bytes: device memory, resident bytes and graph inputs included, in which the runs fit.
+    """
+    timeline = Timeline(graph, runs)
+    time = graph.arrays.op_time.tolist()
+    waiting = sorted(timeline.reruns(), key=lambda at: (-time[runs[at]] / max(timeline.bytes_made(at), 1), at))
+    while waiting:
+        refused = [at for at in waiting if not timeline.leave_out(at, budget_bytes)]
+        # What was left out may have made room for others.
+        waiting = refused if len(refused) < len(waiting) else []
+    return timeline.left()
+
+
+class Timeline:
+    """Runs of ops, with the memory while each is carried out and every tensor is freed at its last use.
+
+    Runs keep their position when others are left out.
+
+    Attributes:
+        memory: bytes while each run is carried out; far below 0 for those left out.
+    """
+
+    memory: NDArray[np.int64]
+
+    def __init__(self, graph: Graph, runs: Sequence[int]) -> None:
+        arrays = graph.arrays
+        self._runs = runs
+        self._producer: list[int] = arrays.producer.tolist()
+        self._inputs = [tuple(t for t in tensors if self._producer[t] >= 0) for tensors in arrays.inputs]
+        self._outputs, self._inplace = arrays.outputs, arrays.inplace
+        self._size: list[int] = arrays.tensor_bytes.tolist()
+        self._is_output: list[bool] = arrays.is_output.tolist()
+        self._runs_of: list[list[int]] = [[] for _ in graph.ops]  # positions
+        self._reads_of: list[list[int]] = [[] for _ in graph.tensors]  # positions
+        for at, op in enumerate(runs):
+            self._runs_of[op].append(at)
+            for t in self._inputs[op]:
+                self._reads_of[t].append(at)
+        change = [0] * (len(runs) + 1)
+        for at, op in enumerate(runs):
+            for t in self._outputs[op]:
+                end = self._end(t, at)
+                change[at] += self._size[t]
+                change[min(end + 1, len(runs))] -= self._size[t]
+        self.memory = np.array(list(accumulate(change))[:-1], dtype=np.int64)
+        self.memory += graph.fixed_bytes + arrays.workspace_bytes[list(runs)]
+        for at, op in enumerate(runs):
+            taken = self._inplace[op]
+            if taken >= 0 and self._producer[taken] >= 0 and self._end(taken, self._made(taken, at)) == at:
+                self.memory[at] -= self._shared(taken, at)
+
+    def reruns(self) -> Iterator[int]:
+        """Yield the positions of the runs beyond the first of each op."""
+        for positions in self._runs_of:
+            yield from positions[1:]
+
+    def bytes_made(self, at: int) -> int:
+        """Return the bytes of the outputs of a run that are needed after it."""
+        return sum(self._size[t] for t in self._outputs[self._runs[at]] if self._end(t, at) > at)
+
+    def left(self) -> list[int]:
+        """Return the ops to run, in order, without the runs that were left out."""
+        return [op for op, memory in zip(self._runs, self.memory, strict=True) if memory >= 0]
+
+    def leave_out(self, at: int, budget_bytes: int) -> bool:
+        """Leave out a run, and runs for its sake only, if the rest then fits; tell whether it is left out."""
+        if self.memory[at] < 0:
+            return True
+        changes = list(self._changes_without(at))
+        begin = min((start for start, _, _ in changes), default=at)
+        memory = self.memory[begin:at].copy()
+        for start, stop, size in changes:
+            memory[start - begin : stop - begin] += size
+        if memory.size and memory.max() > budget_bytes:
+            return False
+        self.memory[begin:at] = memory
+        self._remove(at)
+        return True
+
+    def _remove(self, at: int) -> None:
+        op = self._runs[at]
+        self.memory[at] = _NOTHING
+        self._runs_of[op].remove(at)
+        for t in self._inputs[op]:
+            self._reads_of[t].remove(at)
+        for t in self._inputs[op]:
+            made = self._made(t, at)
+            if self.memory[made] >= 0 and self._is_useless(made):
+                self.leave_out(made, budget_bytes=2**62)
+
+    def _is_useless(self, at: int) -> bool:
+        """Tell whether nobody needs what a run makes, and another run of the op is left."""
+        op = self._runs[at]
+        return len(self._runs_of[op]) > 1 and all(self._end(t, at) == at for t in self._outputs[op])
+
+    def _changes_without(self, at: int) -> Iterator[tuple[int, int, int]]:
+        """Yield from where to where memory changes, and by how much, if a run is left out; before the run, that is."""
+        op = self._runs[at]
+        for t in self._outputs[op]:
+            if self._end(t, at) > at:  # its last instance lives on
+                end = self._end(t, self._made(t, at))
+                yield end + 1, at, self._size[t]
+                yield end, end + 1, self._shared(t, end)
+        for t in self._inputs[op]:
+            made = self._made(t, at)
+            if self._end(t, made) == at:
+                end = self._last_read(t, made, at)
+                yield end + 1, at, -self._size[t]
+                yield end, end + 1, -self._shared(t, end)
+
+    def _shared(self, tensor: int, at: int) -> int:
+        """Return the bytes that a run saves if it takes over the storage of a tensor that ends with it."""
+        op = self._runs[at]
+        return min(self._size[tensor], self._size[self._outputs[op][0]]) if self._inplace[op] == tensor else 0
+
+    def _made(self, tensor: int, before: int) -> int:
+        """Return where a tensor was made for the last time before a position."""
+        positions = self._runs_of[self._producer[tensor]]
+        return positions[bisect_left(positions, before) - 1]
+
+    def _end(self, tensor: int, made: int) -> int:
+        """Return the position after which the instance of a tensor made at `made` is freed; past the end for never."""
+        positions = self._runs_of[self._producer[tensor]]
+        after = bisect_right(positions, made)
+        if after < len(positions):
+            return self._last_read(tensor, made, positions[after])
+        return len(self._runs) if self._is_output[tensor] else self._last_read(tensor, made, len(self._runs))
+
+    def _last_read(self, tensor: int, made: int, before: int) -> int:
+        """Return where the instance made at `made` is read for the last time before a position; `made` if nowhere."""
+        reads = self._reads_of[tensor]
+        place = bisect_left(reads, before)
+        return max(reads[place - 1], made) if place else made
