@@ -291,7 +291,7 @@ def _resolve_views(
 
     Resolving twice changes nothing, so a graph that is written and read again stays the same.
     """
-    base = {name: _base_of(name, tensors) for name, tensor in tensors.items() if tensor.view_of is not None}
+    base = _bases(tensors)
 
     def with_bases(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*names, *(base[name] for name in names if name in base))))
@@ -314,27 +314,41 @@ def _resolve_views(
     return roots, tuple(map(resolved, ops)), with_bases(outputs)
 
 
-def _base_of(name: str, tensors: Mapping[str, Tensor]) -> str:
-    """Follow views down to the tensor that owns the storage."""
-    if tensors[name].bytes != 0:
-        raise GraphError(
-            f"tensor {name!r} is a view (view_of {tensors[name].view_of!r}) but has {tensors[name].bytes} bytes",
-            hint="give a view 0 bytes: its storage is counted with its base; or take view_of away",
-        )
-    seen = [name]
-    while (base := tensors[seen[-1]].view_of) is not None:
+def _bases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return, for each view, the tensor that owns its storage: views of views are followed down to it."""
+    bases: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        if tensor.view_of is not None and name not in bases:
+            chain = _chain_of_views(name, tensors, bases)
+            root = bases.get(chain[-1], chain[-1])
+            bases.update((view, root) for view in chain if tensors[view].view_of is not None)
+    return bases
+
+
+def _chain_of_views(name: str, tensors: Mapping[str, Tensor], bases: Mapping[str, str]) -> list[str]:
+    """Return a view, what it is a view of, and so on, up to the first that owns its storage or whose base is known."""
+    chain = {name: None}  # in order
+    last = name
+    while last not in bases and (base := tensors[last].view_of) is not None:
+        if tensors[last].bytes != 0:
+            raise GraphError(
+                f"tensor {last!r} is a view (view_of {base!r}) but has {tensors[last].bytes} bytes",
+                hint="give a view 0 bytes: its storage is counted with its base; or take view_of away",
+            )
         if base not in tensors:
             raise GraphError(
-                f"tensor {seen[-1]!r} is a view of {base!r}, which is not defined",
+                f"tensor {last!r} is a view of {base!r}, which is not defined",
                 hint="define that tensor, or take view_of away",
             )
-        if base in seen:
-            circle = " -> ".join([*seen[seen.index(base) :], base])
+        if base in chain:
+            names = list(chain)
+            circle = " -> ".join([*names[names.index(base) :], base])
             raise GraphError(
                 f"views refer to each other in a circle: {circle}", hint="one of them must own its storage"
             )
-        seen.append(base)
-    return seen[-1]
+        chain[base] = None
+        last = base
+    return list(chain)
 
 
 def _check(graph: Graph) -> None:

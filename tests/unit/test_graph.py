@@ -166,6 +166,13 @@ def test_view_with_bytes_of_its_own() -> None:
     assert "0 bytes" in error.hint
 
 
+def test_view_between_another_view_and_its_base_with_bytes_of_its_own() -> None:
+    error = refusal(
+        [Tensor("w", 0, view_of="v"), Tensor("v", 4, view_of="x"), X], [op("a", "x", "v"), op("b", "v", "w")]
+    )
+    assert error.message == "tensor 'v' is a view (view_of 'x') but has 4 bytes"
+
+
 def test_view_of_an_undefined_tensor() -> None:
     error = refusal([X, Tensor("v", 0, view_of="w")], [op("a", "x", "v")])
     assert error.message == "tensor 'v' is a view of 'w', which is not defined"
