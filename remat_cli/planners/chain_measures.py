@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.planners.chain_layers import Layer, Layers
-from remat_cli.planners.chain_model import Chain
 
 
 @dataclass(frozen=True)
@@ -175,37 +174,6 @@ class Gauge:
         for number, those in reversed(list(enumerate(ops))):
             last_use.update((t, number) for op in those for t in self._arrays.inputs[op])
         return last_use
-
-
-def measured_chain(gauge: Gauge) -> Chain:
-    """Return the layers of a training graph as a chain."""
-    layers, pairs = gauge.layers, gauge.pairs
-    kept = [layer.activation | layer.saved for layer in layers]
-    activation = array_of(gauge.bytes(layer.activation) for layer in layers)
-    saved = array_of(gauge.bytes(those - before.activation) for those, (before, _) in zip(kept, pairs, strict=True))
-    whole = [
-        gauge.run(layer.forward, those, before.activation, always=layer.forward)
-        for those, (before, layer) in zip(kept, pairs, strict=True)
-    ]
-    closing = gauge.closing_runs(before.activation for before, _ in pairs)
-    backward_overhead = gauge.backward_need - saved - gauge.gradient
-    backward_overhead[1:] -= gauge.gradient[:-1]
-    backward_overhead[0] = 0
-    carried = gauge.carried([layer.activation for layer in layers])
-    return Chain(
-        activation=activation,
-        saved=saved,
-        gradient=gauge.gradient,
-        forward_time=gauge.rerun_times(run.ops for run in whole),
-        no_grad_time=gauge.rerun_times(run.ops for run in gauge.no_grad_runs),
-        backward_time=gauge.backward_time,
-        forward_all_overhead=array_of(run.peak for run in whole) - saved,
-        forward_none_overhead=array_of(run.peak for run in gauge.no_grad_runs) - activation,
-        backward_overhead=backward_overhead,
-        carried=carried if carried.any() else None,
-        closing_need=array_of(run.peak for run in closing),
-        closing_time=gauge.rerun_times(run.ops for run in closing),
-    )
 
 
 def array_of(values: Iterable[int]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The chain of layers that `rotor` and `pofo` plan: sizes, times and memory needs a layer, and the operations on it.
+"""The chain of layers that `rotor` and `pofo` plan, as their papers have it, and what is done with a layer.
 
 Source: Beaumont et al., the model of rotor and of POFO. Layers are numbered 1 to N; layer N is the loss; a_0 is
 the chain's input. There are four operations, and memory during each is all that is stored, plus what the operation
@@ -8,11 +8,12 @@ makes, plus its overhead:
     F_ck(l)     reads a_(l-1), keeps it, and makes a_l
     F_none(l)   reads a_(l-1), makes a_l, and discards a_(l-1)
     B(l)        reads delta_l, abar_l and a_(l-1), makes delta_(l-1), and frees delta_l, abar_l and a plain a_(l-1)
+
+Of a training graph more is known than a `Chain` can say: see `rotor_needs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -54,7 +55,7 @@ class Chain:
 
     Attributes:
         activation: bytes of a_0 to a_N; a_N is 0.
-        saved: bytes of abar_1 to abar_N, each including a_l (but for what a_l and a_(l-1) have in common).
+        saved: bytes of abar_1 to abar_N, each including a_l.
         gradient: bytes of delta_0 to delta_N: what the backward of the layers after l leaves in memory, the gradient of
             a_l before all; delta_N is 0. It may be below 0, where the layers' backward frees what was there all along.
         forward_time: of F_all.
@@ -63,8 +64,6 @@ class Chain:
         forward_all_overhead: bytes, of F_all, beyond a_(l-1) and abar_l.
         forward_none_overhead: bytes, of F_ck and F_none, beyond a_(l-1) and a_l.
         backward_overhead: bytes, of B, beyond a_(l-1), abar_l, delta_l and delta_(l-1).
-        carried: [N + 1, N + 1] bytes that a_i and a_j, i < j, have in common: tensors of a cut of several tensors that
-            later layers pass on. None where there are none, as in a chain of single tensors.
         closing_need: bytes beyond its input of an F_all(l) that closes a block to be recomputed: B(l + 1) is done, so
             a_l is needed no more unless by B(l). None where it is as of any F_all; so is that of layer N.
         closing_time: of such an F_all; None where it is as of any.
@@ -79,16 +78,14 @@ class Chain:
     forward_all_overhead: NDArray[np.int64]
     forward_none_overhead: NDArray[np.int64]
     backward_overhead: NDArray[np.int64]
-    carried: NDArray[np.int64] | None = None
     closing_need: NDArray[np.int64] | None = None
     closing_time: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            expected = self.activation.shape * (2 if each.name == "carried" else 1)
-            if value is not None and value.shape != expected:
-                raise ValueError(f"{each.name} has shape {value.shape}, not {expected}")
+            if value is not None and value.shape != self.activation.shape:
+                raise ValueError(f"{each.name} has shape {value.shape}, activation {self.activation.shape}")
 
     def __len__(self) -> int:
         """Return N, the number of layers."""
@@ -124,20 +121,4 @@ class Chain:
         """
         need = (self.activation + self.forward_none_overhead)[first:]
         need[1:] += self.activation[first:-1]
-        if self.carried is not None:
-            need[1:] -= self.carried[first - 1, first:-1]
         return need
-
-    def checkpoint_bytes(self, first: int) -> NDArray[np.int64]:
-        """Return [N + 1 - first] bytes that keeping a_k, for k from `first` on, takes beside the input of `first`."""
-        if self.carried is None:
-            return self.activation[first:]
-        return self.activation[first:] - self.carried[first - 1, first:]
-
-
-def plain_steps(layers: int) -> Sequence[ChainStep]:
-    """Return the steps that recompute nothing: F_all of every layer, then B of every layer."""
-    return [
-        *(ChainStep(Operation.FORWARD_ALL, layer) for layer in range(1, layers + 1)),
-        *(ChainStep(Operation.BACKWARD, layer) for layer in range(layers, 0, -1)),
-    ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
 from remat_cli.graph import Graph
 from remat_cli.planners.chain_layers import Layer, Layers, cut_into_layers
-from remat_cli.planners.chain_measures import Gauge, measured_chain
-from remat_cli.planners.chain_model import Chain, ChainStep, Operation
+from remat_cli.planners.chain_measures import Gauge
+from remat_cli.planners.chain_model import ChainStep, Operation
 from remat_cli.planners.chain_options import Cuts
 
 
@@ -34,11 +34,6 @@ class Linearised:
         """Return N, the number of layers."""
         return len(self.cut.layers) - 1
 
-    @cached_property
-    def chain(self) -> Chain:
-        """The layers as the chain model has them; memory beside `base_bytes`, time beside `base_time`."""
-        return measured_chain(self.gauge)
-
     @property
     def base_bytes(self) -> int:
         """Bytes beside those of the layers: resident ones, graph inputs, and tensors that stay."""
@@ -46,7 +41,7 @@ class Linearised:
 
     @property
     def base_time(self) -> int:
-        """Time of the ops that run once, which is in none of the layers' times."""
+        """Time of the ops that run once, which is in no layer's times."""
         return self.gauge.base_time
 
     @property

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat_cli.planners.chain_options import Cuts
-from remat_cli.planners.lower_set_options import check_least
+from remat_cli.planners.chain_options import RotorOptions
 from remat_cli.problem import Observer, PlanResult, Problem
 
 
 @dataclass(frozen=True)
-class Rotor:
+class Rotor(RotorOptions):
     """Cuts the graph into a chain of layers and plans that: which to keep whole, which only the input of, and when.
 
     Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, Optimal checkpointing for heterogeneous chains: how to
@@ -34,16 +33,6 @@ class Rotor:
     """
 
     starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
-
-    cuts: Cuts = Cuts.EVERY
-    segments: int = 150
-    slots: int = 500
-    candidates: int = 100
-    improve: bool = True
-    time_limit: float = 60.0
-
-    def __post_init__(self) -> None:
-        check_least(self, segments=2, slots=1, candidates=0, time_limit=0)
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`.

@@ -21,10 +21,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_cli.errors import UsageError
 from remat_cli.planners.chain_model import ChainStep, Operation
 from remat_cli.planners.rotor_needs import RotorNeeds
+from remat_cli.units import format_bytes
 
 Times = NDArray[np.float64]
+
+# Bytes of the largest table that is made.
+_MOST_BYTES = 4 * 10**9
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +95,18 @@ class RotorTable:
 
     @classmethod
     def of(cls, needs: RotorNeeds, slots: int) -> RotorTable:
-        """Return the table whose slots go up to what recomputing nothing needs, as far as rounding up lets them."""
+        """Return the table whose slots go up to what recomputing nothing needs, as far as rounding up lets them.
+
+        Raises:
+            UsageError: the table is too large.
+        """
+        table_bytes = 8 * (slots + 2) * (len(needs) * (len(needs) + 1) + slots + 1)
+        if table_bytes > _MOST_BYTES:
+            raise UsageError(
+                f"{len(needs)} layers in {slots} slots take a table of {format_bytes(table_bytes)}, and at most "
+                f"{format_bytes(_MOST_BYTES)} are made",
+                hint="give fewer slots, or fewer segments",
+            )
         exact = _Slots.of(needs, 1)
         saved_before = np.cumsum(exact.saved) - exact.saved
         needed = int((saved_before + exact.all[:, -1])[1:].max())

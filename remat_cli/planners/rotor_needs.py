@@ -61,7 +61,7 @@ class RotorNeeds:
         check = np.zeros((count, count), dtype=np.int64)
         kept = np.zeros((count, count), dtype=np.int64)
         for first in range(1, count):
-            kept[first, first:] = chain.checkpoint_bytes(first)
+            kept[first, first:] = chain.activation[first:]
             check[first, first:] = np.maximum.accumulate(chain.none_need(first))
         return cls(
             forward_time=chain.forward_time,

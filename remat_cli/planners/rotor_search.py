@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph
-from remat_cli.planners.chain_options import Cuts
+from remat_cli.planners.chain_options import Cuts, RotorOptions
 from remat_cli.planners.linearisation import Linearised, linearise
 from remat_cli.planners.liveness import phase_peaks
 from remat_cli.planners.rerun_removal import without_needless_reruns
@@ -28,9 +27,6 @@ from remat_cli.planners.rotor_needs import RotorNeeds
 from remat_cli.problem import ModelFigure, Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule, input_order, plain_run, with_frees
 from remat_cli.units import format_bytes, format_share
-
-if TYPE_CHECKING:
-    from remat_cli.planners.rotor import Rotor
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,14 +105,14 @@ class RotorSearch:
     """
 
     problem: Problem
-    options: Rotor
+    options: RotorOptions
     observe: Observer
     deadline: float
     _tried: dict[int, Plan] = field(default_factory=dict)  # by number
     _best: int | None = None
 
     @classmethod
-    def of(cls, problem: Problem, options: Rotor, observe: Observer) -> RotorSearch:
+    def of(cls, problem: Problem, options: RotorOptions, observe: Observer) -> RotorSearch:
         """Begin a search; its clock starts now."""
         return cls(problem, options, observe, monotonic() + options.time_limit)
 
@@ -198,7 +194,8 @@ class RotorSearch:
         return PlanResult(
             Status.UNKNOWN,
             closest=self._schedule(best),
-            reason="no plan of the chain was found that fits; that is no proof that there is none",
+            reason="no plan of the chain was found that fits, which proves nothing; the largest of its "
+            f"{len(plans.linearised)} layers, which is run as a whole, has {_described(plans.linearised)}",
             stats=stats,
             model_figures=figures,
         )

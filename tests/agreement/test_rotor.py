@@ -23,7 +23,7 @@ from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.chain_model import Chain, ChainStep, Operation
 from remat_cli.planners.chain_options import Cuts
-from remat_cli.planners.linearisation import Linearised, linearise
+from remat_cli.planners.linearisation import linearise
 from remat_cli.planners.rotor import Rotor
 from remat_cli.planners.rotor_dp import RotorTable
 from remat_cli.planners.rotor_needs import RotorNeeds
@@ -293,21 +293,16 @@ def graphs_by_value(draw: st.DrawFn) -> Graph:
 SMALL_GRAPHS = training_graphs(max_forward_ops=5) | sparse_graphs() | graphs_by_value()
 
 
-def needs_of(linearised: Linearised) -> tuple[RotorNeeds, RotorNeeds]:
-    """By the chain model, and measured."""
-    return RotorNeeds.of_chain(linearised.chain), RotorNeeds.measured(linearised.gauge)
-
-
 @pytest.mark.parametrize("cuts", Cuts)
 @settings(max_examples=60)
 @given(graph=SMALL_GRAPHS)
 def test_graphs_need_no_more_than_the_recurrence_says_of_any_structure(cuts: Cuts, graph: Graph) -> None:
     linearised = linearise(graph, "a test", cuts, 4)
+    needs = RotorNeeds.measured(linearised.gauge)
     for structure in structures(1, len(linearised)):
         trace = trace_of(graph, linearised.computes(list(structure.steps())))
-        for needs in needs_of(linearised):
-            assert trace.peak_bytes <= linearised.base_bytes + needed(needs, structure)
-            assert trace.time <= linearised.base_time + predicted_time(needs, structure)
+        assert trace.peak_bytes <= linearised.base_bytes + needed(needs, structure)
+        assert trace.time <= linearised.base_time + predicted_time(needs, structure)
 
 
 @pytest.mark.parametrize("cuts", Cuts)
@@ -315,15 +310,15 @@ def test_graphs_need_no_more_than_the_recurrence_says_of_any_structure(cuts: Cut
 @given(graph=SMALL_GRAPHS)
 def test_table_of_a_graph_is_that_of_the_best_structure(cuts: Cuts, graph: Graph) -> None:
     linearised = linearise(graph, "a test", cuts, 4)
-    for needs in needs_of(linearised):
-        costs = [Cost(needed(needs, each), predicted_time(needs, each)) for each in structures(1, len(linearised))]
-        table = RotorTable(needs, unit=1, slots=max(cost.peak for cost in costs))
-        for m, time in enumerate(table.times):
-            assert time == min((cost.time for cost in costs if cost.peak <= m), default=np.inf)
-            if np.isfinite(time):
-                structure = structure_of(table.steps(m))
-                assert needed(needs, structure) <= m
-                assert predicted_time(needs, structure) == time
+    needs = RotorNeeds.measured(linearised.gauge)
+    costs = [Cost(needed(needs, each), predicted_time(needs, each)) for each in structures(1, len(linearised))]
+    table = RotorTable(needs, unit=1, slots=max(cost.peak for cost in costs))
+    for m, time in enumerate(table.times):
+        assert time == min((cost.time for cost in costs if cost.peak <= m), default=np.inf)
+        if np.isfinite(time):
+            structure = structure_of(table.steps(m))
+            assert needed(needs, structure) <= m
+            assert predicted_time(needs, structure) == time
 
 
 @pytest.mark.parametrize("cuts", Cuts)
@@ -331,13 +326,12 @@ def test_table_of_a_graph_is_that_of_the_best_structure(cuts: Cuts, graph: Graph
 @given(graph=training_graphs(max_forward_ops=7) | SMALL_GRAPHS, slots=st.sampled_from([9, 60]))
 def test_graphs_need_no_more_than_the_table_says(cuts: Cuts, graph: Graph, slots: int) -> None:
     linearised = linearise(graph, "a test", cuts, 20)
-    for needs in needs_of(linearised):
-        table = RotorTable.of(needs, slots)
-        for m, time in enumerate(table.times):
-            if np.isfinite(time) and (m == 0 or time < table.times[m - 1]):
-                trace = trace_of(graph, linearised.computes(table.steps(m)))
-                assert trace.peak_bytes <= linearised.base_bytes + m * table.unit
-                assert trace.time <= linearised.base_time + time
+    table = RotorTable.of(RotorNeeds.measured(linearised.gauge), slots)
+    for m, time in enumerate(table.times):
+        if np.isfinite(time) and (m == 0 or time < table.times[m - 1]):
+            trace = trace_of(graph, linearised.computes(table.steps(m)))
+            assert trace.peak_bytes <= linearised.base_bytes + m * table.unit
+            assert trace.time <= linearised.base_time + time
 
 
 VARIANTS = [

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph, Kind, Op, Phase
-from remat_cli.planners.chain_model import Chain, ChainStep, Operation, plain_steps
+from remat_cli.planners.chain_model import Chain, ChainStep, Operation
 from remat_cli.planners.chain_options import Cuts
 from remat_cli.planners.linearisation import Linearised, linearise
+from remat_cli.planners.rotor_needs import RotorNeeds
 from remat_cli.schedule import with_frees
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of
@@ -21,6 +23,16 @@ from tests.graphs import diamond, graph_of, op, training_chain, training_graphs,
 
 def chain_of(graph: Graph, cuts: Cuts = Cuts.EVERY, segments: int = 100) -> Linearised:
     return linearise(graph, "a test", cuts, segments)
+
+
+def needs_of(graph: Graph) -> RotorNeeds:
+    return RotorNeeds.measured(chain_of(graph).gauge)
+
+
+def plain_steps(layers: int) -> list[ChainStep]:
+    """Recompute nothing."""
+    forward = [ChainStep(Operation.FORWARD_ALL, layer) for layer in range(1, layers + 1)]
+    return [*forward, *(ChainStep(Operation.BACKWARD, layer) for layer in range(layers, 0, -1))]
 
 
 def ops(linearised: Linearised, numbers: Iterable[int]) -> list[str]:
@@ -59,23 +71,24 @@ def test_chain_is_cut_after_every_op_and_the_loss_is_the_last_layer(cuts: Cuts) 
 
 
 def test_chain_costs_what_its_ops_do() -> None:
-    chain = chain_of(training_chain(3, size=2, time=5)).chain
-    assert chain.activation.tolist() == [0, 2, 2, 2, 0]
-    assert chain.saved.tolist() == [0, 2, 2, 2, 0]
+    needs = needs_of(training_chain(3, size=2, time=5))
+    assert needs.forward_time.tolist() == [0, 5, 5, 5, 0]
+    assert needs.no_grad_time.tolist() == [0, 5, 5, 5, 0]
+    assert needs.backward_time.tolist() == [0, 10, 10, 10, 5]
     # b1 makes g0, which nobody reads: it is an output of the graph.
-    assert chain.gradient.tolist() == [2, 2, 2, 2, 0]
-    assert chain.forward_time.tolist() == [0, 5, 5, 5, 0]
-    assert chain.no_grad_time.tolist() == [0, 5, 5, 5, 0]
-    assert chain.backward_time.tolist() == [0, 10, 10, 10, 5]
-    assert chain.all_need.tolist() == [0, 2, 2, 2, 0]
-    # b3 reads a2, the input of its layer, and g3: a3 is needed no more. The loss reads a3, its input.
-    assert chain.backward_need.tolist() == [0, 4, 4, 4, 2]
-    assert chain.none_need(1).tolist() == [2, 4, 4, 2]
+    assert needs.gradient.tolist() == [2, 2, 2, 2, 0]
+    # a3 is read by the loss, whose input it is.
+    assert needs.saved.tolist() == [0, 2, 2, 2, 0]
+    assert needs.all_need.tolist() == [0, 2, 2, 2, 0]
+    assert needs.backward_need.tolist() == [0, 4, 4, 4, 2]
+    # F_ck(1), F_none(2), F_none(3): a1, then a1 and a2, then a2 and a3.
+    assert needs.check_need[1].tolist() == [0, 2, 4, 4, 4]
+    assert needs.kept[1].tolist() == [0, 2, 2, 2, 0]
     # Once b3 is done, nobody needs a2 but b3: to make it again for b2 would be in vain.
-    assert chain.block_end_time.tolist() == [0, 0, 0, 0, 0]
+    assert needs.closing_time.tolist() == needs.closing_need.tolist() == [0, 0, 0, 0, 0]
 
 
-def test_workspace_and_what_an_op_makes_beside_are_overheads() -> None:
+def test_workspace_and_what_an_op_makes_beside_are_counted() -> None:
     graph = graph_of(
         op("f1", "", "a1 extra", workspace_bytes=3),
         op("f2", "a1", "a2"),
@@ -86,10 +99,10 @@ def test_workspace_and_what_an_op_makes_beside_are_overheads() -> None:
         kind=Kind.TRAINING,
         outputs=["end"],
     )
-    chain = chain_of(graph).chain
-    assert chain.forward_all_overhead.tolist() == [0, 7, 0, 0]
-    assert chain.forward_none_overhead.tolist() == [0, 7, 0, 0]
-    assert chain.backward_overhead.tolist() == [0, 0, 7, 0]
+    needs = needs_of(graph)
+    assert needs.all_need.tolist() == [0, 2 + 4 + 3, 1, 0]
+    assert needs.check_need[1, 1] == 2 + 4 + 3
+    assert needs.backward_need.tolist() == [0, 2 + 1 + 1, 1 + 1 + 1 + 7, 1]
 
 
 def test_op_that_works_in_place_needs_less() -> None:
@@ -104,7 +117,26 @@ def test_op_that_works_in_place_needs_less() -> None:
         sizes={"g3": 4, "g2": 4},
         kind=Kind.TRAINING,
     )
-    assert chain_of(graph).chain.backward_overhead.tolist() == [0, 0, 0, -4, 0]
+    assert needs_of(graph).backward_need.tolist() == [0, 3, 1 + 4 + 1, 1 + 4, 4]
+
+
+def test_what_no_backward_reads_passes() -> None:
+    graph = graph_of(
+        op("f1", "", "a1"),
+        op("f2", "a1", "a2"),
+        op("f3", "a2", "a3"),
+        backward("loss", "a3", "g3"),
+        backward("b3", "a3 g3", "g2", grad_of="f3"),
+        backward("b2", "a1 g2", "g1", grad_of="f2"),
+        backward("b1", "g1", "end", grad_of="f1"),
+        sizes={"a1": 2, "a2": 8, "a3": 1},
+        kind=Kind.TRAINING,
+    )
+    needs = needs_of(graph)
+    assert needs.passing.tolist() == [0, 0, 8, 0, 0]
+    assert needs.saved.tolist() == [0, 2, 0, 1, 0]
+    # F_all(3) finds a2, and frees it.
+    assert needs.all_need.tolist() == [0, 2, 8, 9, 0]
 
 
 def test_unet_has_one_large_segment_unless_cuts_may_hand_on_several_tensors() -> None:
@@ -114,12 +146,11 @@ def test_unet_has_one_large_segment_unless_cuts_may_hand_on_several_tensors() ->
     assert ops(single, single.largest_segment.forward) == ["down2", "down3", "bottom", "up3", "up2", "up1"]
     assert [len(layer) for layer in forward_ops(every)] == [1] * 7 + [0]
     assert tensors(every, every.cut.layers[3].activation) == {"d1", "d2", "d3"}
-    carried = every.chain.carried
-    assert carried is not None
-    # d1 passes by, and d2.
-    assert carried[1, 2] == carried[1, 6] == graph.tensors["d1"].bytes
-    assert carried[2, 3] == graph.tensors["d1"].bytes + graph.tensors["d2"].bytes
-    assert every.chain.checkpoint_bytes(3)[0] == graph.tensors["d3"].bytes
+    size = {name: tensor.bytes for name, tensor in graph.tensors.items()}
+    kept = RotorNeeds.measured(every.gauge).kept
+    assert kept[1, 3] == size["d1"] + size["d2"] + size["d3"]
+    # d1 and d2 were there when layer 3 began.
+    assert kept[3, 3] == size["d3"]
 
 
 def test_several_does_not_cut_where_the_backward_reads_nothing_that_is_handed_on() -> None:
@@ -200,7 +231,7 @@ def test_what_cannot_be_made_again_stays_and_is_none_of_the_chains_business() ->
     assert linearised.base_bytes == 5
     assert linearised.base_time == 9
     # dropped goes with the backward of f2, and the mask with that of drop; one gradient is there at a time.
-    assert linearised.chain.gradient.tolist() == [1 - 5, 1 - 5, 1 - 2, 1, 1, 0]
+    assert RotorNeeds.measured(linearised.gauge).gradient.tolist() == [1 - 5, 1 - 5, 1 - 2, 1, 1, 0]
 
 
 def test_what_runs_once_does() -> None:
@@ -224,7 +255,7 @@ def test_results_of_the_forward_pass_stay() -> None:
     linearised = chain_of(graph)
     assert tensors(linearised, linearised.cut.pinned) == {"a3"}
     assert linearised.base_bytes == 5
-    assert linearised.chain.gradient.tolist() == [1, 1, 1, 1, 0]
+    assert RotorNeeds.measured(linearised.gauge).gradient.tolist() == [1, 1, 1, 1, 0]
 
 
 def test_head_with_a_loss_of_its_own_is_handed_on_to_the_loss() -> None:
@@ -270,8 +301,8 @@ def test_every_op_belongs_to_one_layer_and_recomputing_nothing_is_the_plain_run(
     assert sorted(op for layer in layers for op in (*layer.forward, *layer.backward)) == list(range(len(graph.ops)))
     trace = simulate(graph, with_frees(graph, linearised.computes(plain_steps(len(linearised)))))
     assert trace.time == baseline_of(graph).time
-    chain = linearised.chain
-    assert trace.time == linearised.base_time + int((chain.forward_time + chain.backward_time).sum())
+    needs = RotorNeeds.measured(linearised.gauge)
+    assert trace.time == linearised.base_time + int((needs.forward_time + needs.backward_time).sum())
 
 
 def test_graph_without_a_backward_is_refused() -> None:
@@ -280,7 +311,6 @@ def test_graph_without_a_backward_is_refused() -> None:
 
 
 def test_arrays_of_a_chain_must_have_one_shape() -> None:
-    chain = chain_of(training_chain(2)).chain
-    arrays = {name: getattr(chain, name) for name in chain.__dataclass_fields__}
+    layers = np.zeros(3, dtype=np.int64)
     with pytest.raises(ValueError, match="saved has shape"):
-        Chain(**{**arrays, "saved": chain.saved[1:]})
+        Chain(layers, layers[1:], layers, layers, layers, layers, layers, layers, layers)
