@@ -84,6 +84,7 @@ class PlanResult:
         reason: without a plan: why, for people.
         stats: counted work (never seconds), so that tests can hold it.
         model_figures: what the method's own model predicts, where that differs in kind from what the judge measures.
+        found_by: of a portfolio: the planner whose plan it is.
     """
 
     status: Status
@@ -94,6 +95,7 @@ class PlanResult:
     reason: str = ""
     stats: Mapping[str, int] = field(default_factory=dict)
     model_figures: tuple[ModelFigure, ...] = ()
+    found_by: str | None = None
 
     def __post_init__(self) -> None:
         has_plan = self.status in (Status.OPTIMAL, Status.FEASIBLE)

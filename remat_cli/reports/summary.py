@@ -52,6 +52,7 @@ def _result(solution: Solution) -> Summary:
         "overhead": solution.overhead,
         "bound": None if bound is None else {"overhead": bound, "scope": result.scope.value},
         "gap": solution.gap,
+        "found_by": result.found_by,
         "model_figures": [asdict(figure) for figure in result.model_figures],
         "closest_peak_bytes": None if closest is None else closest.peak_bytes,
         "working_set": _working_set(solution.working_set),

@@ -144,6 +144,8 @@ def _proof_rows(solution: Solution) -> list[Row]:
     if solution.trace is None:
         least = format_bytes(solution.working_set.bytes)
         rows.append(["hard limit", "", least, "no plan in any order needs less"])
+    if solution.result.found_by is not None:
+        rows.append(["found by", "", clean(solution.result.found_by), "the planner whose plan is the best"])
     status = Text(solution.status.value, _STATUS_STYLES[solution.status])
     return [*rows, ["status", "", status, words.status_in_words(solution)]]
 

@@ -59,6 +59,7 @@ def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
         "overhead": pytest.approx(2 / 19),
         "bound": {"overhead": 0.0, "scope": "any-order"},
         "gap": pytest.approx(2 / 19),
+        "found_by": None,
         "model_figures": [{"name": "paper cost", "value": 4, "unit": "bytes"}],
         "closest_peak_bytes": None,
         "working_set": {"bytes": 3, "op": "b6", "tensors": ["a5", "g5", "g6"]},

@@ -1,0 +1,107 @@
+"""When each tensor may have to be there: the skeleton of the sparse need-time model of `retention`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_cli.planners.stages import Bools, Ints, Stages
+
+
+@dataclass(frozen=True, eq=False)
+class NeedTimes:
+    """The stages in which tensors may have to be there, and those in which ops may be recomputed.
+
+    A tensor's *need times* are the stages of its readers and those in which a reader may be recomputed; between two
+    neighbouring ones, or the tensor's making and the first, lies a *gap*. Need i ends gap i.
+
+    Attributes:
+        stages: the order that they are for.
+        tensor: [M] tensor of each need; needs are sorted by tensor, then by stage.
+        stage: [M] its stage, up to N for the end.
+        is_read: [M] whether a reader runs there for the first time (or it is the end and the tensor an output).
+        before: [M] stage of the need before, or of the tensor's making.
+        free_from: [M] the first stage through which the tensor need not be held during the gap, though alive before.
+        rerun_stage_of_op: [Q] stage of the first run of each op that may be recomputed, one for each such chance.
+        rerun_stage: [Q] when it may be recomputed; chances are sorted by (rerun_stage_of_op, rerun_stage).
+        rerun: [M] the chance that would make the tensor of each need then, -1 where there is none.
+    """
+
+    stages: Stages
+    tensor: Ints
+    stage: Ints
+    is_read: Bools
+    before: Ints
+    free_from: Ints
+    rerun_stage_of_op: Ints
+    rerun_stage: Ints
+    rerun: Ints
+
+    @classmethod
+    def of(cls, stages: Stages, is_tight: Bools, depth: int) -> NeedTimes:
+        """Find the needs up to a depth of recomputation.
+
+        An op may be recomputed at the end of a gap that contains a tight stage. At depth 1 these are gaps between first
+        runs; at depth d also gaps that end where a reader may be recomputed at depth d - 1.
+
+        Args:
+            stages: the graph in its order.
+            is_tight: [N] stages in which memory is short, so that dropping a tensor there may pay.
+            depth: of recomputation; growing stops where nothing new comes up.
+        """
+        count = len(stages) + 1
+        tight_before = np.concatenate([[0], np.cumsum(is_tight), [int(is_tight.sum())]])
+        reads = stages.read_tensor * count + stages.read_stage
+        needs, reruns = reads, np.empty(0, dtype=np.int64)
+        for _ in range(depth):
+            tensor, stage, before, free_from = _gaps(stages, reads, needs)
+            del before
+            makers = stages.made_at[tensor]
+            may = stages.recomputable[makers] & (tight_before[stage] > tight_before[free_from])
+            grown = np.union1d(reruns, makers[may] * count + stage[may])
+            if len(grown) == len(reruns):
+                break
+            reruns = grown
+            needs = np.union1d(reads, _needs_of(stages, reruns))
+        tensor, stage, before, free_from = _gaps(stages, reads, needs)
+        wanted = stages.made_at[tensor] * count + stage
+        position = np.searchsorted(reruns, wanted)
+        has_rerun = np.append(reruns, -1)[position] == wanted
+        return cls(
+            stages=stages,
+            tensor=tensor,
+            stage=stage,
+            is_read=np.isin(needs, reads, assume_unique=True),
+            before=before,
+            free_from=free_from,
+            rerun_stage_of_op=reruns // count,
+            rerun_stage=reruns % count,
+            rerun=np.where(has_rerun, position, -1),
+        )
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+
+def _gaps(stages: Stages, reads: Ints, needs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return tensor, stage, stage before, and first stage that the tensor is free in, for each need."""
+    count = len(stages) + 1
+    tensor, stage = needs // count, needs % count
+    is_first = np.diff(tensor, prepend=-1) > 0
+    before = np.where(is_first, stages.made_at[tensor], np.roll(stage, 1))
+    # Where the need before is only a recomputation's, the tensor can be dropped before that stage's own op runs.
+    was_read = np.roll(np.isin(needs, reads, assume_unique=True), 1)
+    return tensor, stage, before, before + (is_first | was_read)
+
+
+def _needs_of(stages: Stages, reruns: Ints) -> Ints:
+    """Return what recomputations add: needs for their inputs, and chances to take up the op's other outputs again."""
+    count = len(stages) + 1
+    op, at = reruns // count, reruns % count
+    which, tensors = stages.inputs.expand(op)
+    inputs = tensors * count + at[which]
+    which, tensors = stages.outputs.expand(op)
+    still_wanted = at[which] < stages.last_read[tensors]
+    outputs = tensors[still_wanted] * count + at[which][still_wanted]
+    return np.union1d(inputs, outputs)

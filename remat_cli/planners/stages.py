@@ -1,0 +1,188 @@
+"""A graph laid out in one order of first runs, as integer arrays: stage t runs the t-th op for the first time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_cli.graph import Graph
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """Ops and tensors of a graph in a fixed order of first runs.
+
+    Tensors of 0 bytes and graph inputs do not appear: whatever is decided, they can always be there. Tensors are
+    numbered in the order in which they are first made. Stage N stands for the end, where the graph's outputs are read.
+
+    Attributes:
+        graph: what is planned.
+        order: [N] number in the graph of the op that each stage runs.
+        bytes: [T] int64, size of each tensor.
+        made_at: [T] stage of each tensor's producer; ascending.
+        tensor: [T] number of each tensor in `graph.arrays`.
+        read_tensor: [R] tensor of each read; reads are distinct, sorted by tensor, then by stage.
+        read_stage: [R] stage of each read, up to N.
+    """
+
+    graph: Graph
+    order: Ints
+    bytes: Ints
+    made_at: Ints
+    tensor: Ints
+    read_tensor: Ints
+    read_stage: Ints
+
+    @classmethod
+    def of(cls, graph: Graph, order: Ints | None = None) -> Stages:
+        """Lay out `graph` in `order`, a topological order of its ops' numbers; by default the input order."""
+        arrays = graph.arrays
+        count = len(graph.ops)
+        order = np.arange(count) if order is None else order
+        stage_of_op = np.empty(count, dtype=np.int64)
+        stage_of_op[order] = np.arange(count)
+        producer = arrays.producer
+        made_at = np.where(producer >= 0, stage_of_op[producer], -1)
+        real = np.flatnonzero((producer >= 0) & (arrays.tensor_bytes > 0))
+        real = real[np.argsort(made_at[real], kind="stable")]
+        number = np.full(len(producer), -1, dtype=np.int64)
+        number[real] = np.arange(len(real))
+        lengths = np.fromiter((len(inputs) for inputs in arrays.inputs), dtype=np.int64, count=count)
+        tensors = np.fromiter((t for inputs in arrays.inputs for t in inputs), dtype=np.int64, count=int(lengths.sum()))
+        stages = np.repeat(stage_of_op, lengths)
+        kept = np.flatnonzero(arrays.is_output)
+        tensors = number[np.concatenate([tensors, kept])]
+        stages = np.concatenate([stages, np.full(len(kept), count)])
+        keys = np.unique(tensors[tensors >= 0] * (count + 1) + stages[tensors >= 0])
+        return cls(
+            graph=graph,
+            order=order,
+            bytes=arrays.tensor_bytes[real],
+            made_at=made_at[real],
+            tensor=real,
+            read_tensor=keys // (count + 1),
+            read_stage=keys % (count + 1),
+        )
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @cached_property
+    def time(self) -> Ints:
+        """[N] time of each stage's op."""
+        return self.graph.arrays.op_time[self.order]
+
+    @cached_property
+    def workspace(self) -> Ints:
+        """[N] workspace of each stage's op, in bytes."""
+        return self.graph.arrays.workspace_bytes[self.order]
+
+    @cached_property
+    def recomputable(self) -> Bools:
+        """[N] whether each stage's op may run again."""
+        may: Bools = np.fromiter((op.recomputable for op in self.graph.ops), dtype=np.bool_, count=len(self))
+        return may[self.order]
+
+    @cached_property
+    def inputs(self) -> Ragged:
+        """The tensors that each stage's op reads."""
+        inside = self.read_stage < len(self)
+        stages, tensors = self.read_stage[inside], self.read_tensor[inside]
+        by_stage = np.argsort(stages, kind="stable")
+        return Ragged.of(stages[by_stage], tensors[by_stage], len(self))
+
+    @cached_property
+    def outputs(self) -> Ragged:
+        """The tensors that each stage's op makes."""
+        return Ragged.of(self.made_at, np.arange(len(self.made_at)), len(self))
+
+    @cached_property
+    def last_read(self) -> Ints:
+        """[T] stage of each tensor's last read; that of its producer where nobody reads it."""
+        last = self.made_at.copy()
+        np.maximum.at(last, self.read_tensor, self.read_stage)
+        return last
+
+    @cached_property
+    def shared_input(self) -> Ints:
+        """[N] the tensor whose storage each stage's op can take over for its first output, -1 where there is none."""
+        return self._in_place[0]
+
+    @cached_property
+    def shared_bytes(self) -> Ints:
+        """[N] bytes that working in place saves while each stage's op runs."""
+        return self._in_place[1]
+
+    @cached_property
+    def _in_place(self) -> tuple[Ints, Ints]:
+        arrays = self.graph.arrays
+        number = np.full(len(arrays.producer), -1, dtype=np.int64)
+        number[self.tensor] = np.arange(len(self.tensor))
+        taken, saved = np.full(len(self), -1, dtype=np.int64), np.zeros(len(self), dtype=np.int64)
+        for stage, op in enumerate(self.order.tolist()):
+            shared = arrays.inplace[op]
+            if shared >= 0 and number[shared] >= 0:
+                taken[stage] = number[shared]
+                saved[stage] = min(arrays.tensor_bytes[shared], arrays.tensor_bytes[arrays.outputs[op][0]])
+        return taken, saved
+
+    @cached_property
+    def own_bytes(self) -> Ints:
+        """[N] bytes that each stage's op needs while it runs: inputs, outputs and workspace, not in place."""
+        return self.inputs.sums(self.bytes) + self.outputs.sums(self.bytes) + self.workspace
+
+    @cached_property
+    def plain_bytes(self) -> Ints:
+        """[N] memory while each stage runs, in bytes, if nothing is ever recomputed; fixed bytes left out."""
+        count = len(self)
+        # A tensor is held through the stages between its making and its last read, as neither input nor output.
+        change = np.zeros(count + 2, dtype=np.int64)
+        np.add.at(change, self.made_at, self.bytes)
+        np.add.at(change, self.last_read + 1, -self.bytes)
+        alive = np.cumsum(change)[:count]
+        ends_here = np.zeros(count, dtype=np.bool_)
+        can = self.shared_input >= 0
+        ends_here[can] = self.last_read[self.shared_input[can]] == np.flatnonzero(can)
+        return alive + self.workspace - np.where(ends_here, self.shared_bytes, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Lists of numbers, one for each index, in one array.
+
+    Attributes:
+        values: all lists, one after the other.
+        start: [count + 1] where each list starts.
+    """
+
+    values: Ints
+    start: Ints
+
+    @classmethod
+    def of(cls, index: Ints, values: Ints, count: int) -> Ragged:
+        """Group `values` by `index`, which is ascending."""
+        return cls(values, np.searchsorted(index, np.arange(count + 1)))
+
+    def __getitem__(self, index: int) -> Ints:
+        return self.values[self.start[index] : self.start[index + 1]]
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def sums(self, weights: Ints) -> Ints:
+        """[count] sum over each list of `weights` of its values."""
+        totals: Ints = np.concatenate([[0], np.cumsum(weights[self.values])])
+        return totals[self.start[1:]] - totals[self.start[:-1]]
+
+    def expand(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Return (position in `indices`, value) for every value of the lists of all `indices`."""
+        lengths = self.start[indices + 1] - self.start[indices]
+        position = np.repeat(np.arange(len(indices)), lengths)
+        offset = np.arange(len(position)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return position, self.values[np.repeat(self.start[indices], lengths) + offset]

@@ -1,0 +1,107 @@
+"""`retention` and its bound against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from remat_cli.graph import Graph
+from remat_cli.planners.cover_bound import cover_bound
+from remat_cli.planners.cp_sat import SolverLimits
+from remat_cli.planners.cut_bound import cut_bound, tightest_cuts
+from remat_cli.planners.retention import Retention
+from remat_cli.planners.retention_options import OrderChoice
+from remat_cli.planners.stages import Stages
+from remat_cli.problem import Budget, Problem, Scope, Status
+from remat_cli.solve import baseline_of, solve
+from tests.graphs import in_place, problems, small_graphs, training_chain, training_graphs, training_unet
+from tests.oracle import least_peak, least_time
+
+GRAPHS = training_graphs(max_forward_ops=3) | small_graphs(max_ops=7)
+FIXED = Retention(order=OrderChoice.INPUT, workers=1)
+
+
+def budgets(graph: Graph) -> Iterator[int]:
+    """Yield a few budgets from the least possible in the input order to just below the plain run's peak."""
+    low, high = least_peak(graph, Scope.FIXED_ORDER).peak_bytes, baseline_of(graph).peak_bytes
+    yield from sorted({low + (high - low) * part // 4 for part in range(4)} - {high})
+
+
+def bound_of(graph: Graph, budget_bytes: int) -> int | None:
+    return cover_bound(Stages.of(graph), budget_bytes - graph.fixed_bytes, SolverLimits(60.0))
+
+
+@given(problem=problems(GRAPHS))
+def test_cover_bound_is_never_above_the_least_overhead_in_the_fixed_order(problem: Problem) -> None:
+    budget = problem.budget.device_bytes
+    bound = bound_of(problem.graph, budget)
+    truth = least_time(problem.graph, budget, Scope.FIXED_ORDER)
+    if truth is not None:
+        assert bound is not None
+        assert problem.graph.total_time + bound <= truth.time
+
+
+@given(problem=problems(GRAPHS))
+def test_cut_bound_is_never_above_the_least_overhead_in_the_fixed_order(problem: Problem) -> None:
+    stages = Stages.of(problem.graph)
+    room = problem.budget.device_bytes - problem.graph.fixed_bytes
+    truth = least_time(problem.graph, problem.budget.device_bytes, Scope.FIXED_ORDER)
+    for cuts in (tightest_cuts(stages, room, 2), np.arange(len(stages))):
+        bound = cut_bound(stages, room, cuts, SolverLimits(60.0))
+        if truth is not None:
+            assert bound is not None
+            assert problem.graph.total_time + bound <= truth.time
+
+
+@given(problem=problems(GRAPHS))
+def test_cut_bound_with_every_cut_is_no_worse_than_the_cover_bound(problem: Problem) -> None:
+    stages = Stages.of(problem.graph)
+    room = problem.budget.device_bytes - problem.graph.fixed_bytes
+    cover = cover_bound(stages, room, SolverLimits(60.0))
+    cut = cut_bound(stages, room, np.arange(len(stages)), SolverLimits(60.0))
+    if cut is not None:
+        assert cover is not None
+        assert cut >= cover
+
+
+@pytest.mark.parametrize("graph", [training_chain(5), training_unet(2), in_place()], ids=["chain", "unet", "in-place"])
+def test_cover_bound_is_above_zero_where_the_plain_run_does_not_fit(graph: Graph) -> None:
+    for budget in budgets(graph):
+        bound = bound_of(graph, budget)
+        assert bound is not None
+        assert bound > 0
+
+
+@given(problem=problems(GRAPHS))
+def test_in_the_input_order_first_runs_keep_their_places_and_no_plan_beats_the_oracle(problem: Problem) -> None:
+    solution = solve(problem, FIXED)
+    truth = least_time(problem.graph, problem.budget.device_bytes, Scope.FIXED_ORDER)
+    if solution.status is Status.INFEASIBLE:
+        assert truth is None
+    if solution.trace is not None and solution.result.schedule is not None:
+        first_runs = tuple(dict.fromkeys(solution.result.schedule.computes))
+        assert first_runs == tuple(op.name for op in problem.graph.ops)
+        assert truth is not None
+        assert solution.trace.time >= truth.time
+        if solution.status is Status.OPTIMAL:
+            assert solution.trace.time == truth.time
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_a_training_chain_is_planned_as_well_as_can_be(length: int) -> None:
+    graph = training_chain(length)
+    for budget in budgets(graph):
+        solution = solve(Problem(graph, Budget(budget)), FIXED)
+        truth = least_time(graph, budget, Scope.FIXED_ORDER)
+        assert truth is not None
+        assert solution.trace is not None, budget
+        assert solution.trace.time == truth.time
+
+
+@given(problem=problems(GRAPHS))
+def test_plain_bytes_of_stages_are_what_the_judge_measures(problem: Problem) -> None:
+    graph = problem.graph
+    assert int(np.max(Stages.of(graph).plain_bytes)) + graph.fixed_bytes == baseline_of(graph).peak_bytes
