@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from remat_cli.planners.acg import ACG
 from remat_cli.planners.approx_dp import ApproxDP
-from remat_cli.planners.auto import Auto
 from remat_cli.planners.chen import Chen
 from remat_cli.planners.dtr import DTR
 from remat_cli.planners.exact_dp import ExactDP
 from remat_cli.planners.exhaustive import Exhaustive
 from remat_cli.planners.keep_all import KeepAll
+from remat_cli.planners.pofo import Pofo
 from remat_cli.planners.retention import Retention
 from remat_cli.planners.rotor import Rotor
 from remat_cli.problem import Planner
@@ -24,7 +24,7 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "chen": Chen,
     "dtr": DTR,
     "rotor": Rotor,
+    "pofo": Pofo,
     "acg": ACG,
     "retention": Retention,
-    "auto": Auto,
 }

@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph
@@ -21,6 +23,13 @@ from tests.oracle import least_peak, least_time
 
 PROVEN_BY_ORACLE = (Scope.ANY_ORDER, Scope.FIXED_ORDER)
 GRAPHS = training_graphs(max_forward_ops=3) | small_graphs(max_ops=6)
+# Bytes per unit of time. Some planners cannot do without a link; to the others it must make no difference.
+RATES = st.sampled_from([None, Fraction(1, 3), Fraction(2)])
+
+
+def linked(problems: st.SearchStrategy[Problem]) -> st.SearchStrategy[Problem]:
+    """Return the same problems on devices with links to the host of several rates, and without."""
+    return st.builds(lambda problem, rate: dataclasses.replace(problem, bytes_per_time=rate), problems, RATES)
 
 
 def starved_options(name: str) -> Mapping[str, object]:
@@ -50,22 +59,22 @@ def solved(problem: Problem, planner: Planner) -> Solution | None:
 
 
 def tight(graph: Graph, missing_bytes: int = 1) -> Problem:
-    """Return the problem of a little less than the plain run needs."""
-    return Problem(graph, Budget(baseline_of(graph).peak_bytes - missing_bytes))
+    """Return the problem of a little less than the plain run needs, with a link."""
+    return Problem(graph, Budget(baseline_of(graph).peak_bytes - missing_bytes), bytes_per_time=Fraction(1))
 
 
 EXAMPLES = [tight(graph, missing) for graph in (training_chain(6), training_unet(3)) for missing in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@given(problem=problems(training_graphs(max_forward_ops=8)))
+@given(problem=linked(problems(training_graphs(max_forward_ops=8))))
 def test_claims_on_training_graphs_are_true(name: str, problem: Problem) -> None:
     for planner in planners(name):
         solved(problem, planner)
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@given(problem=problems(small_graphs()))
+@given(problem=linked(problems(small_graphs())))
 def test_claims_on_any_graph_are_true(name: str, problem: Problem) -> None:
     for planner in planners(name):
         solved(problem, planner)
@@ -110,10 +119,10 @@ def plan(problem: Problem, planner: Planner) -> PlanResult | str:
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@given(problem=problems(GRAPHS))
+@given(problem=linked(problems(GRAPHS)))
 def test_same_problem_twice_gives_the_same_result(name: str, problem: Problem) -> None:
     for planner in planners(name):
-        again = Problem(dataclasses.replace(problem.graph), problem.budget)
+        again = dataclasses.replace(problem, graph=dataclasses.replace(problem.graph))
         assert plan(problem, planner) == plan(again, planner)
 
 
