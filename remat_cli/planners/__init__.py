@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from remat_cli.planners.acg import ACG
-from remat_cli.planners.approx_dp import ApproxDP
-from remat_cli.planners.chen import Chen
-from remat_cli.planners.dtr import DTR
-from remat_cli.planners.exact_dp import ExactDP
-from remat_cli.planners.exhaustive import Exhaustive
+from remat_cli.planners.acg.planner import ACG
+from remat_cli.planners.checkmate.lp_planner import CheckmateLP
+from remat_cli.planners.checkmate.planner import Checkmate
+from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.keep_all import KeepAll
-from remat_cli.planners.pofo import Pofo
-from remat_cli.planners.retention import Retention
-from remat_cli.planners.rotor import Rotor
+from remat_cli.planners.lower_sets.approx_dp import ApproxDP
+from remat_cli.planners.lower_sets.chen import Chen
+from remat_cli.planners.lower_sets.exact_dp import ExactDP
+from remat_cli.planners.lower_sets.exhaustive import Exhaustive
+from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.pofo.planner import Pofo
+from remat_cli.planners.retention.planner import Retention
+from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.problem import Planner
 
 PLANNERS: Mapping[str, type[Planner]] = {
@@ -23,6 +26,9 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "exhaustive": Exhaustive,
     "chen": Chen,
     "dtr": DTR,
+    "checkmate": Checkmate,
+    "checkmate_lp": CheckmateLP,
+    "moccasin": Moccasin,
     "rotor": Rotor,
     "pofo": Pofo,
     "acg": ACG,

@@ -13,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from remat_cli.graph import Graph, Phase
-from remat_cli.planners.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
+from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
 from remat_cli.reports.layout import QUIET_STYLE, section
 from remat_cli.reports.text import shorten
 from remat_cli.units import format_bytes

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from remat_cli.planners.acg_solver import Choice, StoredSets
-from remat_cli.planners.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
+from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
+from remat_cli.planners.acg.solver import Choice, StoredSets
 
 Set = frozenset[int]
 Edges = frozenset[tuple[int, int]]

@@ -17,18 +17,19 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from remat_cli.errors import PlannerRefuses
-from remat_cli.planners.chain_model import Chain, ChainStep, Operation
-from remat_cli.planners.chain_options import Cuts
-from remat_cli.planners.linearisation import Linearised, linearise
-from remat_cli.planners.pofo_dp import PofoTable
-from remat_cli.planners.pofo_model import FluidModel, FluidNeeds
-from remat_cli.planners.pofo_schedule import Movements
-from remat_cli.planners.pofo_structure import (
+from remat_cli.graph import Graph, Kind, Phase
+from remat_cli.planners.chain.linearisation import Linearised, linearise
+from remat_cli.planners.chain.model import Chain, ChainStep, Operation
+from remat_cli.planners.chain.options import Cuts
+from remat_cli.planners.pofo.dp import PofoTable
+from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
+from remat_cli.planners.pofo.schedule import Movements
+from remat_cli.planners.pofo.structure import (
     Block,
     Checkpoint,
     KeepFirst,
@@ -38,8 +39,9 @@ from remat_cli.planners.pofo_structure import (
     recomputation_time,
     recomputed,
 )
-from remat_cli.problem import Problem
-from tests.graphs import problems, training_graphs
+from remat_cli.problem import Budget, Problem
+from remat_cli.solve import baseline_of
+from tests.graphs import graph_of, op, problems, training_graphs
 
 RATES = [Fraction(1), Fraction(2), Fraction(3, 7), Fraction(1, 6)]
 Data = tuple[str, int]
@@ -328,26 +330,52 @@ def test_on_a_coarse_grid_a_structure_is_no_slower_than_the_table_says(seed: int
         assert time == fluid_time(FluidModel(FluidNeeds.of_chain(chain), memory, rate), table.structure())
 
 
-@settings(max_examples=200)
+def deep_graph(rng: random.Random, length: int) -> Graph:
+    """A training chain with skips over one op, whose backward reads some of what each op reads and makes."""
+    forward, backward = [], [op("loss", f"t{length}", f"g{length}", time=0, phase=Phase.BACKWARD)]
+    for i in range(1, length + 1):
+        reads = [f"t{i - 1}"] if i > 1 else []
+        if i > 2 and rng.random() < 0.3:
+            reads.append(f"t{i - 2}")
+        forward.append(op(f"f{i}", " ".join(reads), f"t{i}", time=rng.randint(1, 4)))
+        saved = [name for name in (*reads, f"t{i}") if rng.random() < 0.5]
+        made = f"g{i - 1}"
+        backward.insert(1, op(f"b{i}", " ".join([f"g{i}", *saved]), made, time=rng.randint(1, 4), phase=Phase.BACKWARD))
+    sizes = {f"{kind}{i}": rng.randint(1, most) for kind, most in (("t", 6), ("g", 2)) for i in range(length + 1)}
+    return graph_of(*forward, *backward, sizes=sizes, kind=Kind.TRAINING)
+
+
+@pytest.mark.parametrize("cuts", [Cuts.SINGLE, Cuts.EVERY])
+@pytest.mark.parametrize("seed", range(25))
+def test_structures_of_a_deep_graph_fit_as_whole_tensors(seed: int, cuts: Cuts) -> None:
+    rng = random.Random(seed)
+    graph = deep_graph(rng, length=9)
+    check_that_structures_fit(Problem(graph, Budget(baseline_of(graph).peak_bytes - 1)), cuts, rng.choice(RATES))
+
+
 @given(problem=problems(training_graphs(max_forward_ops=10)), cuts=st.sampled_from(Cuts), rate=st.sampled_from(RATES))
-def test_structures_of_a_graph_fit_as_whole_tensors(problem: Problem, cuts: Cuts, rate: Fraction) -> None:
-    """What the model says of memory, in drops and for layers as measured, holds on the graph."""
+def test_structures_of_any_graph_fit_as_whole_tensors(problem: Problem, cuts: Cuts, rate: Fraction) -> None:
     with suppress(PlannerRefuses):
-        linearised = linearise(problem.graph, "a test", cuts, segments=50)
-        memory = problem.budget.device_bytes - linearised.base_bytes
-        if memory < 0:
-            return
-        needs = FluidNeeds.measured(linearised.gauge)
-        table = PofoTable(needs, memory, float(rate), slots=50)
-        for reserved in range(table.slots + 1):
-            if table.time(reserved) == inf:
-                break
-            structure = table.structure(reserved)
-            assert float(fluid_time(FluidModel(needs, memory, rate), structure)) <= table.time(reserved) + 1e-6
-            movements = Movements.of(
-                problem.graph, linearised.computes(structure.steps()), offloaded_tensors(linearised, structure)
-            )
-            assert movements.least_bytes <= problem.budget.device_bytes
+        check_that_structures_fit(problem, cuts, rate)
+
+
+def check_that_structures_fit(problem: Problem, cuts: Cuts, rate: Fraction) -> None:
+    """Check that what the model says of memory, in drops and for layers as measured, holds on the graph."""
+    linearised = linearise(problem.graph, "a test", cuts, segments=50)
+    memory = problem.budget.device_bytes - linearised.base_bytes
+    if memory < 0:
+        return
+    needs = FluidNeeds.measured(linearised.gauge)
+    # A slot is a byte.
+    table = PofoTable(needs, memory, float(rate), slots=memory + 1)
+    for reserved in range(memory):
+        if table.time(reserved) == inf:
+            break
+        structure = table.structure(reserved)
+        assert float(fluid_time(FluidModel(needs, memory - reserved, rate), structure)) <= table.time(reserved) + 1e-6
+        tensors = offloaded_tensors(linearised, structure)
+        movements = Movements.of(problem.graph, linearised.computes(structure.steps()), tensors)
+        assert movements.least_bytes <= problem.budget.device_bytes - reserved
 
 
 def offloaded_tensors(linearised: Linearised, structure: Structure) -> set[str]:

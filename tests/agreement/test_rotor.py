@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from remat_cli.config import GraphOptions
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph, Kind, Phase
-from remat_cli.planners.chain_model import Chain, ChainStep, Operation
-from remat_cli.planners.chain_options import Cuts
-from remat_cli.planners.linearisation import linearise
-from remat_cli.planners.rotor import Rotor
-from remat_cli.planners.rotor_dp import RotorTable
-from remat_cli.planners.rotor_needs import RotorNeeds
+from remat_cli.planners.chain.linearisation import linearise
+from remat_cli.planners.chain.model import Chain, ChainStep, Operation
+from remat_cli.planners.chain.options import Cuts
+from remat_cli.planners.rotor.dp import RotorTable
+from remat_cli.planners.rotor.needs import RotorNeeds
+from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
 from remat_cli.schedule import with_frees

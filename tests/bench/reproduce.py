@@ -19,13 +19,13 @@ from rich.table import Table
 
 from remat_cli.budget_search import smallest_budget
 from remat_cli.graph import Graph
-from remat_cli.planners.approx_dp import ApproxDP
-from remat_cli.planners.chain_plans import ChainPlans
-from remat_cli.planners.chen import prefixes_at_cuts, segments
 from remat_cli.planners.forward_part import ForwardPart
-from remat_cli.planners.lower_set_dp import LowerSetDP
-from remat_cli.planners.lower_set_options import Strategy
-from remat_cli.planners.lower_sets import LowerSets, all_lower_sets, pruned_family
+from remat_cli.planners.lower_sets.approx_dp import ApproxDP
+from remat_cli.planners.lower_sets.chain_plans import ChainPlans
+from remat_cli.planners.lower_sets.chen import prefixes_at_cuts, segments
+from remat_cli.planners.lower_sets.dp import LowerSetDP
+from remat_cli.planners.lower_sets.families import LowerSets, all_lower_sets, pruned_family
+from remat_cli.planners.lower_sets.options import Strategy
 from remat_cli.problem import Budget, Observer, Problem
 from remat_cli.readers import read_graph
 from remat_cli.training import training_graph

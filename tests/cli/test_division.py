@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remat_cli.cli import main
+from tests.cli.calls import Remat
 
 Skips = Sequence[tuple[int, int]]
 
@@ -34,23 +33,20 @@ def write_chain(path: Path, length: int, skips: Skips = ()) -> Path:
     return path
 
 
-def inspected(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str | Path) -> str:
+def inspected(remat: Remat, *args: str | Path) -> str:
     """What `remat inspect` prints."""
-    monkeypatch.setattr(sys, "argv", ["remat", "inspect", *map(str, args)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    captured = capfd.readouterr()
-    assert (ended.value.code, captured.err) == (0, "")
-    return captured.out
+    ended = remat("inspect", *args)
+    assert (ended.code, ended.err) == (0, "")
+    return ended.out
 
 
 @pytest.fixture
-def tree(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def tree(remat: Remat, tmp_path: Path) -> Any:
     """Return the lines of the tree of a chain with skips, heading left out."""
 
     def lines(length: int, skips: Skips = (), *args: str) -> list[str]:
         path = write_chain(tmp_path / "graph.json", length, skips)
-        out = inspected(capfd, monkeypatch, path, "--division", *args)
+        out = inspected(remat, path, "--division", *args)
         return [line.strip() for line in out.partition("Division tree\n")[2].splitlines()]
 
     return lines
@@ -98,19 +94,15 @@ def test_without_a_backward_all_ops_are_divided(tree: Any) -> None:
     assert tree(3, (), "--mode", "inference")[0] == "Segments of all ops: 1 linear, 0 branch, 0 complicate."
 
 
-def test_it_is_left_out_where_it_is_not_asked_for(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_it_is_left_out_where_it_is_not_asked_for(remat: Remat, tmp_path: Path) -> None:
     path = write_chain(tmp_path / "graph.json", 3)
-    assert "Division" not in inspected(capfd, monkeypatch, path)
-    assert "division" not in json.loads(inspected(capfd, monkeypatch, path, "--json"))
+    assert "Division" not in inspected(remat, path)
+    assert "division" not in json.loads(inspected(remat, path, "--json"))
 
 
-def test_json_lists_segments_after_their_members(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_json_lists_segments_after_their_members(remat: Remat, tmp_path: Path) -> None:
     path = write_chain(tmp_path / "graph.json", 6, [(1, 4)])
-    division = json.loads(inspected(capfd, monkeypatch, path, "--division", "--json"))["division"]
+    division = json.loads(inspected(remat, path, "--division", "--json"))["division"]
     assert division["ops"] == 6
     assert division["counts"] == {"edge": 8, "linear": 2, "branch": 1, "complicate": 0}
     segments = division["segments"]

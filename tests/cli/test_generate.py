@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from remat_cli.cli import main
 from remat_cli.generate import GENERATORS
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Remat = Callable[..., Ended]
-
-
-@pytest.fixture
-def remat(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Remat:
-    """Call the command line in this process, `main` and its way with errors included."""
-
-    def call(*args: str | Path) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["remat", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code
-        return Ended(code if isinstance(code, int) else 1, *capfd.readouterr())
-
-    return call
+from tests.cli.calls import Ended, Remat
 
 
 @pytest.mark.parametrize("family", GENERATORS)
 def test_writes_a_graph_that_the_other_verbs_take(family: str, remat: Remat, tmp_path: Path) -> None:
     path = tmp_path / "g.json"
-    assert remat("generate", family, "--ops", "200", "-o", path) == (0, "", "")
+    assert remat("generate", family, "--ops", "200", "-o", path) == Ended(0, "", "")
     inspected = remat("inspect", path, "--json")
     assert inspected.code == 0
     assert json.loads(inspected.out)["graph"]["ops"] == len(json.loads(path.read_text())["ops"])

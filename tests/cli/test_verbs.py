@@ -7,46 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remat_cli.cli import EXIT_CODES, VERBS, cli, main
+from remat_cli.cli import EXIT_CODES, VERBS, cli
 from remat_cli.planners import PLANNERS
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a call left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Remat = Callable[..., Ended]
-
-
-@pytest.fixture
-def remat(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Remat:
-    """Call the command line in this process, `main` and its way with errors included."""
-
-    def call(*args: str | Path) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["remat", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capfd.readouterr()
-        code = ended.value.code
-        return Ended(code if isinstance(code, int) else 1, captured.out, captured.err)
-
-    return call
+from tests.cli.calls import Ended, Remat
 
 
 def chain(length: int = 6, *, size: int = 100) -> dict[str, Any]:
@@ -368,7 +337,7 @@ def test_ctrl_c_before_anything_was_found_ends_with_130(
 def test_ctrl_c_keeps_the_best_plan_until_then(
     remat: Remat, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from remat_cli.planners.lower_set_search import LowerSetSearch
+    from remat_cli.planners.lower_sets.search import LowerSetSearch
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

@@ -15,8 +15,8 @@ import pytest
 
 from remat_cli.graph import Graph, Kind
 from remat_cli.planners.forward_part import ForwardPart
-from remat_cli.planners.lower_set_dp import LowerSetDP
-from remat_cli.planners.lower_sets import pruned_family
+from remat_cli.planners.lower_sets.dp import LowerSetDP
+from remat_cli.planners.lower_sets.families import pruned_family
 from remat_cli.readers import read_graph
 from remat_cli.training.derive import training_graph
 

@@ -19,8 +19,8 @@ from remat_cli.config import (
 from remat_cli.costs import Device
 from remat_cli.errors import UsageError
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.approx_dp import ApproxDP
-from remat_cli.planners.lower_set_options import Strategy
+from remat_cli.planners.lower_sets.approx_dp import ApproxDP
+from remat_cli.planners.lower_sets.options import Strategy
 from remat_cli.readers import Aliasing
 from remat_cli.units import BudgetSpec
 

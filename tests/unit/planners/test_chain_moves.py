@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from remat_cli.planners.chain_moves import neighbours
 from remat_cli.planners.forward_part import ForwardPart
-from remat_cli.planners.lower_sets import LowerSets, pruned_family
+from remat_cli.planners.lower_sets.chain_moves import neighbours
+from remat_cli.planners.lower_sets.families import LowerSets, pruned_family
 from tests.graphs import training_chain, training_unet
 
 

@@ -6,8 +6,8 @@ from itertools import chain, pairwise
 
 import pytest
 
-from remat_cli.planners.division_core import core_segments
-from remat_cli.planners.division_tree import ComputationGraph, DivisionTree, SegmentKind
+from remat_cli.planners.acg.division_core import core_segments
+from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree, SegmentKind
 
 EDGE, LINEAR, BRANCH, COMPLICATE = SegmentKind
 # A bridge between two branches: neither series nor parallel.

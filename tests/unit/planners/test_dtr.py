@@ -15,10 +15,10 @@ from remat_cli.bounds import largest_working_set
 from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
 from remat_cli.graph import Graph
-from remat_cli.planners.dtr import DTR
-from remat_cli.planners.dtr_costs import ClassCosts, NeighbourhoodCosts, RegionCosts
-from remat_cli.planners.dtr_options import Heuristic
-from remat_cli.planners.dtr_run import GreedyRun, RunLimits
+from remat_cli.planners.dtr.costs import ClassCosts, NeighbourhoodCosts, RegionCosts
+from remat_cli.planners.dtr.options import Heuristic
+from remat_cli.planners.dtr.planner import DTR
+from remat_cli.planners.dtr.run import GreedyRun, RunLimits
 from remat_cli.planners.useful_runs import useful_runs
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem, Status

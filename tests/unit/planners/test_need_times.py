@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from remat_cli.graph import Graph
-from remat_cli.planners.cut_bound import tightest_cuts
-from remat_cli.planners.need_times import NeedTimes
-from remat_cli.planners.retention_model import RetentionModel
+from remat_cli.planners.retention.cut_bound import tightest_cuts
+from remat_cli.planners.retention.model import RetentionModel
+from remat_cli.planners.retention.need_times import NeedTimes
 from remat_cli.planners.stages import Ragged, Stages
 from tests.graphs import graph_of, in_place, op, training_chain
 

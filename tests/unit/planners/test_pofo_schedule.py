@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.graph import Graph, Kind, Phase
-from remat_cli.planners.pofo_schedule import Movements
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait, input_order, with_frees
+from remat_cli.planners.pofo.schedule import Movements
+from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
 from remat_cli.simulate import Trace, simulate
 from tests.graphs import compute_sequences, graph_of, op, training_chain, training_graphs
 
@@ -59,9 +59,42 @@ def test_the_oldest_leaves_for_the_op_that_needs_its_memory_and_comes_back_once_
 def test_both_leave_in_order_and_come_back_in_reverse() -> None:
     graph = two_skips()
     schedule = moved(graph, budget=6)
-    transfers = [step for step in schedule.steps if isinstance(step, Offload | Prefetch)]
-    assert transfers == [Offload("x"), Offload("y"), Prefetch("y"), Prefetch("x")]
+    assert transfers(schedule) == [Offload("x"), Offload("y"), Prefetch("y"), Prefetch("x")]
     assert replayed(graph, schedule).peak_bytes == 6
+
+
+def transfers(schedule: Schedule) -> list[Step]:
+    return [step for step in schedule.steps if isinstance(step, Offload | Prefetch)]
+
+
+def test_what_is_wanted_first_comes_back_first_even_if_there_is_room_for_another_before() -> None:
+    graph = graph_of(
+        op("make_small", "", "small"),
+        op("make_large", "", "large"),
+        op("big", "", "b", workspace_bytes=5),
+        op("small_fits", "b", "c", workspace_bytes=3),
+        op("loss", "c", "g", phase=Phase.BACKWARD),
+        op("use_large", "large g", "h", phase=Phase.BACKWARD),
+        op("use_small", "small h", "i", phase=Phase.BACKWARD),
+        sizes={"large": 4},
+        kind=Kind.TRAINING,
+    )
+    assert transfers(moved(graph, budget=6))[2:] == [Prefetch("large"), Prefetch("small")]
+
+
+def test_nothing_comes_back_before_the_last_has_begun_to_leave() -> None:
+    graph = graph_of(
+        op("make_x", "", "x"),
+        op("big", "", "b", workspace_bytes=5),
+        op("make_y", "", "y"),
+        op("loss", "b", "g", phase=Phase.BACKWARD),
+        op("use_x", "x g", "h", phase=Phase.BACKWARD),
+        op("big_too", "h", "i", workspace_bytes=4, phase=Phase.BACKWARD),
+        op("use_y", "y i", "j", phase=Phase.BACKWARD),
+        sizes={"x": 2},
+        kind=Kind.TRAINING,
+    )
+    assert transfers(moved(graph, budget=6)) == [Offload("x"), Offload("y"), Prefetch("x"), Prefetch("y")]
 
 
 def test_a_tensor_stays_where_a_larger_one_that_left_after_it_makes_room_enough() -> None:
@@ -74,8 +107,7 @@ def test_a_tensor_stays_where_a_larger_one_that_left_after_it_makes_room_enough(
         kind=Kind.TRAINING,
     )
     # 3 bytes too many: the small one alone is not enough, the large one is.
-    schedule = moved(graph, budget=8)
-    assert [step for step in schedule.steps if isinstance(step, Offload)] == [Offload("large")]
+    assert transfers(moved(graph, budget=8)) == [Offload("large"), Prefetch("large")]
 
 
 def test_a_tensor_that_is_made_again_does_not_travel() -> None:

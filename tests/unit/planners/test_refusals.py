@@ -6,11 +6,12 @@ import pytest
 
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph, Kind, Phase
-from remat_cli.planners import PLANNERS, lower_set_steps, lower_sets
-from remat_cli.planners.approx_dp import ApproxDP
-from remat_cli.planners.chen import Chen
-from remat_cli.planners.exact_dp import ExactDP
-from remat_cli.planners.exhaustive import Exhaustive
+from remat_cli.planners import PLANNERS
+from remat_cli.planners.lower_sets import families, steps
+from remat_cli.planners.lower_sets.approx_dp import ApproxDP
+from remat_cli.planners.lower_sets.chen import Chen
+from remat_cli.planners.lower_sets.exact_dp import ExactDP
+from remat_cli.planners.lower_sets.exhaustive import Exhaustive
 from remat_cli.problem import Budget, Observer, Planner, Problem
 from tests.graphs import diamond, graph_of, op, training_chain
 
@@ -50,7 +51,7 @@ def test_as_many_lower_sets_as_allowed_are_taken() -> None:
 
 
 def test_too_many_steps_between_lower_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_set_steps, "_MOST_STEPS", 10)
+    monkeypatch.setattr(steps, "_MOST_STEPS", 10)
     refused = refusal(ExactDP(), training_chain(6))
     assert "the 7 lower sets of 'test' have too many steps between them: 15 were found" in refused.message
     assert "approx_dp" in refused.hint
@@ -58,7 +59,7 @@ def test_too_many_steps_between_lower_sets(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("planner", [ApproxDP(), ExactDP(), Chen()], ids=["approx_dp", "exact_dp", "chen"])
 def test_too_many_forward_ops(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_sets, "_MOST_VERTICES", 5)
+    monkeypatch.setattr(families, "_MOST_VERTICES", 5)
     refused = refusal(planner, training_chain(6))
     assert "6 forward ops" in refused.message
     assert "dtr" in refused.hint

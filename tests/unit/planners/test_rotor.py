@@ -9,12 +9,12 @@ import pytest
 
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph, Kind, Phase
-from remat_cli.planners.chain_model import Chain
-from remat_cli.planners.chain_options import Cuts
-from remat_cli.planners.rotor import Rotor
-from remat_cli.planners.rotor_dp import RotorTable
-from remat_cli.planners.rotor_needs import RotorNeeds
-from remat_cli.planners.rotor_search import rotor_plans
+from remat_cli.planners.chain.model import Chain
+from remat_cli.planners.chain.options import Cuts
+from remat_cli.planners.rotor.dp import RotorTable
+from remat_cli.planners.rotor.needs import RotorNeeds
+from remat_cli.planners.rotor.planner import Rotor
+from remat_cli.planners.rotor.search import rotor_plans
 from remat_cli.problem import Budget, Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule
 from remat_cli.simulate import Trace, simulate

@@ -49,7 +49,7 @@ def test_every_output_is_sized(name: str, batch: int, seq: int) -> None:
         ("bert_base", 376),
         ("densenet121", 368),
         ("gpt2", 455),
-        ("mobilenetv3_large", 140),
+        ("mobilenetv3_large", 140 + 21),  # each of its 21 HardSwish runs as two ops
         ("resnet50", 122),
         ("unet_noopt", 67),
         ("unet_train_legacy", 67),
@@ -63,7 +63,7 @@ def test_nodes_that_are_left_after_folding(name: str, nodes: int) -> None:
     ("name", "total_mib", "peak_mib"),
     [
         ("resnet50", 100.9, 9.2),
-        ("mobilenetv3_large", 35.3, 6.1),
+        ("mobilenetv3_large", 35.3 + 5.8, 6.1),  # 5.8: what lies between the two ops of each HardSwish
         ("densenet121", 166.6, 8.0),
         ("bert_base", 177.8, 3.4),
         ("gpt2", 276.5, 6.4),

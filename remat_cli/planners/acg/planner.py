@@ -1,0 +1,46 @@
+"""Stored sets over the division tree of an arbitrary computation graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat_cli.planners.acg.options import ACGOptions
+from remat_cli.problem import Observer, PlanResult, Problem
+
+
+@dataclass(frozen=True)
+class ACG(ACGOptions):
+    """Divides the forward pass into nested independent segments, stores what lies between some, recomputes the rest.
+
+    Source: Feng & Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs, CVPR 2021.
+    Takes: training graphs.
+    Searches: stored sets that leave independent segments, each entered and left through one stored tensor: the one with
+        the least stored bytes + bytes of the largest segment, and others that store more or less.
+    Proves: nothing.
+    Complexity: O(V + E) for the division of most graphs; O(V) for each limit on the segments, of which branch and bound
+        tries tens; then O(N) for N ops and each candidate.
+
+    Attributes:
+        candidates: how many stored sets are tried: the one of least cost, which the paper returns, and others, as the
+            paper knows no budget.
+        share_inputs: also divide as if what is computed from graph inputs alone, such as an attention mask that all
+            layers read, were a graph input itself, and store it; not in the paper.
+        improve: leave out what a plan runs again where the budget has room to keep it instead; not in the paper, whose
+            cost is reported of the stored set before that.
+        time_limit: seconds; no further candidate is begun after it.
+    """
+
+    starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        """Plan `problem`.
+
+        Raises:
+            PlannerRefuses: the graph has no forward or no backward part.
+        """
+        # numpy comes with it; the options must be readable without it.
+        from remat_cli.planners.acg.search import ACGSearch
+
+        return ACGSearch(problem, self, observe).run()

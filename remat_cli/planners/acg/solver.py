@@ -1,0 +1,235 @@
+"""Which vertices to store: the least stored cost plus largest segment over a division tree (Feng & Huang).
+
+For a limit on the segments' cost, the least that must be stored follows from one sweep over the tree. Of the limits,
+branch and bound finds the best: the more they allow, the less is stored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from remat_cli.planners.acg.division_tree import DivisionTree, Segment, SegmentKind
+
+# How many limits `StoredSets.spread` may try for each choice that it returns.
+_TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is stored under a limit; source and target of the graph are always stored, and not counted.
+
+    Attributes:
+        limit: no segment between stored vertices costs more.
+        stored: cost of the stored vertices: the least under the limit.
+        largest: cost of the largest segment.
+    """
+
+    limit: int
+    stored: int
+    largest: int
+
+    @property
+    def cost(self) -> int:
+        """What the paper minimises."""
+        return self.stored + self.largest
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The dynamic program of a linear segment: what is best up to each splitting vertex if that is stored.
+
+    Attributes:
+        stored: what must be stored inside the segment.
+        largest: the largest segment.
+        previous: for each position, that of the stored vertex before it.
+    """
+
+    stored: int
+    largest: int
+    previous: list[int]
+
+
+class StoredSets:
+    """The admissible stored sets of a graph: those that leave independent segments between stored vertices."""
+
+    def __init__(self, tree: DivisionTree) -> None:
+        self._tree = tree
+        self._divided = [n for n, segment in enumerate(tree.segments) if segment.members]
+        self._cost = [segment.cost for segment in tree.segments]
+        # Between stored ends, branches that are not entered are segments of their own.
+        self._unentered_largest = [
+            max(self._cost[member] for member in segment.members)
+            if segment.kind is SegmentKind.BRANCH
+            else segment.cost
+            for segment in tree.segments
+        ]
+        self._choices: dict[int, Choice] = {}
+
+    @property
+    def limits_tried(self) -> int:
+        """For how many limits the tree was swept."""
+        return len(self._choices)
+
+    def within(self, limit: int) -> Choice:
+        """Return the choice that stores least under a limit, 0 or more."""
+        if limit not in self._choices:
+            self._choices[limit] = self._sweep(limit)[0]
+        return self._choices[limit]
+
+    def vertices(self, choice: Choice) -> list[int]:
+        """Return the vertices that a choice stores, ascending, without source and target."""
+        segments, limit = self._tree.segments, choice.limit
+        _, runs = self._sweep(limit)
+        stored: list[int] = []
+        entered = [len(segments) - 1]
+        while entered:
+            number = entered.pop()
+            segment = segments[number]
+            if segment.cost <= limit:
+                continue
+            if segment.kind is SegmentKind.LINEAR:
+                stored += _stored_joints(segment, runs[number])
+            else:
+                stored += segment.joints
+            # Where a member of a linear segment costs more than the limit, its ends are stored.
+            entered += segment.members
+        return sorted(stored)
+
+    @cached_property
+    def best(self) -> Choice:
+        """The choice of least cost; of those, one.
+
+        Branch and bound over cells of limits, both ends left out. A choice within a cell stores no less than the choice
+        at its upper end, and its largest segment is above the lower end; else it is in the cell below.
+        """
+        best = top = self.within(self._tree.root.cost)
+        cells = [(top.stored, -1, top.largest)]  # from the least that a choice within can cost
+        while cells and cells[0][0] < best.cost:
+            _, floor, ceiling = heappop(cells)
+            upper = self.within(ceiling - 1)
+            best = min(best, upper, key=lambda choice: choice.cost)
+            middle = (floor + upper.largest) // 2
+            if middle <= floor:
+                continue
+            lower = self.within(middle)
+            best = min(best, lower, key=lambda choice: choice.cost)
+            for low, high in ((middle, upper), (floor, lower)):
+                if high.largest - low > 1:
+                    heappush(cells, (high.stored + low + 1, low, high.largest))
+        return best
+
+    def spread(self, count: int) -> list[Choice]:
+        """Return about `count` choices that no other beats in both figures, the largest segments first.
+
+        They are taken where neighbours differ most; the two ends are always among them.
+        """
+        top, bottom = self.within(self._tree.root.cost), self.within(0)
+        found = {choice.largest: choice for choice in (bottom, top)}
+        gaps: list[tuple[int, int, int, int]] = []  # the widest first
+
+        def add_gap(floor: int, upper: Choice, lower: Choice) -> None:
+            """Add what lies above `floor`, below the largest segment of `upper`."""
+            if upper.largest - floor > 1 and lower.stored > upper.stored:
+                width = (upper.largest - floor) * (lower.stored - upper.stored)
+                heappush(gaps, (-width, floor, upper.largest, lower.largest))
+
+        add_gap(bottom.largest, top, bottom)
+        for _ in range(_TRIES * count):
+            if len(found) >= count or not gaps:
+                break
+            _, floor, ceiling, below = heappop(gaps)
+            upper, lower, middle = found[ceiling], found[below], (floor + ceiling) // 2
+            choice = self.within(middle)
+            if choice.largest > floor:
+                found[choice.largest] = choice
+                add_gap(floor, choice, lower)
+                add_gap(middle, upper, choice)
+            else:
+                add_gap(middle, upper, lower)
+        return list(_undominated(found[largest] for largest in sorted(found)))[::-1]
+
+    def _sweep(self, limit: int) -> tuple[Choice, dict[int, _Run]]:
+        """Return what is stored under a limit, and the dynamic programs of the linear segments that cost more."""
+        stored = [0] * len(self._cost)  # inside each segment
+        largest = self._unentered_largest.copy()
+        runs: dict[int, _Run] = {}
+        for number in self._divided:
+            if self._cost[number] <= limit:
+                continue
+            segment = self._tree.segments[number]
+            if segment.kind is SegmentKind.LINEAR:
+                runs[number] = run = self._run(number, limit, stored, largest)
+                stored[number], largest[number] = run.stored, run.largest
+            else:
+                joints = sum(self._tree.graph.costs[joint] for joint in segment.joints)
+                stored[number] = joints + sum(stored[member] for member in segment.members)
+                largest[number] = max(largest[member] for member in segment.members)
+        return Choice(limit, stored[-1], largest[-1]), runs
+
+    def _run(self, number: int, limit: int, stored: Sequence[int], largest: Sequence[int]) -> _Run:
+        """Choose the splitting vertices to store in a linear segment.
+
+        Args:
+            number: of the segment.
+            limit: on the cost between stored vertices.
+            stored: inside each member that costs more than the limit, which needs both its ends stored.
+            largest: of the segments in each member whose ends are stored.
+        """
+        joint_costs, ends = self._linear[number]
+        best, worst, previous = [0], [0], [0]
+        window = deque([0])  # positions from which the next can be reached, the best first
+        for position, member in enumerate(self._tree.segments[number].members, start=1):
+            cost = self._cost[member]
+            if cost > limit:
+                start = position - 1
+            else:
+                # Everything from the end of a vertex to the beginning of this one is in between.
+                furthest = ends[position - 1] + cost - limit
+                while ends[window[0]] < furthest:
+                    window.popleft()
+                start = window[0]
+            between = largest[member] if start == position - 1 else ends[position - 1] + cost - ends[start]
+            best.append(best[start] + stored[member] + joint_costs[position])
+            worst.append(max(worst[start], between))
+            previous.append(start)
+            while window and best[window[-1]] >= best[position]:
+                window.pop()
+            window.append(position)
+        return _Run(best[-1], worst[-1], previous)
+
+    @cached_property
+    def _linear(self) -> dict[int, tuple[list[int], list[int]]]:
+        """For each linear segment, by position: the cost of the splitting vertex, and of all up to it and with it.
+
+        Position 0 is the segment's source and the last its target, which cost nothing here.
+        """
+        costs = self._tree.graph.costs
+        linear = {}
+        for number in self._divided:
+            segment = self._tree.segments[number]
+            if segment.kind is SegmentKind.LINEAR:
+                joint_costs = [0, *(costs[joint] for joint in segment.joints), 0]
+                members = [0, *(self._cost[member] for member in segment.members)]
+                linear[number] = joint_costs, list(accumulate(map(sum, zip(joint_costs, members, strict=True))))
+        return linear
+
+
+def _stored_joints(segment: Segment, run: _Run) -> Iterator[int]:
+    position = run.previous[len(segment.members)]
+    while position > 0:
+        yield segment.joints[position - 1]
+        position = run.previous[position]
+
+
+def _undominated(choices: Iterator[Choice]) -> Iterator[Choice]:
+    """Yield the choices that store less than all before them."""
+    least = None
+    for choice in choices:
+        if least is None or choice.stored < least:
+            least = choice.stored
+            yield choice

@@ -1,0 +1,1 @@
+"""The default: a portfolio of planners under one time limit."""

@@ -1,0 +1,20 @@
+"""Options of `auto`, apart from the planner so that its portfolio can know them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_cli.planners.options import check_least
+
+
+@dataclass(frozen=True)
+class AutoOptions:
+    """The planner's docstring describes them."""
+
+    time_limit: float = 30.0
+    work_limit: float | None = None
+    workers: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_least(self, time_limit=0, workers=0, seed=0)

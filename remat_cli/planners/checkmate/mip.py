@@ -1,0 +1,229 @@
+"""Linear programs over 0-1 variables, in whole numbers.
+
+Solvers count in floating-point numbers, within tolerances. So costs and rows are kept as whole numbers here, beside
+what a solver is given, and a bound from a relaxation is counted again: it holds whatever the tolerances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, isfinite, ldexp
+
+import numpy as np
+import pulp
+from numpy.typing import NDArray
+
+from remat_cli.planners.checkmate.mip_options import MipLimits, SolverName
+from remat_cli.planners.checkmate.mip_solvers import Floats, SolverRun
+from remat_cli.problem import Status
+
+Ints = NDArray[np.int64]
+
+# Numbers given to a solver are at most about this large, as its tolerances are absolute.
+_LARGEST_COEFFICIENT = 1e5
+_LARGEST_COST = 1e6
+_SLACK = 1e-6
+# What a solver's bound may be off by: its tolerance on costs, and the one on rows times the largest cost.
+_COST_TOLERANCE = 1e-6
+_ROW_TOLERANCE = 1e-7
+# Binary digits after the point to which the multipliers of rows are taken.
+_DIGITS = 80
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Constraints: sum(coefficient * variable) >= at_least.
+
+    Attributes:
+        start: [rows + 1] where each row starts in the next two.
+        variable: [entries] numbers of variables, distinct within a row.
+        coefficient: [entries] int64.
+        at_least: [rows] int64.
+    """
+
+    start: Ints
+    variable: Ints
+    coefficient: Ints
+    at_least: Ints
+
+    @classmethod
+    def one(cls, terms: Mapping[int, int], at_least: int) -> Rows:
+        """Return a single row, of the coefficient of each variable."""
+        variable = np.fromiter(terms.keys(), dtype=np.int64, count=len(terms))
+        coefficient = np.fromiter(terms.values(), dtype=np.int64, count=len(terms))
+        return cls(np.array([0, len(terms)]), variable, coefficient, np.array([at_least], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.at_least)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What solving a program came to.
+
+    Attributes:
+        status: optimal (within the gap asked for), feasible, infeasible, or unknown where time ran out before that.
+        values: [variables] 0 or 1, the best solution; rows of large numbers it may break by a little; None without one.
+        bound: no solution costs less; None where nothing was proven.
+    """
+
+    status: Status
+    values: Ints | None = None
+    bound: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxation:
+    """What solving the relaxation of a program came to, in which variables may take any value from 0 to 1.
+
+    Attributes:
+        status: optimal, infeasible, or unknown where time ran out.
+        values: [variables] of an optimal solution; None without one.
+        bound: no solution costs less; None without an optimal solution.
+        bound_if_one: [variables] no solution in which this variable is 1 costs less, never less than `bound`; object
+            array of int; None without an optimal solution.
+    """
+
+    status: Status
+    values: Floats | None = None
+    bound: int | None = None
+    bound_if_one: NDArray[np.object_] | None = None
+
+
+class ZeroOneProgram:
+    """Minimise the cost of variables that are 0 or 1, subject to rows.
+
+    Attributes:
+        problem: the program as PuLP's.
+        size: number of variables.
+    """
+
+    def __init__(self) -> None:
+        self.problem = pulp.LpProblem("plan", pulp.LpMinimize)
+        self._variables: list[pulp.LpVariable] = []
+        self._costs: list[int] = []
+        self._rows: list[Rows] = []
+        self._scales: list[float] = []  # what a solver is given is divided by these
+        self._row_count = 0
+
+    @property
+    def size(self) -> int:
+        """Number of variables."""
+        return len(self._costs)
+
+    def add_variables(self, costs: Ints) -> Ints:
+        """Add a variable for each cost; return their numbers."""
+        first = self.size
+        # Names sort as numbers do, which is the order in which PuLP hands variables over.
+        self._variables += [
+            self.problem.add_variable(f"x{number:09}", 0, 1, pulp.LpInteger)
+            for number in range(first, first + len(costs))
+        ]
+        self._costs += costs.tolist()
+        return np.arange(first, self.size)
+
+    def add_rows(self, rows: Rows) -> None:
+        """Add constraints.
+
+        Rows whose numbers are too large for a solver are given to it scaled down, and with some slack: what it takes
+        for infeasible must be. In return, its solutions may break such rows by a little.
+        """
+        scale = max(1.0, float(np.abs(rows.coefficient).max(initial=0)) / _LARGEST_COEFFICIENT)
+        slack = _SLACK if scale > 1 else 0.0
+        variables = [self._variables[number] for number in rows.variable.tolist()]
+        coefficients = (rows.coefficient / scale).tolist()
+        for (start, end), at_least in zip(pairwise(rows.start.tolist()), rows.at_least.tolist(), strict=True):
+            terms = pulp.LpAffineExpression(zip(variables[start:end], coefficients[start:end], strict=True))
+            row = pulp.LpConstraint(
+                terms, pulp.LpConstraintGE, rhs=at_least / scale - slack, name=f"r{self._row_count}"
+            )
+            self.problem.addConstraint(row)
+            self._row_count += 1
+        self._rows.append(rows)
+        self._scales += [scale] * len(rows)
+
+    def solve(
+        self,
+        solver: SolverName,
+        limits: MipLimits,
+        *,
+        start: Ints | None = None,
+        on_solution: Callable[[Ints], None] = lambda values: None,
+    ) -> Outcome:
+        """Search for a solution of the least cost.
+
+        Args:
+            solver: one that is installed.
+            limits: where the search stops.
+            start: [variables] 0 or 1, a solution to start from.
+            on_solution: is told each better solution, rounded as in `Outcome`.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; the search was stopped, and every solution found until then was handed over.
+        """
+        scale = self._set_costs()
+        run = SolverRun(self.problem, solver, limits, start=None if start is None else start.astype(np.float64))
+        run.run(lambda values: on_solution(_rounded(values)))
+        return Outcome(
+            run.status,
+            values=None if run.values is None else _rounded(run.values),
+            bound=self._whole_bound(run.bound, scale) if isfinite(run.bound) else None,
+        )
+
+    def relax(self, solver: SolverName, limits: MipLimits) -> Relaxation:
+        """Solve the relaxation, and count its bound again.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; the solver was stopped.
+        """
+        scale = self._set_costs()
+        run = SolverRun(self.problem, solver, limits, relaxed=True)
+        run.run()
+        if run.values is None or run.row_duals is None:
+            return Relaxation(Status.INFEASIBLE if run.status is Status.INFEASIBLE else Status.UNKNOWN)
+        multipliers = np.maximum(run.row_duals, 0.0) * scale / np.array(self._scales)
+        bound, bound_if_one = self._count_bound(multipliers)
+        return Relaxation(run.status, run.values, bound, bound_if_one)
+
+    def _set_costs(self) -> float:
+        """Set the objective, divided by a scale, which is returned."""
+        costs = np.array(self._costs, dtype=np.float64)
+        scale = max(1.0, float(costs.max(initial=0.0)) / _LARGEST_COST)
+        self.problem.setObjective(pulp.LpAffineExpression(zip(self._variables, (costs / scale).tolist(), strict=True)))
+        return scale
+
+    def _whole_bound(self, bound: float, scale: float) -> int:
+        largest = max(self._costs, default=0) / scale
+        return max(0, ceil((bound - _COST_TOLERANCE - _ROW_TOLERANCE * largest) * scale))
+
+    def _count_bound(self, multipliers: Floats) -> tuple[int, NDArray[np.object_]]:
+        """Return the bound that any multipliers >= 0 of the rows prove, exactly, and that with each variable at 1.
+
+        With weights y on the rows, cost . x >= y . at_least + (cost - y . coefficients) . x for whatever satisfies
+        the rows, and the second term is least where each x is 0 or 1 by its sign.
+        """
+        weights = np.array([int(ldexp(weight, _DIGITS)) for weight in multipliers.tolist()], dtype=object)
+        total = 0
+        reduced = np.array(self._costs, dtype=object) * 2**_DIGITS
+        first = 0
+        for rows in self._rows:
+            weight = weights[first : first + len(rows)]
+            first += len(rows)
+            total += int((weight * rows.at_least.astype(object)).sum())
+            each = np.repeat(weight, np.diff(rows.start))
+            used = np.flatnonzero(each)
+            np.subtract.at(reduced, rows.variable[used], each[used] * rows.coefficient[used].astype(object))
+        bound = total + int(np.minimum(reduced, 0).sum())
+        bound_if_one = bound + np.maximum(reduced, 0)
+        return _ceil(bound), np.array([_ceil(each) for each in bound_if_one], dtype=object)
+
+
+def _rounded(values: Floats) -> Ints:
+    return (values > 0.5).astype(np.int64)
+
+
+def _ceil(number: int) -> int:
+    """Return a number of which _DIGITS binary digits stand after the point, rounded up."""
+    return -(-number >> _DIGITS)

@@ -1,0 +1,355 @@
+"""The solvers behind PuLP: HiGHS in this process, CBC beside it; both silent, with a way to stop them.
+
+PuLP's own way of running them cannot be interrupted, tells nothing on the way, and hands HiGHS a model entry by entry.
+So its solver classes are extended here: what a model is, and what a status means, stays PuLP's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+import pulp
+from numpy.typing import NDArray
+
+from remat_cli.errors import UsageError
+from remat_cli.planners.checkmate.mip_options import MipLimits, SolverName
+from remat_cli.problem import Status
+
+Floats = NDArray[np.float64]
+
+_STATUS = {
+    pulp.LpSolutionOptimal: Status.OPTIMAL,
+    pulp.LpSolutionIntegerFeasible: Status.FEASIBLE,
+    pulp.LpSolutionInfeasible: Status.INFEASIBLE,
+    pulp.LpSolutionNoSolutionFound: Status.UNKNOWN,
+}
+# Seconds between two looks at whether Ctrl-C was pressed, and how long a solver that was told to stop is waited for.
+_LOOK = 0.1
+_PATIENCE = 10.0
+
+
+def installed_solver(wanted: SolverName) -> SolverName:
+    """Return the solver to use.
+
+    Raises:
+        UsageError: the one that is wanted is not installed, or none is.
+    """
+    installed = [name for name, is_there in _IS_THERE.items() if is_there()]
+    if wanted in installed:
+        return wanted
+    if wanted is not SolverName.AUTO:
+        package = "highspy" if wanted is SolverName.HIGHS else "pulp[cbc]"
+        other = f", or use solver: {installed[0].value}" if installed else ""
+        raise UsageError(f"the solver {wanted.value!r} is not installed", hint=f"pip install '{package}'{other}")
+    if not installed:
+        raise UsageError("no solver for integer programs is installed", hint="pip install highspy")
+    return installed[0]
+
+
+def _has_highs() -> bool:
+    return bool(pulp.HiGHS().available())
+
+
+def _cbc_path() -> str | None:
+    """Return where CBC is: the one that comes with PuLP, or one on the path."""
+    paths = (getattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", None), "cbc")
+    return next((path for path in paths if path and pulp.COIN_CMD(path=path, msg=False).available()), None)
+
+
+_IS_THERE: Mapping[SolverName, Callable[[], bool]] = {
+    SolverName.HIGHS: _has_highs,
+    SolverName.CBC: lambda: _cbc_path() is not None,
+}
+
+
+class SolverRun:
+    """One run of a solver on a problem, in a thread of its own.
+
+    Whoever calls waits and is handed solutions as they come up, in the thread that called. So Ctrl-C and exceptions
+    come up where they are expected, after the solver was stopped.
+
+    Attributes:
+        status: optimal (within the gap asked for), feasible, infeasible or unknown.
+        values: [variables] of the best solution, in the order of the variables' names; None without one.
+        bound: no solution has a smaller objective; -inf where nothing was proven.
+        row_duals: [rows] for a relaxation: the multiplier of each row.
+    """
+
+    def __init__(
+        self,
+        problem: pulp.LpProblem,
+        solver: SolverName,
+        limits: MipLimits,
+        *,
+        relaxed: bool = False,
+        start: Floats | None = None,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            problem: to be minimised; its variables' names sort in the order of `values`.
+            solver: one that is installed.
+            limits: where the run stops.
+            relaxed: let integer variables take any value.
+            start: [variables] a solution to start from.
+        """
+        self.status = Status.UNKNOWN
+        self.values: Floats | None = None
+        self.bound = -inf
+        self.row_duals: Floats | None = None
+        self._problem = problem
+        self._limits = limits
+        self._relaxed = relaxed
+        # Solutions in the order in which they came up; None once the solver has ended.
+        self._news: SimpleQueue[Floats | None] = SimpleQueue()
+        self._stop = Event()
+        self._failure: BaseException | None = None
+        make = _Highs if solver is SolverName.HIGHS else _Cbc
+        self._solver = make(limits, relaxed, start, self._news.put, self._stop)
+        self._thread = Thread(target=self._solve, name=f"{solver.value}", daemon=True)
+
+    def run(self, on_solution: Callable[[Floats], None] = lambda values: None) -> None:
+        """Solve, and pass on each better solution.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; the solver was stopped, and every solution found until then was handed over.
+        """
+        self._thread.start()
+        try:
+            self._pass_on(on_solution)
+        except KeyboardInterrupt:
+            self._stop.set()
+            self._pass_on(on_solution, _PATIENCE)
+            raise
+        finally:
+            self._stop.set()
+            self._thread.join(_PATIENCE)
+        if self._failure is not None:
+            raise self._failure
+
+    def _pass_on(self, on_solution: Callable[[Floats], None], patience: float = inf) -> None:
+        """Hand over solutions until the solver has ended, or patience has."""
+        give_up_at = monotonic() + patience
+        while monotonic() < give_up_at:
+            try:
+                values = self._news.get(timeout=_LOOK)
+            except Empty:
+                continue
+            if values is None:
+                return
+            on_solution(values)
+
+    def _solve(self) -> None:
+        try:
+            if not self._stop.is_set():
+                began = monotonic()
+                self._problem.solve(self._solver)
+                self._read(monotonic() - began)
+        except BaseException as failure:  # it is raised again where somebody can see it
+            self._failure = failure
+        finally:
+            self._news.put(None)
+
+    def _read(self, seconds: float) -> None:
+        problem = self._problem
+        status = _STATUS.get(problem.sol_status, Status.UNKNOWN)
+        if problem.status == pulp.LpStatusInfeasible:  # of CBC's "integer infeasible", sol_status says nothing
+            status = Status.INFEASIBLE
+        if status is Status.INFEASIBLE and (self._stop.is_set() or seconds >= self._limits.seconds):
+            status = Status.UNKNOWN  # a run cut short has proven nothing
+        has_solution = status in (Status.OPTIMAL, Status.FEASIBLE) and self._solver.has_solution(problem)
+        self.status = status if has_solution or status is Status.INFEASIBLE else Status.UNKNOWN
+        if has_solution:
+            self.values = np.array([variable.varValue for variable in problem.variables()])
+            if self._relaxed and self.status is Status.OPTIMAL:
+                self.row_duals = np.array([row.pi for row in problem.constraints()])
+        self.bound = self._solver.bound(problem) if self.status is not Status.INFEASIBLE else inf
+
+
+class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
+    """HiGHS, told to start somewhere, listened to, and stopped on request."""
+
+    def __init__(
+        self,
+        limits: MipLimits,
+        relaxed: bool,
+        start: Floats | None,
+        tell: Callable[[Floats], None],
+        stop: Event,
+    ) -> None:
+        from highspy import cb
+
+        self._event = cb.HighsCallbackType
+        super().__init__(
+            mip=not relaxed,
+            msg=False,
+            gapRel=limits.gap,
+            threads=limits.threads,
+            timeLimit=limits.seconds,
+            callbackTuple=(self._listen, None),
+            callbacksToActivate=[
+                self._event.kCallbackMipImprovingSolution,
+                self._event.kCallbackMipInterrupt,
+                self._event.kCallbackSimplexInterrupt,
+                self._event.kCallbackIpmInterrupt,
+            ],
+            random_seed=limits.seed,
+        )
+        self._start = start
+        self._tell = tell
+        self._stop = stop
+
+    def buildSolverModel(self, lp: pulp.LpProblem) -> None:
+        """Hand over the whole model at once."""
+        import highspy
+
+        variables, rows = lp.variables(), lp.constraints()
+        model = highspy.HighsLp()
+        for index, variable in enumerate(variables):
+            variable.index = index
+        for index, row in enumerate(rows):
+            row.index = index
+        model.num_col_, model.num_row_ = len(variables), len(rows)
+        model.col_cost_ = np.array([lp.objective.get(variable, 0.0) for variable in variables])
+        model.col_lower_ = np.array([variable.lowBound for variable in variables])
+        model.col_upper_ = np.array([variable.upBound for variable in variables])
+        model.row_lower_ = np.array([-inf if (low := row.getLb()) is None else low for row in rows])
+        model.row_upper_ = np.array([inf if (high := row.getUb()) is None else high for row in rows])
+        matrix = model.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kRowwise
+        matrix.start_ = np.cumsum([0, *(len(row) for row in rows)])
+        matrix.index_ = np.array([variable.index for row in rows for variable in row.keys()])  # noqa: SIM118
+        matrix.value_ = np.array([coefficient for row in rows for coefficient in row.values()], dtype=np.float64)
+        if self.mip:
+            model.integrality_ = [highspy.HighsVarType.kInteger] * len(variables)
+        lp.solverModel.passModel(model)
+
+    def callSolver(self, lp: pulp.LpProblem) -> None:
+        """Solve, from the start that was given."""
+        import highspy
+
+        # Threads are the process's: without this, a number other than the last run's is refused.
+        highspy.Highs.resetGlobalScheduler(True)
+        if self._start is not None:
+            numbers = np.arange(len(self._start), dtype=np.int32)
+            lp.solverModel.setSolution(len(numbers), numbers, self._start)
+        lp.solverModel.run()
+
+    def has_solution(self, lp: pulp.LpProblem) -> bool:
+        """Tell whether there is a solution: PuLP says so of an interrupted run in any case."""
+        return bool(lp.solverModel.getInfo().primal_solution_status == 2)
+
+    def bound(self, lp: pulp.LpProblem) -> float:
+        """Return the bound on the objective that was proven."""
+        info = lp.solverModel.getInfo()
+        return float(info.mip_dual_bound if self.mip else info.objective_function_value)
+
+    def _listen(self, event: Any, message: str, out: Any, into: Any, data: Any) -> None:
+        """Take what HiGHS tells on the way, and tell it to stop; called in its thread."""
+        del message, data
+        if event == self._event.kCallbackMipImprovingSolution:
+            self._tell(np.array(out.mip_solution))
+        if self._stop.is_set() and into is not None:
+            into.user_interrupt = True
+
+
+class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
+    """CBC as a process that can be killed, its files in a folder of their own, its log read for the bound."""
+
+    def __init__(
+        self,
+        limits: MipLimits,
+        relaxed: bool,
+        start: Floats | None,
+        tell: Callable[[Floats], None],
+        stop: Event,
+    ) -> None:
+        del tell  # CBC says nothing on the way
+        super().__init__(mip=not relaxed, msg=False, path=_cbc_path())
+        self._limits = limits
+        self._start = start
+        self._stop = stop
+        self._bound = -inf
+
+    def actualSolve(self, lp: pulp.LpProblem) -> int:
+        """Solve, from the start that was given."""
+        with TemporaryDirectory(prefix="remat-cbc-") as folder:
+            model, solution, log = (Path(folder, name) for name in ("model.mps", "solution.txt", "log.txt"))
+            variables, names, row_names, _ = lp.writeMPS(str(model), rename=1)
+            options = self._options()
+            if self._start is not None:
+                options = ["-mips", self._write_start(Path(folder, "start.txt"), names.values()), *options]
+            ended = self._run([str(model), *options, "-solution", str(solution)], log)
+            self._read_log(log)
+            if not ended or not solution.exists():
+                lp.assignStatus(pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound)
+                return int(pulp.LpStatusNotSolved)
+            status, values, _, row_duals, _, sol_status = self.readsol_MPS(
+                str(solution), lp, variables, names, row_names
+            )
+        lp.assignVarsVals(values)
+        # What is 0 is left out of CBC's files.
+        lp.assignConsPi({row.name: row_duals.get(row.name, 0.0) for row in lp.constraints()})
+        lp.assignStatus(status, sol_status)
+        return int(status)
+
+    def has_solution(self, lp: pulp.LpProblem) -> bool:
+        """Tell whether there is a solution."""
+        return lp.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+
+    def bound(self, lp: pulp.LpProblem) -> float:
+        """Return the bound on the objective that was proven: an optimum's is itself, within the gap asked for."""
+        if self._bound == -inf and lp.sol_status == pulp.LpSolutionOptimal:
+            objective = float(pulp.value(lp.objective))
+            return objective - self._limits.gap * abs(objective)
+        return self._bound
+
+    def _options(self) -> list[str]:
+        limits = self._limits
+        seeds = ["-randomSeed", str(limits.seed), "-randomCbcSeed", str(limits.seed)]
+        clock = ["-sec", str(limits.seconds), "-timeMode", "elapsed"]
+        search = ["-ratio", str(limits.gap), "-threads", str(limits.threads)]
+        return [*seeds, *clock, *search, "-solve" if self.mip else "-initialSolve", "-printingOptions", "all"]
+
+    def _write_start(self, path: Path, names: Iterable[str]) -> str:
+        assert self._start is not None
+        values = enumerate(zip(names, self._start.tolist(), strict=True))
+        lines = [f"{number} {name} {value} 0\n" for number, (name, value) in values]
+        path.write_text("Stopped on time - objective value 0\n" + "".join(lines), encoding="ascii")
+        return str(path)
+
+    def _run(self, arguments: list[str], log: Path) -> bool:
+        """Run CBC; return whether it came to its end by itself."""
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [self.path, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=os.name == "posix",  # or Ctrl-C would reach it too
+            )
+            try:
+                while process.poll() is None and not self._stop.is_set():
+                    sleep(_LOOK / 10)
+            finally:
+                ended = process.poll() is not None
+                process.kill()
+                process.wait()
+        if ended and process.returncode != 0:
+            raise pulp.PulpSolverError(f"CBC ended with code {process.returncode}")
+        return ended
+
+    def _read_log(self, log: Path) -> None:
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("Lower bound:"):
+                self._bound = float(line.split(":")[1])

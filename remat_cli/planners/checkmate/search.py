@@ -1,0 +1,168 @@
+"""The search of `checkmate`: plans from small programs first, by which the whole program is then cut down to size."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from remat_cli.planners.checkmate.mip_options import MipOptions
+from remat_cli.planners.checkmate.staged_choices import StagedChoices
+from remat_cli.planners.checkmate.staged_model import StagedModel, StagedOutcome, StagedRelaxation
+from remat_cli.planners.checkmate.staged_search import StagedSearch
+from remat_cli.planners.stages import Bools
+from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+
+# Plans are changed up to this often until they fit: the plain run, which is the first one, and those of programs.
+_CHANGES, _FEW_CHANGES = 1000, 30
+# Where this many choices or fewer are left, nothing simpler is solved first.
+_FEW_CHOICES = 1000
+# Else it is programs with chains of recomputations up to each of these lengths, as long as the last one brought a
+# better plan. Each may take this share of the time left, and need not be solved more closely than this.
+_DEPTHS = (2, 4, 8, 16)
+_SHARE, _GAP = 0.15, 0.005
+
+
+class CheckmateSearch:
+    """A search for the best staged plan.
+
+    1. The plain run, changed until it fits, gives a plan, and the relaxation of the whole program a bound. The two tell
+       which choices can be part of a better plan.
+    2. Small programs, of short chains of recomputations, give better plans, which leave fewer choices.
+    3. The whole program without limits on memory within stages gives bounds for every plan with this order of first
+       runs, and its best plan where that fits all the same.
+    4. Where it does not, as much of these limits as holds for all such plans is added, as plans run into them.
+    5. The program with all of them gives the best staged plan.
+    """
+
+    def __init__(self, problem: Problem, options: MipOptions, gap: float, observe: Observer) -> None:
+        """Lay out the problem.
+
+        Raises:
+            UsageError: the solver that the options ask for is not installed.
+        """
+        self._search = StagedSearch(problem, options, observe)
+        self._gap = gap
+
+    def run(self) -> PlanResult:
+        """Search until the time is up, or nothing is left to be found.
+
+        Raises:
+            PlannerRefuses: the whole program is too large.
+        """
+        search = self._search
+        if (result := search.early_result()) is not None:
+            return result
+        search.check_size()
+        search.observe.phase("dropping tensors until the rest fits")
+        search.repair.improve(search.plans.closest, _CHANGES)
+        for stage in (self._without_limits, self._with_limits_in_any_sequence, self._with_limits):
+            if not search.is_over:
+                stage()
+        return search.result()
+
+    def _without_limits(self) -> None:
+        search = self._search
+        search.observe.phase("solving the relaxation")
+        relaxation = self._relaxed(search.choices().connected(), Scope.FIXED_ORDER, limited=False)
+        if self._affordable(search.choices().connected(), relaxation).may_run.sum() > _FEW_CHOICES:
+            self._with_short_chains(relaxation)
+        if not search.is_over:
+            search.observe.phase("solving the program without limits on memory within stages")
+            choices = self._affordable(search.choices().connected(), relaxation).connected()
+            self._prove(choices, Scope.FIXED_ORDER, limited=False)
+
+    def _with_short_chains(self, relaxation: StagedRelaxation) -> None:
+        search = self._search
+        for depth in _DEPTHS:
+            if search.is_over:
+                return
+            search.observe.phase(f"looking for plans with up to {depth} recomputations in a row")
+            before = search.plans.least_time
+            choices = self._affordable(search.choices(depth), relaxation)
+            self._solve(self._model(choices), share=_SHARE, gap=max(self._gap, _GAP))
+            if depth > min(_DEPTHS) and search.plans.least_time is not None and search.plans.least_time == before:
+                return
+
+    def _with_limits_in_any_sequence(self) -> None:
+        self._search.observe.phase("solving the program with limits that hold in any sequence within stages")
+        self._prove_limited(Scope.FIXED_ORDER)
+
+    def _with_limits(self) -> None:
+        self._search.observe.phase("solving the program with all limits")
+        self._prove_limited(Scope.PLANNER)
+
+    def _prove_limited(self, scope: Scope) -> None:
+        relaxation = self._relaxed(self._search.choices(), scope, limited=True)
+        if not self._search.is_over:
+            self._prove(self._affordable(self._search.choices(), relaxation), scope, limited=True)
+
+    def _relaxed(self, choices: StagedChoices, scope: Scope, *, limited: bool) -> StagedRelaxation:
+        """Solve the relaxation for what it proves: of all plans, and of those with each choice."""
+        search = self._search
+        relaxation = self._model(choices, scope, limited).relax(search.solver, search.limits())
+        if relaxation.bound is not None:
+            search.prove(scope, relaxation.bound)
+        elif relaxation.status is Status.INFEASIBLE and search.plans.best is not None:
+            search.prove_none_better(scope)
+        elif relaxation.status is Status.INFEASIBLE and not limited:
+            search.prove_that_none_fits()
+        return relaxation
+
+    def _affordable(self, choices: StagedChoices, relaxation: StagedRelaxation) -> StagedChoices:
+        """Leave out the choices that are proven to make every plan worse than the best."""
+        least_time = self._search.plans.least_time
+        if least_time is None or relaxation.bound_if_run is None:
+            return choices
+        return choices.only((relaxation.bound_if_run < least_time).astype(np.bool_))
+
+    def _prove(self, choices: StagedChoices, scope: Scope, *, limited: bool) -> None:
+        """Search all that may still be better."""
+        search = self._search
+        outcome = self._solve(self._model(choices, scope, limited), gap=self._gap, limited=limited)
+        if outcome.status is Status.INFEASIBLE:
+            search.prove_none_better(scope)
+        elif outcome.bound is not None:
+            search.prove(scope, outcome.bound)
+
+    def _model(self, choices: StagedChoices, scope: Scope = Scope.PLANNER, limited: bool = True) -> StagedModel:
+        """Build a program, limited where plans have exceeded the budget within stages."""
+        search = self._search
+        model = search.build(choices, in_any_sequence=scope is Scope.FIXED_ORDER)
+        if limited:
+            for stage, op in sorted(search.excess):
+                if choices.may_run[op, stage]:
+                    model.limit_memory(stage, op)
+        return model
+
+    def _solve(self, model: StagedModel, *, gap: float, share: float = 1.0, limited: bool = True) -> StagedOutcome:
+        """Solve a program, and judge what it finds.
+
+        Args:
+            model: the program.
+            gap: how closely it is solved.
+            share: of the time left, which this may take.
+            limited: solve again with further limits on memory within stages, until its plan fits.
+        """
+        search = self._search
+        reserve = (1 - share) * search.seconds_left
+
+        def consider(runs: Bools) -> None:
+            search.excess.update(search.plans.judge(runs).excess)
+
+        while True:
+            best = search.plans.best
+            outcome = model.solve(
+                search.solver,
+                search.limits(reserve, gap),
+                known=None if best is None else best.runs,
+                on_runs=consider,
+            )
+            if outcome.runs is None or outcome.values is None:
+                return outcome
+            plan = search.plans.judge(outcome.runs)
+            search.excess.update(plan.excess)
+            search.repair.improve(plan, _FEW_CHANGES)
+            if outcome.status is not Status.OPTIMAL or not limited:
+                return outcome
+            were_limited = [model.limit_memory(stage, op, outcome.values) for stage, op in plan.excess]
+            if not any(were_limited):
+                return outcome

@@ -1,0 +1,102 @@
+"""What a staged plan holds follows from what it recomputes, and the other way round.
+
+Stages are numbered 0 to N, N being the end, where the graph's outputs are read; ops and tensors as in `Stages`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from remat_cli.planners.stages import Bools, Ints, Stages
+
+
+def reads(stages: Stages, runs: Bools) -> Bools:
+    """Return [T, N + 1] what is read in which stage.
+
+    Args:
+        stages: the graph in its order.
+        runs: [N, N + 1] what is recomputed in which stage.
+    """
+    is_read = first_reads(stages)
+    inside = stages.read_stage < len(stages)
+    for tensor, reader in zip(stages.read_tensor[inside].tolist(), stages.read_stage[inside].tolist(), strict=True):
+        is_read[tensor] |= runs[reader]
+    return is_read
+
+
+def first_reads(stages: Stages) -> Bools:
+    """Return [T, N + 1] what the op that each stage runs for the first time reads; at the end, the outputs."""
+    is_read = np.zeros((len(stages.bytes), len(stages) + 1), dtype=np.bool_)
+    is_read[stages.read_tensor, stages.read_stage] = True
+    return is_read
+
+
+def least_holds(stages: Stages, runs: Bools) -> Bools:
+    """Return [T, N + 1] what must be held from before each stage by a plan that recomputes `runs`."""
+    made_at = stages.made_at
+    is_remade = runs[made_at]
+    holds = reads(stages, runs) & ~is_remade & (np.arange(len(stages) + 1) > made_at[:, None])
+    for stage in range(len(stages) - 1, -1, -1):
+        holds[:, stage] |= holds[:, stage + 1] & ~is_remade[:, stage] & (made_at < stage)
+    return holds
+
+
+def least_runs(stages: Stages, holds: Bools) -> Bools:
+    """Return [N, N + 1] the least that must be recomputed by a plan that holds `holds`, whatever memory that takes.
+
+    What cannot be recomputed is held from its making on instead. Source: Jain et al. 2020, section 5.
+    """
+    holds = holds.copy()
+    runs = np.zeros((len(stages), len(stages) + 1), dtype=np.bool_)
+    made_at, recomputable = stages.made_at.tolist(), stages.recomputable.tolist()
+    own = [stages.inputs[op].tolist() for op in range(len(stages))]
+    own.append(stages.read_tensor[stages.read_stage == len(stages)].tolist())
+    for stage in range(len(stages), -1, -1):
+        needed: list[int] = list(own[stage])
+        if stage < len(stages):
+            needed += np.flatnonzero(holds[:, stage + 1] & (stages.made_at < stage)).tolist()
+        missing = [tensor for tensor in needed if not holds[tensor, stage]]
+        while missing:
+            tensor = missing.pop()
+            op = made_at[tensor]
+            if not recomputable[op]:
+                holds[tensor, op + 1 : stage + 1] = True
+            elif not runs[op, stage]:
+                runs[op, stage] = True
+                missing += [each for each in own[op] if not holds[each, stage]]
+    return runs
+
+
+def gap(stages: Stages, holds: Bools, is_read: Bools, tensor: int, stage: int) -> tuple[int, int]:
+    """Return the first and the last stage from before which a tensor is held, over a stage's end, for its next reader.
+
+    Args:
+        stages: the graph in its order.
+        holds: [T, N + 1] what is held.
+        is_read: [T, N + 1] what is read in which stage.
+        tensor: held from before the stage after this one.
+        stage: 0 to N - 1.
+    """
+    first = stage + 1
+    while holds[tensor, first - 1] and not is_read[tensor, first - 1]:
+        first -= 1
+    last = stage + 1 + int(np.argmax(is_read[tensor, stage + 1 :]))
+    return first, last
+
+
+def rerun_time(stages: Stages, holds: Bools, runs: Bools, op: int, stage: int) -> int | None:
+    """Return the time of recomputing an op in a stage, with whatever it reads that is not there; None: it cannot be."""
+    time = 0
+    waiting, seen = [op], {op}
+    while waiting:
+        op = waiting.pop()
+        if runs[op, stage]:
+            continue
+        if not stages.recomputable[op]:
+            return None
+        time += int(stages.time[op])
+        missing: Ints = stages.inputs[op]
+        makers = set(stages.made_at[missing[~holds[missing, stage]]].tolist()) - seen
+        waiting += makers
+        seen |= makers
+    return time

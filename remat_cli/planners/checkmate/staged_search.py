@@ -1,0 +1,164 @@
+"""What the planners of staged plans share: the problem laid out, the clock, what was found and what was proven."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from remat_cli.errors import PlannerRefuses
+from remat_cli.planners.checkmate.mip_options import MipLimits, MipOptions
+from remat_cli.planners.checkmate.mip_solvers import installed_solver
+from remat_cli.planners.checkmate.staged_choices import StagedChoices
+from remat_cli.planners.checkmate.staged_model import StagedModel
+from remat_cli.planners.checkmate.staged_plans import StagedPlans
+from remat_cli.planners.checkmate.staged_repair import StagedRepair
+from remat_cli.planners.checkmate.staged_variables import largest_size
+from remat_cli.planners.stages import Bools, Stages
+from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.units import format_bytes
+
+# A program that takes more memory than this is built only by force.
+_MEMORY_LIMIT = 6 * 2**30
+
+
+class StagedSearch:
+    """A search for staged plans.
+
+    Attributes:
+        stages: the graph in its input order.
+        plans: those found so far.
+        repair: makes more of a plan.
+        excess: the runs, as (stage, op), that exceeded the budget in some plan.
+        stats: counted work.
+    """
+
+    def __init__(self, problem: Problem, options: MipOptions, observe: Observer) -> None:
+        """Lay out the problem and start the clock.
+
+        Raises:
+            UsageError: the solver that the options ask for is not installed.
+        """
+        self.solver = installed_solver(options.solver)
+        self.options = options
+        self.observe = observe
+        self.stages = Stages.of(problem.graph)
+        self.plans = StagedPlans(problem, self.stages, observe)
+        self.repair = StagedRepair(self.stages, self.plans, lambda: self.seconds_left > 0)
+        self.excess: set[tuple[int, int]] = set()
+        self.stats = {"programs": 0, "largest program": 0}
+        self._plain_time = problem.graph.total_time
+        self._room = problem.budget.device_bytes - problem.graph.fixed_bytes
+        self._deadline = monotonic() + options.time_limit
+        self._bounds: dict[Scope, int] = {}
+        self._impossible: list[Scope] = []
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the time limit."""
+        return max(0.0, self._deadline - monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up, or nothing is left to search: the best plan is proven to be, or that none fits."""
+        return self._is_settled or not self.seconds_left
+
+    @property
+    def _is_settled(self) -> bool:
+        best = self.plans.best
+        is_best = best is not None and best.extra_time <= max(self._bounds.values(), default=0)
+        return is_best or bool(self._impossible)
+
+    def limits(self, reserve: float = 0.0, gap: float = 0.0) -> MipLimits:
+        """Return limits for a run of a solver that leaves `reserve` seconds of the time limit."""
+        options = self.options
+        seconds = max(0.0, self.seconds_left - reserve)
+        return MipLimits(seconds, gap=gap, threads=options.threads, seed=options.seed)
+
+    def choices(self, depth: int | None = None, allowance: float = 0.0) -> StagedChoices:
+        """Return what can make a plan better than the best so far.
+
+        Args:
+            depth: as in `StagedChoices.of`.
+            allowance: share of the memory to leave free.
+        """
+        room = self._room - int(allowance * max(0, self._room))
+        return StagedChoices.of(self.stages, room, self._affordable(), depth)
+
+    def check_size(self) -> None:
+        """Check that the whole program can be built.
+
+        Raises:
+            PlannerRefuses: it takes too much memory, and that it should be built all the same was not asked for.
+        """
+        size = largest_size(self.stages)
+        if size.memory_bytes > _MEMORY_LIMIT and not self.options.force:
+            raise PlannerRefuses(
+                f"the program for {self.stages.graph.name!r} has up to {size.variables:,} variables and {size.rows:,} "
+                f"rows, and takes up to {format_bytes(size.memory_bytes)} of memory to solve",
+                hint="use retention or dtr, which take graphs of any size; or build it all the same with force=true",
+            )
+
+    def build(self, choices: StagedChoices, *, in_any_sequence: bool = False, may_exceed: bool = False) -> StagedModel:
+        """Build the program of these choices; options as in `StagedModel`."""
+        model = StagedModel(choices, in_any_sequence=in_any_sequence, may_exceed=may_exceed)
+        self.stats["programs"] += 1
+        self.stats["largest program"] = max(self.stats["largest program"], model.size)
+        return model
+
+    def prove(self, scope: Scope, extra_time: int) -> None:
+        """Note that no plan in scope takes less extra time, or less than the best plan takes."""
+        if self.plans.best is not None:
+            extra_time = min(extra_time, self.plans.best.extra_time)
+        if extra_time > self._bounds.get(scope, 0):
+            self._bounds[scope] = extra_time
+            self.observe.bound(self._plain_time + extra_time, scope)
+
+    def prove_none_better(self, scope: Scope) -> None:
+        """Note that no plan in scope is better than the best one; that none fits, where there is none."""
+        if self.plans.best is None:
+            self._impossible.append(scope)
+        else:
+            self.prove(scope, self.plans.best.extra_time)
+
+    def prove_that_none_fits(self) -> None:
+        """Prove in whole numbers what a solver says of the relaxation: that there is no solution.
+
+        Left to exceed the memory at a cost, it has one; a cost that is bound to be above 0 is the proof.
+        """
+        model = self.build(self.choices().connected(), in_any_sequence=True, may_exceed=True)
+        if model.relax(self.solver, self.limits()).bound:
+            self.prove_none_better(Scope.FIXED_ORDER)
+
+    def early_result(self) -> PlanResult | None:
+        """Return the result where nothing has to be searched, or nothing may be."""
+        return self.result() if self.is_over else None
+
+    def result(self, reason: str = "no plan that fits was found in the time limit") -> PlanResult:
+        """Return what was found and proven; `reason` says why there is no plan, if nothing is proven."""
+        best = self.plans.best
+        if best is None:
+            closest = self.plans.closest.schedule
+            if self._impossible:
+                return PlanResult(
+                    Status.INFEASIBLE, self._impossible[0], closest=closest, reason=_IMPOSSIBLE, stats=self.stats
+                )
+            return PlanResult(Status.UNKNOWN, closest=closest, reason=reason, stats=self.stats)
+        bounds = {Scope.ANY_ORDER: 0, **self._bounds}
+        proven = [scope for scope in Scope if bounds.get(scope, -1) >= best.extra_time]
+        largest = next(scope for scope in (Scope.FIXED_ORDER, Scope.PLANNER, Scope.ANY_ORDER) if scope in bounds)
+        scope = proven[0] if proven else largest
+        return PlanResult(
+            Status.OPTIMAL if proven else Status.FEASIBLE,
+            scope,
+            schedule=best.schedule,
+            time_bound=self._plain_time + bounds[scope],
+            stats=self.stats,
+        )
+
+    def _affordable(self) -> Bools:
+        """[N] ops of which one recomputation alone does not take as long as the best plan's together."""
+        least_time = self.plans.least_time
+        recomputable = self.stages.recomputable
+        return recomputable if least_time is None else recomputable & (self.stages.time < least_time)
+
+
+_IMPOSSIBLE = "no plan that keeps the input order fits: it was searched to the end"

@@ -1,0 +1,58 @@
+"""The exact lower-set DP of Kusumoto et al. 2019."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat_cli.planners.lower_sets.options import DPOptions
+from remat_cli.planners.options import check_least
+from remat_cli.problem import Observer, PlanResult, Problem
+
+
+@dataclass(frozen=True)
+class ExactDP(DPOptions):
+    """Cuts the forward pass into blocks, keeps the blocks' boundaries and recomputes the rest for the backward.
+
+    Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
+    Backpropagation, NeurIPS 2019, section 4.2 (Algorithm 1 over all lower sets).
+    Takes: training graphs.
+    Searches: chains of all lower sets of the forward part.
+    Proves: nothing; in the paper's budget model, that no chain fits.
+    Complexity: O(T L^2) for L lower sets and T time slots, for each value of B that is tried; up to 5 GB.
+
+    Attributes:
+        strategy: time: the least overhead; memory: the most, which leaves liveness the most to free; both: each in
+            turn, and the simulated plan of least time is kept.
+        budget_model: simulated: B is searched so that the simulated peak fits; paper: the budget is B of equation 2.
+        liveness: free each tensor right after its last use; false: only at the end of the block that it is in.
+        time_slots: times are scaled to about this sum in the DP; they stay exact where their sum is no more.
+        candidates: how many values of B are tried.
+        moves: how many plans local search may try to improve the best of them (blocks merged, split, cuts moved), ten
+            times as many as long as none fits; not in the paper, and not in its budget model.
+        time_limit: seconds; no further value of B or move is begun after it.
+        max_lower_sets: a graph that has more is refused.
+    """
+
+    starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
+
+    max_lower_sets: int = 40_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, max_lower_sets=1)
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        """Plan `problem`.
+
+        Raises:
+            PlannerRefuses: the graph has no forward or no backward part, or too many lower sets.
+        """
+        # numpy comes with these; the options must be readable without it.
+        from remat_cli.planners.forward_part import ForwardPart
+        from remat_cli.planners.lower_sets.families import all_lower_sets
+        from remat_cli.planners.lower_sets.search import LowerSetSearch
+
+        sets = all_lower_sets(ForwardPart.of(problem.graph, "exact_dp"), self.max_lower_sets)
+        return LowerSetSearch.of(problem, sets, self, observe).run()

@@ -1,0 +1,179 @@
+"""Every chain of lower sets, tried one by one: the oracle of the lower-set planners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from remat_cli.errors import PlannerRefuses
+from remat_cli.planners.lower_sets.options import BudgetModel, Strategy
+from remat_cli.planners.options import check_least
+from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.units import format_bytes
+
+if TYPE_CHECKING:
+    from remat_cli.planners.forward_part import ForwardPart
+    from remat_cli.planners.lower_sets.chain_plans import ChainPlans
+
+
+@dataclass(frozen=True)
+class Exhaustive:
+    """Tries every way to cut the forward pass into blocks: the best plan of this kind, for tiny graphs.
+
+    Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
+    Backpropagation, NeurIPS 2019, section 4.1.
+    Takes: training graphs, tiny ones: about ten forward ops.
+    Searches: all chains of all lower sets.
+    Proves: what is best among their plans, or that none fits (scope planner).
+    Complexity: O(2^V) chains for V forward ops in a row, more for any other V.
+
+    Attributes:
+        strategy: of the paper model, as for exact_dp; the simulated model takes the plan of least time.
+        budget_model: simulated: the plan of every chain is simulated; paper: the budget is B of equation 2.
+        liveness: free each tensor right after its last use; false: only at the end of the block that it is in.
+        max_chains: a graph that has more chains, complete or not, is refused.
+    """
+
+    starved: ClassVar[Mapping[str, object]] = {}
+
+    strategy: Strategy = Strategy.BOTH
+    budget_model: BudgetModel = BudgetModel.SIMULATED
+    liveness: bool = True
+    max_chains: int = 10_000
+
+    def __post_init__(self) -> None:
+        check_least(self, max_chains=1)
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        """Plan `problem`.
+
+        Raises:
+            PlannerRefuses: the graph has no forward or no backward part, or too many chains.
+        """
+        # numpy comes with these; the options must be readable without it.
+        from remat_cli.planners.forward_part import ForwardPart
+        from remat_cli.planners.lower_sets.chain_plans import ChainPlans
+        from remat_cli.planners.lower_sets.families import all_lower_sets
+
+        forward = ForwardPart.of(problem.graph, "exhaustive")
+        if 2 ** len(forward) > self.max_chains:
+            raise _too_many(forward, f"at least 2^{len(forward)}", self.max_chains)
+        plans = ChainPlans(problem, all_lower_sets(forward, self.max_chains), self.liveness, observe)
+        if self.budget_model is BudgetModel.PAPER:
+            return self._literal(forward, plans)
+        return self._simulated(forward, plans)
+
+    def _simulated(self, forward: ForwardPart, plans: ChainPlans) -> PlanResult:
+        for chain in Chains(forward, None, self.max_chains).all():
+            plans.measure(plans.sets.numbers(chain.sets))
+        if plans.best is not None and plans.any_fits:
+            return PlanResult(Status.OPTIMAL, schedule=plans.best_schedule, time_bound=plans.best.time)
+        return PlanResult(
+            Status.INFEASIBLE, closest=plans.best_schedule, reason="the plan of no chain of lower sets fits"
+        )
+
+    def _literal(self, forward: ForwardPart, plans: ChainPlans) -> PlanResult:
+        dp_budget = plans.problem.budget.device_bytes - plans.problem.graph.fixed_bytes
+        chains = list(Chains(forward, dp_budget, self.max_chains).all())
+        if not chains:
+            reason = f"equation 2 admits no chain of lower sets under B = {format_bytes(max(dp_budget, 0))}"
+            return PlanResult(Status.INFEASIBLE, Scope.PLANNER, reason=reason)
+        for strategy in self.strategy.ends:
+            end = min if strategy is Strategy.TIME else max
+            plans.measure(plans.sets.numbers(end(chains, key=lambda chain: chain.overhead).sets))
+        return plans.result("equation 2 admits a plan, but its simulated peak is above the budget")
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A chain of lower sets.
+
+    Attributes:
+        sets: L_1 to L_k; k = 0 for the chain that has only {}.
+        cached: U_k, the vertices in some boundary.
+        peak: by equation 2.
+        overhead: by equation 1.
+    """
+
+    sets: tuple[frozenset[int], ...] = ()
+    cached: frozenset[int] = frozenset()
+    peak: int = 0
+    overhead: int = 0
+
+
+class Chains:
+    """All chains of all lower sets, with equations 1 and 2 written out; shares no code with the dynamic program."""
+
+    def __init__(self, forward: ForwardPart, budget: int | None, most: int) -> None:
+        self._forward = forward
+        self._budget = budget
+        self._most = most
+        self._begun = 0
+        self._bytes = forward.bytes.tolist()
+        self._time = forward.time.tolist()
+        self._reads: list[set[int]] = [set() for _ in range(len(forward))]
+        self._readers: list[set[int]] = [set() for _ in range(len(forward))]
+        for u, v in forward.edges.tolist():
+            self._reads[v].add(u)
+            self._readers[u].add(v)
+        self._lower_sets = list(self._all_lower_sets())
+
+    def all(self) -> Iterator[Chain]:
+        """Yield every chain from {} to V that keeps to the budget.
+
+        Raises:
+            PlannerRefuses: there are too many.
+        """
+        return self._continued(Chain(), 0)
+
+    def _continued(self, chain: Chain, number: int) -> Iterator[Chain]:
+        """Yield all that a chain ending in the lower set of this number can be continued to."""
+        self._begun += 1
+        if self._begun > self._most:
+            raise _too_many(self._forward, f"more than {self._most}", self._most)
+        last = self._lower_sets[number]
+        if len(last) == len(self._forward):
+            yield chain
+        for larger_number in range(number + 1, len(self._lower_sets)):
+            larger = self._lower_sets[larger_number]
+            if last < larger:
+                longer = self._step(chain, last, larger)
+                if self._budget is None or longer.peak <= self._budget:
+                    yield from self._continued(longer, larger_number)
+
+    def _step(self, chain: Chain, last: frozenset[int], larger: frozenset[int]) -> Chain:
+        block = larger - last
+        boundary = frozenset(v for v in larger if self._readers[v] - larger)
+        after = {reader for v in larger for reader in self._readers[v]}
+        co_parents = {source for v in after for source in self._reads[v]}
+        peak = sum(self._bytes[v] for v in chain.cached)
+        peak += 2 * sum(self._bytes[v] for v in block)
+        peak += sum(self._bytes[v] for v in after - larger)
+        peak += sum(self._bytes[v] for v in co_parents - larger)
+        return Chain(
+            sets=(*chain.sets, larger),
+            cached=chain.cached | boundary,
+            peak=max(chain.peak, peak),
+            overhead=chain.overhead + sum(self._time[v] for v in block - boundary),
+        )
+
+    def _all_lower_sets(self) -> Iterator[frozenset[int]]:
+        """Yield them in ascending size: {} first, V last."""
+        layer = {frozenset[int]()}
+        while layer:
+            yield from sorted(layer, key=sorted)
+            layer = {
+                members | {v}
+                for members in layer
+                for v, sources in enumerate(self._reads)
+                if v not in members and sources <= members
+            }
+
+
+def _too_many(forward: ForwardPart, count: str, most: int) -> PlannerRefuses:
+    return PlannerRefuses(
+        f"{forward.graph.name!r} has {len(forward)} forward ops and {count} chains of lower sets; exhaustive tries at "
+        f"most {most}",
+        hint="use exact_dp, which takes all lower sets too; or raise max_chains",
+    )

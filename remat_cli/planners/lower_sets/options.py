@@ -1,0 +1,44 @@
+"""Options that the lower-set planners share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from remat_cli.planners.options import check_least
+
+
+class Strategy(StrEnum):
+    """Which end of the Pareto front is the answer (Kusumoto et al. 2019, section 4.4)."""
+
+    TIME = "time"  # TC: the least overhead
+    MEMORY = "memory"  # MC: the most overhead, which leaves liveness the most to free
+    BOTH = "both"  # each in turn; the simulated plan of least time is kept
+
+    @property
+    def ends(self) -> tuple[Strategy, ...]:
+        """The single strategies that this one stands for."""
+        return (Strategy.TIME, Strategy.MEMORY) if self is Strategy.BOTH else (self,)
+
+
+class BudgetModel(StrEnum):
+    """What the DP's budget B is."""
+
+    SIMULATED = "simulated"  # searched, so that the simulated peak fits the user's budget
+    PAPER = "paper"  # the user's budget less the resident bytes and graph inputs, taken literally
+
+
+@dataclass(frozen=True)
+class DPOptions:
+    """Options of the planners that run the dynamic program; each planner's docstring describes them."""
+
+    strategy: Strategy = Strategy.BOTH
+    budget_model: BudgetModel = BudgetModel.SIMULATED
+    liveness: bool = True
+    time_slots: int = 1500
+    candidates: int = 16
+    moves: int = 200
+    time_limit: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_least(self, time_slots=1, candidates=0, moves=0, time_limit=0)

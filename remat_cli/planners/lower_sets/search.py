@@ -1,0 +1,193 @@
+"""From a family of lower sets to a plan that fits a budget: what the lower-set planners share.
+
+Equation 2 of Kusumoto et al. 2019 is a model of the peak, not the peak: a plan that obeys it can exceed it on the
+real training graph, and liveness usually leaves a lot of room below it. So the DP's budget B is searched, and each
+plan is scored by its simulated peak. The smallest feasible B is rarely the best plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from time import monotonic
+
+from remat_cli.planners.lower_sets.chain_moves import neighbours
+from remat_cli.planners.lower_sets.chain_plans import ChainPlan, ChainPlans
+from remat_cli.planners.lower_sets.dp import LowerSetDP
+from remat_cli.planners.lower_sets.families import LowerSets, pruned_family
+from remat_cli.planners.lower_sets.options import BudgetModel, DPOptions, Strategy
+from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.units import format_bytes
+
+# Values of B tried over the whole range before the search turns to the most promising one.
+_COARSE = 5
+# How many times the moves are allowed as long as no plan fits.
+_WITHOUT_A_PLAN = 10
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a search stops.
+
+    Attributes:
+        candidates: how many values of B are tried.
+        deadline: `time.monotonic()` at which no further one is begun.
+    """
+
+    candidates: int
+    deadline: float
+
+    @classmethod
+    def of(cls, candidates: int, time_limit: float) -> Limits:
+        """Start the clock: `time_limit` is in seconds from now."""
+        return cls(candidates, monotonic() + time_limit)
+
+
+@dataclass
+class LowerSetSearch:
+    """Plans one problem with one family of lower sets, which contains the pruned one.
+
+    Attributes:
+        plans: measures the plan of each chain, and keeps the best.
+        sets: the family.
+        options: of the planner.
+        limits: where the search stops.
+        observe: is told of each phase.
+    """
+
+    plans: ChainPlans
+    sets: LowerSets
+    options: DPOptions
+    limits: Limits
+    observe: Observer
+    _answers: dict[tuple[Strategy, int], ChainPlan | None] = field(default_factory=dict)  # by the DP's budget
+
+    @classmethod
+    def of(cls, problem: Problem, sets: LowerSets, options: DPOptions, observe: Observer) -> LowerSetSearch:
+        """Begin a search; its clock starts now."""
+        plans = ChainPlans(problem, sets, options.liveness, observe)
+        return cls(plans, sets, options, Limits.of(options.candidates, options.time_limit), observe)
+
+    @cached_property
+    def _dp(self) -> LowerSetDP:
+        return LowerSetDP(self.sets, self.options.time_slots)
+
+    def run(self) -> PlanResult:
+        """Plan as the budget model says."""
+        return self._literal() if self.options.budget_model is BudgetModel.PAPER else self._simulated()
+
+    def _simulated(self) -> PlanResult:
+        """Search B for the plan of least time whose simulated peak fits the budget.
+
+        Coarse first, over the whole range; then between the best that fits and the next larger B that does not. The
+        best of these plans is the start of a local search.
+        """
+        strategies = self.options.strategy.ends
+        if not self._is_over:
+            self.plans.measure([len(self.sets) - 1])  # one block is the plain run; it may fit
+        if not self.plans.any_fits and not self._is_over:
+            self.observe.phase("searching the smallest B of equation 2")
+            smallest = self._smallest_budget()
+            self.observe.phase("searching B for the plan that fits with the least overhead")
+            for dp_budget in _geometric(smallest, self._dp.largest_budget(), _COARSE):
+                for strategy in strategies:
+                    self._answer(strategy, dp_budget)
+            untried = [strategy for strategy in strategies if self._refine(strategy)]
+            while untried:
+                untried = [strategy for strategy in untried if self._refine(strategy)]
+            self.observe.phase("improving the plan")
+            self._improve()
+        return self._result("no plan of this family was found that fits; that is no proof that there is none")
+
+    def _literal(self) -> PlanResult:
+        """Take the budget as B of equation 2, as the paper does, and answer with the DP's plan."""
+        problem = self.plans.problem
+        fixed_bytes = problem.graph.fixed_bytes
+        dp_budget = problem.budget.device_bytes - fixed_bytes
+        if self._is_over:
+            return self._result("stopped before the DP began")
+        answers = [self._answer(strategy, dp_budget) for strategy in self.options.strategy.ends]
+        if not self._is_over and answers == [None] * len(answers):
+            smallest = self._smallest_budget()
+            return PlanResult(
+                Status.INFEASIBLE,
+                Scope.PLANNER,
+                reason=f"equation 2 admits no plan of this family below B = {format_bytes(smallest)} "
+                f"(a budget of {format_bytes(smallest + fixed_bytes)})",
+            )
+        return self._result("equation 2 admits a plan, but its simulated peak is above the budget")
+
+    def _smallest_budget(self) -> int:
+        """Return the smallest B of the family, beginning at that of the pruned one, which is found in no time."""
+        pruned = pruned_family(self.sets.forward)
+        if len(pruned) == len(self.sets):
+            return self._dp.smallest_budget()
+        return self._dp.smallest_budget(LowerSetDP(pruned, self.options.time_slots).smallest_budget())
+
+    @property
+    def _is_over(self) -> bool:
+        return len(self._answers) >= self.limits.candidates or monotonic() >= self.limits.deadline
+
+    def _answer(self, strategy: Strategy, dp_budget: int) -> ChainPlan | None:
+        """Measure the DP's plan under `dp_budget`; None where it has none, or where a limit is reached."""
+        key = (strategy, dp_budget)
+        if key not in self._answers and not self._is_over:
+            chain = self._dp.chain(dp_budget, strategy)
+            self._answers[key] = None if chain is None else self.plans.measure(chain)
+        return self._answers.get(key)
+
+    def _refine(self, strategy: Strategy) -> bool:
+        """Try the B beside the most promising one of this strategy so far; tell whether there was one to try.
+
+        More B gives plans of less time and more memory, so a plan that fits is improved at a larger B. Between two B
+        with the same answer there is nothing to find.
+        """
+        answers = {dp_budget: answer for (name, dp_budget), answer in self._answers.items() if name is strategy}
+        promising = min(
+            (answer for answer in answers.values() if answer is not None), key=self.plans.merit, default=None
+        )
+        gaps = [
+            (low, high)
+            for low, high in pairwise(sorted(answers))
+            if high - low > 1 and answers[low] != answers[high] and promising in (answers[low], answers[high])
+        ]
+        if not gaps or self._is_over:
+            return False
+        low, high = gaps[-1]
+        share = self._share_of_gap(answers[low], answers[high])
+        self._answer(strategy, min(max(low + round(share * (high - low)), low + 1), high - 1))
+        return True
+
+    def _improve(self) -> None:
+        """Go from the best chain to its best neighbour, as long as that is better.
+
+        As long as nothing fits, a plan that does is worth ten times the moves that a faster one is.
+        """
+        before = self.plans.count
+        here, urgency = self.plans.best_chain, None
+        while urgency is None or self.plans.urgency(self.plans.measure(here)) < urgency:
+            urgency = self.plans.urgency(self.plans.measure(here))
+            around = []
+            for chain in neighbours(self.sets, here):
+                most = self.options.moves * (1 if self.plans.any_fits else _WITHOUT_A_PLAN)
+                if self.plans.count - before >= most or monotonic() >= self.limits.deadline:
+                    return
+                around.append((self.plans.urgency(self.plans.measure(chain)), tuple(chain)))
+            here = min(around, default=(urgency, here))[1]
+
+    def _share_of_gap(self, low: ChainPlan | None, high: ChainPlan | None) -> float:
+        """Guess where between two B the budget is just met: the peak of plans grows about in proportion to B."""
+        budget = self.plans.problem.budget.device_bytes
+        if low is None or high is None or not low.peak < budget < high.peak:
+            return 0.5
+        return min(max((budget - low.peak) / (high.peak - low.peak), 0.1), 0.9)
+
+    def _result(self, reason: str) -> PlanResult:
+        return self.plans.result(reason, dp_runs=len(self._answers))
+
+
+def _geometric(low: int, high: int, count: int) -> list[int]:
+    """Return `count` whole numbers from `low` on, up to but not including `high`, each the same factor apart."""
+    ratio = (high / max(low, 1)) ** (1 / count)
+    return [low + round(max(low, 1) * (ratio**step - 1)) for step in range(count)]

@@ -1,0 +1,1 @@
+"""Retention intervals in constraint programming (Bartan et al. 2023, MOCCASIN)."""

@@ -1,0 +1,401 @@
+"""The retention intervals of Bartan et al. 2023 (section 2) as a CP-SAT model.
+
+Beyond the paper's graphs, of ops with one output each and nothing else:
+
+- An op with several outputs has an interval for each of them; they start together, and each ends on its own.
+- An op's workspace is an interval of one event.
+- The graph's outputs are read once more, at the end.
+- A tensor of 0 bytes has no interval, as it can always stay: it orders first runs only.
+- An op that takes over the storage of an input adds nothing for what they share while it runs.
+
+Intervals are half-open: one that is read for the last time at event t ends at t + 1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd
+
+import numpy as np
+from ortools.sat.python.cp_model import (
+    BoundedLinearExpression,
+    CpModel,
+    Domain,
+    IntervalVar,
+    IntVar,
+    LinearExpr,
+    LiteralT,
+)
+
+from remat_cli.graph import Graph
+from remat_cli.planners.cp_sat import Values
+from remat_cli.planners.moccasin.options import Precedence
+from remat_cli.planners.moccasin.slots import Slots
+
+Event = LinearExpr | int
+Starts = Sequence[Sequence[int]]  # for each op, the events at which it runs, in order
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A chance to run an op; the retention intervals of its outputs start with it.
+
+    Attributes:
+        op: number of the op; the number of ops stands for the end, which reads the graph's outputs.
+        number: which run of the op it is.
+        start: the event.
+        earliest: event.
+        latest: event.
+        place: the variable that decides on the event; None where there is only one.
+        active: whether the op is run; None where it must be.
+    """
+
+    op: int
+    number: int
+    start: Event
+    earliest: int
+    latest: int
+    place: IntVar | None = None
+    active: IntVar | None = None
+
+    @property
+    def takes_place(self) -> list[LiteralT]:
+        """The literals that say so."""
+        return [] if self.active is None else [self.active]
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """A tensor is read by a run.
+
+    Attributes:
+        tensor: number of the tensor.
+        reader: the run.
+        sources: the runs of the tensor's producer whose interval it may be read from.
+        choice: which of them it is: of two, whether it is the first; of more, a variable for each.
+        takes_over: whether the reader takes over the tensor's storage; None where it cannot.
+    """
+
+    tensor: int
+    reader: _Run
+    sources: Sequence[_Run]
+    choice: Sequence[IntVar]
+    takes_over: IntVar | None = None
+
+    def cases(self) -> Iterator[tuple[_Run, list[LiteralT]]]:
+        """Yield each source with the literals that say that it is read from."""
+        literals: Sequence[LiteralT] = self.choice
+        if len(self.sources) == 2:
+            literals = [self.choice[0], ~self.choice[0]]
+        for at, source in enumerate(self.sources):
+            yield source, [*self.reader.takes_place, *literals[at : at + 1]]
+
+
+class IntervalModel:
+    """The model for one graph; complete once something is minimised.
+
+    Attributes:
+        model: for the solver.
+    """
+
+    def __init__(self, graph: Graph, slots: Slots, precedence: Precedence) -> None:
+        self.model = CpModel()
+        arrays = graph.arrays
+        self._graph = graph
+        self._slots = slots
+        self._precedence = precedence
+        self._producer: list[int] = arrays.producer.tolist()
+        self._size: list[int] = arrays.tensor_bytes.tolist()
+        self._workspace: list[int] = arrays.workspace_bytes.tolist()
+        self._runs = [[self._run(op, number) for number in range(slots.most_runs[op])] for op in range(len(graph.ops))]
+        self._finish = _Run(len(graph.ops), 0, slots.end, slots.end, slots.end)
+        self._ends: dict[int, list[IntVar]] = {}  # by tensor, for each run of its producer
+        self._readers: dict[int, list[_Run]] = {}  # by tensor
+        self._readings: dict[int, list[_Reading]] = {}  # by tensor; none of reservoirs
+        self._intervals: list[IntervalVar] = []
+        self._bytes: list[int] = []  # of each interval
+        for tensor, readers in self._reading_ops().items():
+            self._readers[tensor] = [run for op in readers for run in self._runs_of(op)]
+            self._add_tensor(tensor)
+        for op in range(len(graph.ops)):
+            self._leave_out_useless_runs(op)
+            for run in self._runs[op]:
+                self._add_memory(run)
+        self._order_runs()
+
+    def minimise_peak(self, room: int, largest: int) -> int:
+        """Minimise the peak, down to the budget (equation 12).
+
+        Args:
+            room: bytes for what ops make: the budget without the fixed bytes.
+            largest: bytes; plans that need more are of no interest.
+
+        Returns:
+            Bytes that one step of the objective stands for.
+        """
+        unit = self._byte_unit
+        peak = self.model.new_int_var(room // unit, max(room, largest) // unit, "peak")
+        self.model.add_cumulative(self._intervals, [size // unit for size in self._bytes], peak)
+        self.model.minimize(peak)
+        return unit
+
+    def minimise_time(self, room: int) -> int:
+        """Minimise the time of all runs but the first ones, within the budget (equation 1).
+
+        Args:
+            room: bytes for what ops make: the budget without the fixed bytes.
+
+        Returns:
+            Time that one step of the objective stands for.
+        """
+        unit = self._byte_unit
+        self.model.add_cumulative(self._intervals, [size // unit for size in self._bytes], room // unit)
+        time: list[int] = self._graph.arrays.op_time.tolist()
+        time_unit = max(1, gcd(*time))
+        self.model.minimize(
+            sum(time[run.op] // time_unit * run.active for runs in self._runs for run in runs if run.active is not None)
+        )
+        return time_unit
+
+    def starts(self, values: Values) -> list[list[int]]:
+        """Return at which events each op runs in a solution."""
+        return [
+            [
+                run.earliest if run.place is None else self._slots.event(run.op, int(values[run.place.index]))
+                for run in runs
+                if run.active is None or values[run.active.index]
+            ]
+            for runs in self._runs
+        ]
+
+    def hint(self, starts: Starts) -> None:
+        """Suggest a plan to begin with."""
+        for runs in self._runs:
+            for run in runs:
+                event = self._event(run, starts)
+                if run.place is not None:
+                    place = self._slots.place(run.op, run.earliest if event is None else event)
+                    self.model.add_hint(run.place, place)
+                if run.active is not None:
+                    self.model.add_hint(run.active, event is not None)
+        for tensor in self._ends:
+            self._hint_ends(tensor, starts)
+
+    def _hint_ends(self, tensor: int, starts: Starts) -> None:
+        """Suggest that each reader reads from the last interval that began before it."""
+        runs = self._runs[self._producer[tensor]]
+        made = starts[self._producer[tensor]]
+        ends = [(made[run.number] if run.number < len(made) else run.earliest) + 1 for run in runs]
+        for reader in self._readers[tensor]:
+            at = self._event(reader, starts)
+            if at is not None:
+                source = bisect_left(made, at) - 1
+                ends[source] = max(ends[source], at + 1)
+        for run, end in zip(runs, self._ends[tensor], strict=True):
+            self.model.add_hint(end, ends[run.number])
+        for reading in self._readings[tensor]:
+            at = self._event(reading.reader, starts)
+            chosen = 0 if at is None else bisect_left(made, at) - 1
+            for run, literal in zip(reading.sources, reading.choice, strict=False):
+                self.model.add_hint(literal, run.number == chosen)
+            if reading.takes_over is not None:
+                self.model.add_hint(reading.takes_over, at is not None and ends[chosen] == at + 1)
+
+    def _event(self, run: _Run, starts: Starts) -> int | None:
+        """Return when a run takes place; None where it does not."""
+        if run is self._finish:
+            return self._slots.end
+        return starts[run.op][run.number] if run.number < len(starts[run.op]) else None
+
+    @property
+    def _byte_unit(self) -> int:
+        return max(1, gcd(*self._bytes))
+
+    def _reading_ops(self) -> dict[int, list[int]]:
+        """Return the ops that read each tensor which takes memory and which somebody reads."""
+        readers: dict[int, list[int]] = {}
+        for op, tensors in enumerate(self._graph.arrays.inputs):
+            for tensor in tensors:
+                readers.setdefault(tensor, []).append(op)
+        for tensor in self._graph.arrays.is_output.nonzero()[0].tolist():
+            readers.setdefault(tensor, []).append(self._finish.op)
+        return {t: readers[t] for t in sorted(readers) if self._producer[t] >= 0 and self._size[t] > 0}
+
+    def _runs_of(self, op: int) -> Sequence[_Run]:
+        return [self._finish] if op == self._finish.op else self._runs[op]
+
+    def _run(self, op: int, number: int) -> _Run:
+        slots, model = self._slots, self.model
+        places = slots.again[op] if number else slots.first[op]
+        earliest, latest = slots.event(op, places[0]), slots.event(op, places[-1])
+        active = model.new_bool_var("") if number else None
+        if earliest == latest:
+            return _Run(op, number, earliest, earliest, latest, active=active)
+        place = model.new_int_var_from_domain(Domain.from_values(list(places)), "")
+        if active is not None:
+            # One that does not take place has nothing to decide.
+            self._add(place == places[0], [~active])
+        return _Run(op, number, slots.scale * place + slots.offset[op], earliest, latest, place, active)
+
+    def _add(self, constraint: BoundedLinearExpression | bool | np.bool_, condition: Sequence[LiteralT] = ()) -> None:
+        """Add a constraint that holds where all literals of the condition do."""
+        added = self.model.add(constraint)
+        if condition:
+            added.only_enforce_if(condition)
+
+    def _add_tensor(self, tensor: int) -> None:
+        """Add the retention intervals' ends, and what they must cover."""
+        runs = self._runs[self._producer[tensor]]
+        readers = self._readers[tensor]
+        last = max(reader.latest for reader in readers) + 1
+        ends = [self.model.new_int_var(run.earliest + 1, max(last, run.latest + 1), "") for run in runs]
+        self._ends[tensor] = ends
+        for run, end in zip(runs, ends, strict=True):
+            if run.active is not None:
+                self._add(end == run.earliest + 1, [~run.active])
+                self._add(ends[run.number - 1] <= run.start, [run.active])
+            if run.place is not None:
+                self._add(end > run.start, run.takes_place)
+        self._readings[tensor] = []
+        for reader in readers:
+            if self._precedence is Precedence.RESERVOIR and not self._may_take_over(reader.op, tensor):
+                self._add_reservoir(tensor, reader)
+            else:
+                self._add_reading(tensor, reader)
+
+    def _may_take_over(self, op: int, tensor: int) -> bool:
+        return op < len(self._runs) and self._graph.arrays.inplace[op] == tensor and self._shared(op) > 0
+
+    def _shared(self, op: int) -> int:
+        """Return the bytes that an op saves by working in place."""
+        tensor = self._graph.arrays.inplace[op]
+        if tensor < 0 or self._producer[tensor] < 0:
+            return 0
+        return min(self._size[tensor], self._size[self._graph.arrays.outputs[op][0]])
+
+    def _add_reading(self, tensor: int, reader: _Run) -> None:
+        """Say that one of the tensor's intervals covers the reader's event (equation 5)."""
+        sources = [run for run in self._runs[self._producer[tensor]] if run.earliest < reader.latest]
+        takes_over = self.model.new_bool_var("") if self._may_take_over(reader.op, tensor) else None
+        reading = _Reading(tensor, reader, sources, self._choice(reader, len(sources)), takes_over)
+        self._readings[tensor].append(reading)
+        for source, condition in reading.cases():
+            self._add(self._ends[tensor][source.number] > reader.start, condition)
+            if source.latest >= reader.earliest:
+                self._add(source.start < reader.start, condition)
+            if source.active is not None:
+                self.model.add_bool_or(source.active).only_enforce_if(condition)
+
+    def _choice(self, reader: _Run, count: int) -> list[IntVar]:
+        """Return the variables of a choice between sources: the first of them where the run does not take place."""
+        choice = [self.model.new_bool_var("") for _ in range(count if count > 2 else count - 1)]
+        if count > 2:
+            self.model.add_exactly_one(choice)
+        if choice and reader.active is not None:
+            self.model.add_implication(~reader.active, choice[0])
+        return choice
+
+    def _add_reservoir(self, tensor: int, reader: _Run) -> None:
+        """Say the same by a level that the reader draws on (equation 10)."""
+        times: list[Event] = [reader.start, reader.start + 1]
+        changes = [-1, 1]
+        actives: list[LiteralT | int] = [1 if reader.active is None else reader.active] * 2
+        for source in self._runs[self._producer[tensor]]:
+            times += [source.start + 1, self._ends[tensor][source.number]]
+            changes += [1, -1]
+            actives += [1 if source.active is None else source.active] * 2
+        self.model.add_reservoir_constraint_with_active(times, changes, actives, 0, len(times))
+
+    def _leave_out_useless_runs(self, op: int) -> None:
+        """Say that somebody reads what a run makes; with reservoirs the objective alone sees to that."""
+        if self._precedence is Precedence.RESERVOIR:
+            return
+        readings = [reading for tensor in self._read_outputs(op) for reading in self._readings[tensor]]
+        for run in self._runs[op]:
+            if run.number:
+                self._add_use(run, readings)
+            elif self._is_free(run) and all(self._size[tensor] for tensor in self._graph.arrays.outputs[op]):
+                # Where a first run serves any reader, it serves one's first run.
+                self._add_use(run, [reading for reading in readings if reading.reader.active is None])
+
+    def _is_free(self, run: _Run) -> bool:
+        """Tell whether a first run can wait until it is of use; one in its place in the input order cannot."""
+        return run.place is not None and not self._slots.in_input_order
+
+    def _add_use(self, run: _Run, readings: Sequence[_Reading]) -> None:
+        uses = [condition for reading in readings for source, condition in reading.cases() if source is run]
+        if uses and all(uses):
+            self.model.add_bool_or(condition[-1] for condition in uses).only_enforce_if(run.takes_place)
+
+    def _read_outputs(self, op: int) -> list[int]:
+        return [tensor for tensor in self._graph.arrays.outputs[op] if tensor in self._ends]
+
+    def _add_memory(self, run: _Run) -> None:
+        """Add the intervals in which a run and its outputs take memory."""
+        outputs = self._graph.arrays.outputs[run.op]
+        read = self._read_outputs(run.op)
+        passing = self._workspace[run.op] + sum(self._size[t] for t in outputs if t not in read)
+        shared = self._shared(run.op)
+        for tensor in read:
+            size = self._size[tensor]
+            if tensor == outputs[0] and shared:
+                self._add_interval(self._begin_in_place(run), self._ends[tensor][run.number], run, shared)
+                size -= shared
+            self._add_interval(run.start, self._ends[tensor][run.number], run, size)
+        if shared and outputs[0] not in read:
+            self._add_interval(self._begin_in_place(run), run.start + 1, run, shared)
+            passing -= shared
+        self._add_interval(run.start, run.start + 1, run, passing)
+
+    def _begin_in_place(self, run: _Run) -> Event:
+        """Return when the storage that a run can take over begins to count for its output: one event late if it does.
+
+        It does where the input's interval ends with the run.
+        """
+        tensor = self._graph.arrays.inplace[run.op]
+        reading = next(each for each in self._readings[tensor] if each.reader is run)
+        takes_over = reading.takes_over
+        assert takes_over is not None
+        for source, condition in reading.cases():
+            self._add(self._ends[tensor][source.number] <= run.start + 1, [takes_over, *condition])
+        if run.active is not None:
+            self.model.add_implication(takes_over, run.active)
+        if run.place is None:
+            return run.start + takes_over
+        begin = self.model.new_int_var(run.earliest, run.latest + 1, "")
+        self._add(begin == run.start + takes_over)
+        return begin
+
+    def _add_interval(self, start: Event, end: Event, run: _Run, size: int) -> None:
+        if size == 0:
+            return
+        length = self.model.new_int_var(0, self._slots.end + 1 - run.earliest, "")
+        if run.active is None:
+            interval = self.model.new_interval_var(start, length, end, "")
+        else:
+            interval = self.model.new_optional_interval_var(start, length, end, run.active, "")
+            self._add(length == end - start, [~run.active])
+        self._intervals.append(interval)
+        self._bytes.append(size)
+
+    def _order_runs(self) -> None:
+        """Add what intervals do not say of the order of runs."""
+        if self._slots.shared:
+            self.model.add_no_overlap(self._event_of(run) for runs in self._runs for run in runs)
+        first = [runs[0] for runs in self._runs]
+        if self._slots.in_input_order:
+            for run, following in pairwise(first):
+                self._add(run.start < following.start)
+        for op, tensors in enumerate(self._graph.arrays.inputs):
+            for tensor in tensors:
+                maker = self._producer[tensor]
+                if maker >= 0 and self._size[tensor] == 0 and first[maker].latest >= first[op].earliest:
+                    self._add(first[maker].start < first[op].start)
+
+    def _event_of(self, run: _Run) -> IntervalVar:
+        if run.active is None:
+            return self.model.new_fixed_size_interval_var(run.start, 1, "")
+        return self.model.new_optional_fixed_size_interval_var(run.start, 1, run.active, "")

@@ -1,0 +1,195 @@
+"""The events of Bartan et al. 2023: when each op may run, with stages (section 2.3) or without (section 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_cli.graph import Graph
+from remat_cli.planners.liveness import phase_peaks
+from remat_cli.planners.moccasin.options import Order
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """Events are numbered in time; each op has places to run at, which stand for events.
+
+    Attributes:
+        scale: events between one place and the next; place p of op v is event `scale * p + offset[v]`.
+        offset: for each op.
+        first: for each op, the places of its first run.
+        again: for each op, the places of its other runs.
+        most_runs: for each op.
+        end: the event after all others, when the graph's outputs are read.
+        shared: whether several ops have the same events, of which each then has one run at most.
+        in_input_order: whether ops must run for the first time in the input order where their places do not say so.
+    """
+
+    scale: int
+    offset: Sequence[int]
+    first: Sequence[Sequence[int]]
+    again: Sequence[Sequence[int]]
+    most_runs: Sequence[int]
+    end: int
+    shared: bool = False
+    in_input_order: bool = False
+
+    def event(self, op: int, place: int) -> int:
+        """Return the event that a place of an op stands for."""
+        return self.scale * place + self.offset[op]
+
+    def place(self, op: int, event: int) -> int:
+        """Return the place of an op that stands for an event of its own."""
+        return (event - self.offset[op]) // self.scale
+
+    @property
+    def count(self) -> int:
+        """How many places there are, over all ops."""
+        return sum(map(len, self.first)) + sum(map(len, self.again))
+
+    @property
+    def plain_starts(self) -> list[list[int]]:
+        """The events at which each op runs in the plain run."""
+        return [[self.event(op, op)] for op in range(len(self.first))]
+
+
+def line_slots(graph: Graph, order: Order, max_retentions: int) -> Slots:
+    """Return as many events as there can be runs, each open to every op (equation 9)."""
+    count = len(graph.ops)
+    may_rerun = _worth_keeping(graph) & _recomputable(graph)
+    most_runs = [max_retentions if may else 1 for may in may_rerun.tolist()]
+    end = sum(most_runs)
+    if order is Order.INPUT:
+        before, after = list(range(count)), [count - 1 - v for v in range(count)]
+    else:
+        before, after = _relatives(graph)
+    return Slots(
+        scale=1,
+        offset=[0] * count,
+        first=[range(before[v], end - after[v]) for v in range(count)],
+        again=[range(before[v] + 1, end) if most_runs[v] > 1 else () for v in range(count)],
+        most_runs=most_runs,
+        end=end,
+        shared=True,
+        in_input_order=order is Order.INPUT,
+    )
+
+
+def staged_slots(graph: Graph, budget_bytes: int, order: Order, max_retentions: int, depth: int | None = None) -> Slots:
+    """Return events in stages: stage t runs op t, and before it any earlier op in its own slot of the stage.
+
+    A further run is worth a slot only after a stage that is over budget in the plain run, and in a stage where somebody
+    can read what it makes: a first run of a reader, or a further run of one; depth says how many of the latter may
+    follow each other. In a free order the first run may wait for such a stage, over budget or not; at any depth, for
+    any stage up to the last of them.
+
+    Stages are equally long here, not one event longer each (equation 11), so that places are stages. After the last
+    op's stage there is one more, for outputs that are made again to be there at the end.
+
+    Args:
+        graph: what is planned.
+        budget_bytes: device memory, resident bytes and graph inputs included.
+        order: of first runs.
+        max_retentions: C_v.
+        depth: None for any.
+    """
+    count = len(graph.ops)
+    peaks = np.array(phase_peaks(graph, [[v] for v in range(count)]), dtype=np.int64)
+    following = np.arange(1, count + 1)
+    passed = np.append(_next(peaks > budget_bytes), count)[following]
+    if order is Order.INPUT:
+        chances = _chances(graph, passed, depth)
+        first: list[Sequence[int]] = [[v] for v in range(count)]
+    else:
+        chances = _chances(graph, following - 1, depth)
+        first = [_first_places(v, chances[v], depth) for v in range(count)]
+    may_rerun = _recomputable(graph) & (max_retentions > 1)
+    chances &= may_rerun[:, None] & (np.arange(count + 1) > passed[:, None])
+    again = [np.flatnonzero(row).tolist() for row in chances]
+    return Slots(
+        scale=count,
+        offset=range(count),
+        first=first,
+        again=again,
+        most_runs=[min(max_retentions, 1 + len(places)) for places in again],
+        end=count * (count + 1),
+    )
+
+
+def _first_places(op: int, chances: Bools, depth: int | None) -> Sequence[int]:
+    """Return in which stages an op may run for the first time in a free order."""
+    places = np.flatnonzero(chances).tolist()
+    return [op, *places] if depth is not None or not places else range(op, places[-1] + 1)
+
+
+def _chances(graph: Graph, after: NDArray[np.int64], depth: int | None) -> Bools:
+    """Return [ops, stages + 1] in which stages each op may run out of turn.
+
+    Args:
+        graph: what is planned.
+        after: [ops] the stage that must have passed; the number of ops for never.
+        depth: None for any.
+    """
+    count = len(graph.ops)
+    readers = _readers(graph)
+    allowed = np.arange(count + 1) > after[:, None]
+    chances = np.zeros((count, count + 1), dtype=np.bool_)
+    for _ in range(1 if depth is None else depth):
+        # Readers come later in the input order: backwards, each is complete before it is looked at.
+        known = chances if depth is None else chances.copy()
+        for v in range(count - 1, -1, -1):
+            row = chances[v]
+            row[readers[v]] = True
+            for reader in readers[v]:
+                if reader < count:
+                    row |= known[reader]
+            row &= allowed[v]
+    return chances
+
+
+def _readers(graph: Graph) -> list[list[int]]:
+    """Return the ops that read the outputs of each op; one more than there are ops stands for the end."""
+    arrays = graph.arrays
+    readers: list[set[int]] = [set() for _ in graph.ops]
+    for v, tensors in enumerate(arrays.inputs):
+        for t in tensors:
+            if arrays.producer[t] >= 0 and arrays.tensor_bytes[t] > 0:
+                readers[arrays.producer[t]].add(v)
+    for t in np.flatnonzero(arrays.is_output & (arrays.producer >= 0) & (arrays.tensor_bytes > 0)).tolist():
+        readers[arrays.producer[t]].add(len(graph.ops))
+    return [sorted(some) for some in readers]
+
+
+def _worth_keeping(graph: Graph) -> Bools:
+    """Return [ops] whether somebody reads what the op makes and it takes memory."""
+    return np.array([bool(readers) for readers in _readers(graph)])
+
+
+def _recomputable(graph: Graph) -> Bools:
+    return np.array([op.recomputable for op in graph.ops])
+
+
+def _next(flags: Bools) -> NDArray[np.int64]:
+    """Return the first index from each index on whose flag is set; the length where there is none."""
+    count = len(flags)
+    ahead = np.where(flags, np.arange(count), count)
+    return np.minimum.accumulate(ahead[::-1])[::-1]
+
+
+def _relatives(graph: Graph) -> tuple[list[int], list[int]]:
+    """Return how many ops must run before each op and after it, whatever the order."""
+    arrays = graph.arrays
+    count = len(graph.ops)
+    ancestors = np.zeros((count, count), dtype=np.bool_)
+    for v, tensors in enumerate(arrays.inputs):
+        for t in tensors:
+            maker = arrays.producer[t]
+            if maker >= 0:
+                ancestors[v] |= ancestors[maker]
+                ancestors[v, maker] = True
+    return ancestors.sum(axis=1).tolist(), ancestors.sum(axis=0).tolist()

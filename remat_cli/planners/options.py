@@ -1,0 +1,16 @@
+"""What planners check of their options."""
+
+from __future__ import annotations
+
+from remat_cli.errors import UsageError
+
+
+def check_least(planner: object, **least: int) -> None:
+    """Check that options are not below the least value that makes sense.
+
+    Raises:
+        UsageError: one is; it is named.
+    """
+    for name, value in least.items():
+        if getattr(planner, name) < value:
+            raise UsageError(f"{name} is {getattr(planner, name)}", hint=f"give {value} or more")

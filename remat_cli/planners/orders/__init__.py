@@ -1,0 +1,1 @@
+"""Orders of first runs that need little memory."""

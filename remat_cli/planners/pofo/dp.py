@@ -1,0 +1,244 @@
+"""The dynamic program of POFO: the structure of least fluid time, over a grid of memory states.
+
+Source: as `pofo.model`. Sizes stay as they are; the states that they lead to are rounded to the grid. Rounded up, no
+structure is taken for faster, or smaller, than it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_cli.errors import UsageError
+from remat_cli.planners.pofo.model import BlockCost, FluidModel, FluidNeeds, Item, Rest, State
+from remat_cli.planners.pofo.options import Rounding
+from remat_cli.planners.pofo.structure import Block, Checkpoint, KeepFirst, Recomputation, Structure
+from remat_cli.units import format_bytes
+
+Floats = NDArray[np.float64]
+Slots = NDArray[np.intp]
+Layers: TypeAlias = int | Slots
+# The part of a slot that is rounded down. Bytes are moved at a rate, as floats: an error in them is not worth a slot.
+_ROUNDED_DOWN = {Rounding.UP: 1e-9, Rounding.NEAREST: 0.5}
+# Of a table.
+_MOST_BYTES = 2 * 10**9
+
+
+class GridState(NamedTuple):
+    """Slots of the grid, as `State` in bytes; arrays that broadcast."""
+
+    kept: Slots
+    leaving: Slots
+    returning: Slots
+
+
+class _Ways(NamedTuple):
+    """Ways to recompute some layers, for some states.
+
+    Attributes:
+        time: C, by state.
+        parts: for each part that layers are split into: the states in which it is done, (kept, pending).
+    """
+
+    time: Floats
+    parts: Sequence[tuple[Slots, Slots]]
+
+
+class _Opening(NamedTuple):
+    """One way to do the first block of a chain, for some states.
+
+    Attributes:
+        last: last layer of the block.
+        is_kept: F_all; false: F_ck.
+        offloaded: whether the block's input is.
+        time: OC from there on, by state.
+        after: the states in which the next block opens.
+    """
+
+    last: int
+    is_kept: bool
+    offloaded: bool
+    time: Floats
+    after: GridState
+
+
+class PofoTable:
+    """OC and C of one chain, for every state on the grid.
+
+    Attributes:
+        slots: how many slots the memory has. The grid may reach a little less far than the memory.
+    """
+
+    def __init__(
+        self, needs: FluidNeeds, memory: int, rate: float, slots: int, rounding: Rounding = Rounding.UP
+    ) -> None:
+        """Fill the table.
+
+        Args:
+            needs: of a chain of N layers.
+            memory: M, bytes; at least 0.
+            rate: beta, bytes per unit of time.
+            slots: at most so many slots, which are whole bytes.
+            rounding: of states; one of the single ways.
+
+        Raises:
+            UsageError: the table would not fit in memory.
+        """
+        self._model = FluidModel(needs, memory, rate)
+        self._layers = len(needs)
+        self._rounded_down = _ROUNDED_DOWN[rounding]
+        self._slot_bytes = max(1, -(-memory // slots))
+        self.slots = memory // self._slot_bytes
+        # One beyond the grid stands for all that does not fit: its entries stay infinite.
+        self._beyond = self.slots + 1
+        size = self._beyond + 1
+        _check_size(self._layers, size)
+        # C(i, j, ., .), by whether the layers are reopened.
+        self._recompute = [np.full((self._layers + 1, self._layers, size, size), inf) for _ in range(2)]
+        self._open = np.full((2, self._layers + 1, size, size, size), inf)
+        self._fill_recompute()
+        self._fill_open()
+
+    def time(self, reserved: int = 0) -> float:
+        """Return the least time of a structure that leaves `reserved` slots free; infinite where none fits."""
+        return float(self._open[0, 1, reserved, 0, 0])
+
+    def structure(self, reserved: int = 0) -> Structure:
+        """Return a structure of that time, which must be finite."""
+        blocks = []
+        item = Item(0, saved=False)
+        state = GridState(*(np.array([[[slot]]]) for slot in (reserved, 0, 0)))
+        while item.layer + 1 < self._layers:
+            best = min(self._openings(item, state), key=lambda opening: opening.time.item())
+            first = item.layer + 1
+            recomputation = None
+            if not best.is_kept:
+                kept = self._slots(self._bytes(state.kept) + self._model.item_bytes(item, checked=True))
+                recomputation = self._recomputation(first, best.last, kept, state.returning, reopened=True)
+            blocks.append(Block(first, best.last, best.offloaded, recomputation))
+            item, state = Item(best.last, saved=best.is_kept), best.after
+        return Structure(tuple(blocks), self._layers)
+
+    def _bytes(self, slots: Slots) -> Floats:
+        return np.asarray(slots * float(self._slot_bytes))
+
+    def _slots(self, amount: Floats) -> Slots:
+        slots = np.ceil(amount / self._slot_bytes - self._rounded_down)
+        return np.asarray(np.clip(slots, 0, self._beyond), dtype=np.intp)
+
+    def _fill_open(self) -> None:
+        grid = GridState(*np.ogrid[: self._beyond, : self._beyond, : self._beyond])
+        on_grid = (slice(self._beyond),) * 3
+        for layer in range(self._layers, 0, -1):
+            for saved in (False, True) if layer > 1 else (False,):
+                item = Item(layer - 1, saved)
+                best = np.full((self._beyond,) * 3, inf)
+                if layer == self._layers:
+                    fits, time = self._model.loss(item, State(*map(self._bytes, grid)))
+                    best = np.where(fits, time, inf)
+                else:
+                    for opening in self._openings(item, grid):
+                        np.minimum(best, opening.time, out=best)
+                self._open[int(saved), layer][on_grid] = best
+
+    def _openings(self, item: Item, grid: GridState) -> Iterator[_Opening]:
+        """Yield every way to do the first block after `item`, where it fits in some of the states."""
+        model, first = self._model, item.layer + 1
+        state = State(*map(self._bytes, grid))
+        # The chain's own input is not offloaded: it is there from start to end.
+        choices = (False, True) if item.layer > 0 else (False,)
+        stored = self._slots(state.kept + model.item_bytes(item, checked=True))
+        for last in range(first, self._layers):
+            recompute = self._recompute[True][first, last][stored, grid.returning]
+            for offloaded in choices:
+                cost = model.check_block(item, last, state, offloaded=offloaded, backward=recompute)
+                yield from self._opening(last, cost, state, is_kept=False, offloaded=offloaded)
+        cost = model.all_block(item, state)
+        for offloaded in choices:
+            yield from self._opening(first, cost, state, is_kept=True, offloaded=offloaded)
+
+    def _opening(
+        self, last: int, cost: BlockCost, state: State, *, is_kept: bool, offloaded: bool
+    ) -> Iterator[_Opening]:
+        """Yield a way to do a block, given what the block costs, if it fits in some of the states."""
+        if not np.any(cost.fits & np.isfinite(cost.backward)):
+            return
+        after = GridState(*map(self._slots, self._model.after(cost, state, offloaded=offloaded)))
+        size = self._beyond + 1
+        place = (after.kept * size + after.leaving) * size + after.returning
+        time = self._open[int(is_kept), last + 1].ravel().take(place)
+        time += np.where(cost.fits, cost.forward, inf)
+        time += cost.backward
+        yield _Opening(last, is_kept, offloaded, time, after)
+
+    def _fill_recompute(self) -> None:
+        grid = np.arange(self._beyond)
+        kept, pending = grid[:, None], grid[None, :]
+        for first in range(self._layers - 1, 0, -1):
+            for last in range(first, self._layers):
+                keep = self._keep_first(first, last, kept, pending).time
+                for reopened in (False, True):
+                    check = self._checkpoints(first, last, kept, pending, reopened=reopened).time
+                    best = np.minimum(keep, check.min(axis=0, initial=inf))
+                    self._recompute[reopened][first, last, :-1, :-1] = best
+
+    def _keep_first(self, first: int, last: int, kept: Slots, pending: Slots) -> _Ways:
+        """Return C where F_all(first) comes first; the part that remains is the layers after it, if any."""
+        amounts = self._bytes(kept), self._bytes(pending)
+        parts: list[tuple[Slots, Slots]] = []
+        if first == last:
+            fits, time = self._model.recompute_layer(first, *amounts)
+        else:
+            rest = self._looked_up(first + 1, last, parts, reopened=False)
+            fits, time = self._model.recompute_all(first, last, *amounts, rest)
+        return _Ways(np.where(fits, time, inf), parts)
+
+    def _checkpoints(self, first: int, last: int, kept: Slots, pending: Slots, *, reopened: bool) -> _Ways:
+        """Return [last - first, ...] C where a_first to a_(last - 1) is checkpointed; the parts: again, rest."""
+        cut = np.arange(first, last)[:, None, None]
+        amounts = self._model.kept_for_check(first, self._bytes(kept), reopened=reopened), self._bytes(pending)
+        parts: list[tuple[Slots, Slots]] = []
+        again = self._looked_up(first, cut, parts, reopened=True)
+        rest = self._looked_up(cut + 1, last, parts, reopened=False)
+        fits, time = self._model.recompute_check(first, cut, last, *amounts, again=again, rest=rest)
+        return _Ways(np.where(fits, time, inf), parts)
+
+    def _looked_up(self, first: Layers, last: Layers, parts: list[tuple[Slots, Slots]], *, reopened: bool) -> Rest:
+        """Return C(first, last, ., .) as the table has it; adds the states that it is asked for to `parts`."""
+
+        def look_up(kept: Floats, pending: Floats) -> Floats:
+            slots = self._slots(kept), self._slots(pending)
+            parts.append(slots)
+            return np.asarray(self._recompute[reopened][first, last, *slots])
+
+        return look_up
+
+    def _recomputation(self, first: int, last: int, kept: Slots, pending: Slots, *, reopened: bool) -> Recomputation:
+        """Return the recomputation that C at one state, [1, 1, 1], stands for."""
+        if first == last:
+            return KeepFirst(first, None)
+        keep = self._keep_first(first, last, kept, pending)
+        check = self._checkpoints(first, last, kept, pending, reopened=reopened)
+        if keep.time.item() <= check.time.min():
+            return KeepFirst(first, self._recomputation(first + 1, last, *keep.parts[0], reopened=False))
+        best = int(check.time.argmin())
+        cut = first + best
+        (again_kept, again_pending), (rest_kept, rest_pending) = check.parts
+        again = self._recomputation(first, cut, again_kept, again_pending, reopened=True)
+        rest = self._recomputation(cut + 1, last, rest_kept[[best]], rest_pending[[best]], reopened=False)
+        return Checkpoint(again, rest)
+
+
+def _check_size(layers: int, states: int) -> None:
+    """Refuse a table that would be too large, before it is made."""
+    table_bytes = 8 * 2 * (layers + 1) * (states**3 + layers * states**2)
+    if table_bytes > _MOST_BYTES:
+        raise UsageError(
+            f"pofo's table of {layers} layers and {states} slots takes {format_bytes(table_bytes)}, more than "
+            f"{format_bytes(_MOST_BYTES)}",
+            hint="give fewer segments or memory_slots",
+        )

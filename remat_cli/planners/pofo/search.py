@@ -1,0 +1,233 @@
+"""From the tables of POFO to a plan that fits a budget.
+
+The dynamic program sees a chain, states rounded to slots, and data that travels in drops. What its structures are worth
+on the graph, where whole tensors travel, is found by replaying them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, inf, isfinite
+from time import monotonic
+
+import numpy as np
+
+from remat_cli.errors import PlannerRefuses
+from remat_cli.planners.chain.linearisation import Linearised, linearise
+from remat_cli.planners.pofo.dp import PofoTable
+from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
+from remat_cli.planners.pofo.options import PofoOptions, Rounding
+from remat_cli.planners.pofo.schedule import Movements
+from remat_cli.planners.pofo.structure import Structure, fluid_time
+from remat_cli.planners.rotor.dp import RotorTable
+from remat_cli.planners.rotor.needs import RotorNeeds
+from remat_cli.planners.useful_runs import useful_runs
+from remat_cli.problem import ModelFigure, Observer, PlanResult, Problem, Status
+from remat_cli.schedule import Schedule, input_order
+from remat_cli.simulate import simulate
+
+# How much memory a table is for, as a share of what there is. Rounding to the nearest slot errs either way, and a chain
+# rather needs less than it says: what does not fit is sorted out, and less memory is tried too.
+_HEADROOM = {Rounding.UP: Fraction(1), Rounding.NEAREST: Fraction(23, 20)}
+# Of rotor's table, which has one state where POFO's has three, and so can be finer.
+_ROTOR_SEGMENTS, _ROTOR_SLOTS = 150, 500
+# How many of the plans that fit are improved.
+_IMPROVED = 6
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """A plan that fits.
+
+    Attributes:
+        computes: names of the ops in the order in which they run.
+        time: with the transfers.
+        idle_time: the part of it in which the device waits for the link.
+    """
+
+    computes: tuple[str, ...]
+    time: int
+    idle_time: int
+
+
+class PofoSearch:
+    """Plans one problem; its clock starts when it is made."""
+
+    def __init__(self, problem: Problem, options: PofoOptions, observe: Observer) -> None:
+        self._problem = problem
+        self._graph = problem.graph
+        self._budget = problem.budget.device_bytes
+        self._options = options
+        self._observe = observe
+        self._deadline = monotonic() + options.time_limit
+        self._best: tuple[int, Schedule] | None = None  # and its time
+        self._closest: Movements | None = None
+        self._least_fluid_time: Fraction | float = inf
+        self._replays = 0
+
+    def run(self) -> PlanResult:
+        """Return the best plan that fits, of those that are tried.
+
+        Raises:
+            PlannerRefuses: the graph has no forward or no backward part, or cannot be cut; or the link's rate is not
+                known.
+            UsageError: the options ask for a table that is too large.
+        """
+        linearised = linearise(self._graph, "pofo", self._options.cuts, self._options.segments)
+        rate = self._rate()
+        if self._options.candidates == 0:
+            return PlanResult(Status.UNKNOWN, reason="no candidates are allowed")
+        self._try(input_order(self._graph), movable=())
+        if self._best is None:
+            _check_has_cuts(linearised)
+            self._search(linearised, rate)
+        return self._result(linearised)
+
+    def _rate(self) -> Fraction:
+        rate = self._problem.bytes_per_time
+        if rate is None:
+            raise PlannerRefuses(
+                "pofo moves tensors to the host and back, but the bandwidth of the link is not known",
+                hint="give --link-bandwidth or --device; or use rotor, which only recomputes",
+            )
+        return rate
+
+    def _search(self, linearised: Linearised, rate: Fraction) -> None:
+        improve = self._options.improve
+        tried = [*self._try_without_offloading()] if improve else []
+        model = FluidModel(FluidNeeds.measured(linearised.gauge), max(self._budget - linearised.base_bytes, 0), rate)
+        for rounding in self._options.rounding.each:
+            if not self._is_late():
+                tried += self._try_structures(linearised, model, rounding)
+        fitting = [plan for plan in tried if plan is not None]
+        if improve and fitting:
+            self._observe.phase("leaving out what need not run again")
+            for plan in _with_room(fitting):
+                self._leave_out_reruns(plan)
+
+    def _is_late(self) -> bool:
+        return monotonic() >= self._deadline
+
+    def _try_without_offloading(self) -> Iterator[_Plan | None]:
+        """Try the plain run and plans of rotor for some amounts of memory, with transfers where they do not fit."""
+        self._observe.phase("trying plans without offloading")
+        linearised = linearise(self._graph, "pofo", self._options.cuts, _ROTOR_SEGMENTS)
+        table = RotorTable.of(RotorNeeds.measured(linearised.gauge), _ROTOR_SLOTS)
+        faster = np.flatnonzero(table.times < np.append(inf, table.times[:-1]))
+        yield self._try(input_order(self._graph), self._graph.producer)
+        for number in _evenly(len(faster), self._options.candidates):
+            if not self._is_late():
+                yield self._try(linearised.computes(table.steps(int(faster[number]))), self._graph.producer)
+
+    def _try_structures(self, linearised: Linearised, model: FluidModel, rounding: Rounding) -> Iterator[_Plan | None]:
+        """Try POFO's structures for so much memory as there is, and for less."""
+        self._observe.phase(f"planning a chain of {len(linearised)} layers, states rounded: {rounding.value}")
+        memory = int(model.memory * _HEADROOM[rounding])
+        table = PofoTable(model.needs, memory, float(model.rate), self._options.memory_slots, rounding)
+        self._observe.phase("replaying its plans with whole tensors")
+        for structure in self._structures(table):
+            self._least_fluid_time = min(self._least_fluid_time, fluid_time(model, structure))
+            computes = linearised.computes(structure.steps())
+            yield self._try(computes, self._movable(linearised, structure))
+            if self._options.improve:
+                yield self._try(computes, self._graph.producer)
+
+    def _structures(self, table: PofoTable) -> Iterator[Structure]:
+        tried = 0
+        before = None
+        for reserved in range(table.slots + 1):
+            if tried == self._options.candidates or self._is_late() or not isfinite(table.time(reserved)):
+                return
+            structure = table.structure(reserved)
+            if structure != before:
+                yield structure
+                tried += 1
+            before = structure
+
+    def _movable(self, linearised: Linearised, structure: Structure) -> set[str]:
+        """Return the names of the tensors that a structure offloads."""
+        tensors: set[int] = set()
+        for item in structure.offloaded():
+            layer = linearised.cut.layers[item.layer]
+            tensors |= layer.activation | layer.saved if item.saved else layer.activation
+        return {self._graph.arrays.tensor_names[tensor] for tensor in tensors}
+
+    def _try(self, computes: Sequence[str], movable: Container[str]) -> _Plan | None:
+        """Replay a plan, and keep it if it is the best; return it if it fits."""
+        self._replays += 1
+        movements = Movements.of(self._graph, computes, movable)
+        if movements.least_bytes > self._budget:
+            if self._closest is None or movements.least_bytes < self._closest.least_bytes:
+                self._closest = movements
+            return None
+        schedule = movements.schedule(self._budget)
+        trace = simulate(self._graph, schedule, bytes_per_time=self._problem.bytes_per_time)
+        if self._best is None or trace.time < self._best[0]:
+            self._best = trace.time, schedule
+            self._observe.found(schedule)
+        return _Plan(tuple(computes), trace.time, trace.idle_time)
+
+    def _leave_out_reruns(self, plan: _Plan) -> None:
+        """Run less again, as long as that is faster: first what takes most time for each byte that it makes."""
+        graph = self._graph
+        time_per_byte = {op.name: op.time / (1 + sum(graph.tensors[t].bytes for t in op.outputs)) for op in graph.ops}
+        repeated = [name for name, runs in Counter(plan.computes).items() if runs > 1]
+        repeated.sort(key=lambda name: -time_per_byte[name])
+        before = None
+        while before is not plan:
+            before = plan
+            for name in repeated:
+                while not self._is_late() and (better := self._without_last_run(plan, name)) is not None:
+                    plan = better
+
+    def _without_last_run(self, plan: _Plan, name: str) -> _Plan | None:
+        """Leave out the last run of an op, unless it is the only one; return the plan if that is better."""
+        computes = list(plan.computes)
+        if computes.count(name) == 1:
+            return None
+        del computes[len(computes) - 1 - computes[::-1].index(name)]
+        shorter = self._try(useful_runs(self._graph, computes), self._graph.producer)
+        return shorter if shorter is not None and shorter.time < plan.time else None
+
+    def _result(self, linearised: Linearised) -> PlanResult:
+        stats = {"segments": len(linearised) - 1, "replays": self._replays}
+        if self._best is None:
+            assert self._closest is not None
+            return PlanResult(
+                Status.UNKNOWN,
+                closest=self._closest.schedule(self._closest.least_bytes),
+                reason="no plan of the chain was found that fits; that is no proof that there is none",
+                stats=stats,
+            )
+        figures = []
+        if self._least_fluid_time < inf:
+            time = linearised.base_time + ceil(self._least_fluid_time)
+            figures.append(ModelFigure("fluid time (paper's model)", time, "time"))
+        return PlanResult(Status.FEASIBLE, schedule=self._best[1], stats=stats, model_figures=tuple(figures))
+
+
+def _with_room(plans: Sequence[_Plan]) -> list[_Plan]:
+    """Return a few of the plans that do not wait for the link, from the fastest to the slowest; of all, if all wait."""
+    fastest = {plan.computes: plan for plan in sorted(plans, key=lambda plan: plan.time, reverse=True)}
+    by_time = sorted(fastest.values(), key=lambda plan: plan.time)
+    chosen = [plan for plan in by_time if plan.idle_time == 0] or by_time
+    return [chosen[number] for number in _evenly(len(chosen), _IMPROVED)]
+
+
+def _check_has_cuts(linearised: Linearised) -> None:
+    if len(linearised) <= 2:
+        forward_ops = sum(len(layer.forward) for layer in linearised.cut.layers)
+        raise PlannerRefuses(
+            f"pofo plans a chain of layers, but {linearised.graph.name!r} cannot be cut: one segment holds "
+            f"{len(linearised.largest_segment.forward)} of {forward_ops} forward ops",
+            hint="use approx_dp, checkmate, moccasin or dtr, which need no chain",
+        )
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    """Return at most so many of the numbers below `count`, from the first to the last."""
+    numbers: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)).tolist()
+    return numbers

@@ -1,0 +1,317 @@
+"""The sparse need-time model of `retention` in CP-SAT, built in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from ortools.sat.python.cp_model import CpModel
+
+from remat_cli.planners.retention.need_times import NeedTimes
+from remat_cli.planners.stages import Bools, Ints, Ragged, Stages
+
+# Linear relaxations find and prove these models' optima many times sooner than clause learning alone; and the solver's
+# own chaining of sums through auxiliary variables makes them weaker.
+SETTINGS = {"linearization_level": 2, "find_big_linear_overlap": False}
+
+
+@dataclass(frozen=True, eq=False)
+class RetentionModel:
+    """Which tensors are held until which of their needs, and which ops are recomputed when.
+
+    Variables, all boolean: `held[i]`, the tensor of need i is kept from the need before (or its making) until need i;
+    `rerun[k]`, chance k of recomputing an op is taken. Variable k of the CP-SAT model is rerun k; held ones follow.
+
+    Attributes:
+        needs: when tensors may be needed.
+        room: bytes for what ops make: the budget without the fixed bytes.
+        exact_reruns: a memory constraint for each chance to recompute, instead of one for each stage that counts all
+            that is made again there as if it were there at once. The latter rules out plans only where memory is very
+            tight; the former makes models that are solved several times more slowly.
+    """
+
+    needs: NeedTimes
+    room: int
+    exact_reruns: bool = False
+
+    @property
+    def stages(self) -> Stages:
+        """The graph in its order."""
+        return self.needs.stages
+
+    @cached_property
+    def always_held(self) -> Bools:
+        """[M] needs that nothing but holding the tensor can serve."""
+        needs = self.needs
+        must = needs.is_read & (needs.rerun < 0)
+        # Within a tensor, a run of needs without a chance to recompute is held up to the last one that must be.
+        run = np.cumsum((np.diff(needs.tensor, prepend=-1) > 0) | (np.roll(needs.rerun, 1) >= 0) | (needs.rerun >= 0))
+        if not len(run):
+            return must
+        index = np.arange(len(run))
+        last = np.full(int(run[-1]) + 1, -1, dtype=np.int64)
+        np.maximum.at(last, run[must], index[must])
+        return (needs.rerun < 0) & (index <= last[run])
+
+    @cached_property
+    def _held_variable(self) -> Ints:
+        """[M] index of each need's variable, -1 where it is always held."""
+        free = ~self.always_held
+        first = len(self.needs.rerun_stage)
+        return np.where(free, first + np.cumsum(free) - 1, -1)
+
+    @cached_property
+    def _rerun_time(self) -> Ints:
+        return self.stages.time[self.needs.rerun_stage_of_op]
+
+    def build(self) -> CpModel:
+        """Return the CP-SAT model."""
+        model = CpModel()
+        count = len(self.needs.rerun_stage) + int((~self.always_held).sum())
+        for _ in range(count):
+            model.proto.variables.add().domain.extend((0, 1))
+        self._add_clauses(model)
+        self._add_memory(model)
+        objective = model.proto.objective
+        costly = np.flatnonzero(self._rerun_time)
+        objective.vars.extend(costly.tolist())
+        objective.coeffs.extend(self._rerun_time[costly].tolist())
+        return model
+
+    def plan(self, values: Ints) -> tuple[str, ...]:
+        """Return the names of the ops that a solution runs, in order.
+
+        Args:
+            values: [variables] of the solution.
+        """
+        needs, stages = self.needs, self.stages
+        taken = np.flatnonzero(values[: len(needs.rerun_stage)])
+        first = np.arange(len(stages))
+        # Within a stage recomputations come first, in the order of their first runs; then its own op.
+        stage = np.concatenate([needs.rerun_stage[taken], first])
+        op = np.concatenate([needs.rerun_stage_of_op[taken], first])
+        ops = stages.order[op[np.lexsort((op, stage))]]
+        return tuple(stages.graph.ops[number].name for number in ops.tolist())
+
+    def hint(self, model: CpModel, computes: Sequence[str]) -> None:
+        """Start the search from a plan whose ops run for the first time in the model's order.
+
+        Recomputations for which the model has no chance are left out: the hint is then incomplete.
+        """
+        needs = self.needs
+        taken = self._chances_taken(computes)
+        which, need = self._inputs_of_reruns
+        wanted = needs.is_read.copy()
+        wanted[need[taken[which]]] = True
+        made = np.append(taken, False)[needs.rerun]
+        held = np.zeros(len(needs), dtype=np.bool_)
+        is_held_on = False
+        for i in range(len(needs) - 1, -1, -1):
+            is_last = i + 1 == len(needs) or needs.tensor[i] != needs.tensor[i + 1]
+            is_held_on = bool(wanted[i] or (is_held_on and not is_last)) and not made[i]
+            held[i] = is_held_on
+        hint = model.proto.solution_hint
+        free = self._held_variable >= 0
+        hint.vars.extend([*range(len(taken)), *self._held_variable[free].tolist()])
+        hint.values.extend([*taken.astype(int).tolist(), *held[free].astype(int).tolist()])
+
+    def _chances_taken(self, computes: Sequence[str]) -> Bools:
+        """[Q] the chances of recomputation that a plan takes."""
+        needs, stages = self.needs, self.stages
+        count = len(stages) + 1
+        stage_of_op = np.argsort(stages.order)
+        op_index = stages.graph.arrays.op_index
+        ran = stage_of_op[[op_index[name] for name in computes]]
+        is_first = np.zeros(len(ran), dtype=np.bool_)
+        is_first[np.unique(ran, return_index=True)[1]] = True
+        stage = np.cumsum(is_first)
+        return np.isin(needs.rerun_stage_of_op * count + needs.rerun_stage, (ran * count + stage)[~is_first])
+
+    def _add_clauses(self, model: CpModel) -> None:
+        needs, held = self.needs, self._held_variable
+        free = held >= 0
+        # Use: the tensor is held until its reader's stage, or made again there.
+        used = np.flatnonzero(needs.is_read & free)
+        _add_ors(model, zip(held[used].tolist(), needs.rerun[used].tolist(), strict=True))
+        # Continuity: it cannot be held on from a need at which it was not there.
+        has_before = np.append(False, needs.tensor[1:] == needs.tensor[:-1]) if len(needs) else free
+        later = np.flatnonzero(has_before)
+        later = later[free[later - 1]]
+        for i, before in zip(later.tolist(), (later - 1).tolist(), strict=True):
+            literals = [int(held[before])]
+            if needs.rerun[before] >= 0:
+                literals.append(int(needs.rerun[before]))
+            if held[i] >= 0:
+                literals.append(-int(held[i]) - 1)
+            model.proto.constraints.add().bool_or.literals.extend(literals)
+        self._add_inputs_of_reruns(model)
+
+    def _add_inputs_of_reruns(self, model: CpModel) -> None:
+        needs, held = self.needs, self._held_variable
+        which, need = self._inputs_of_reruns
+        literals = []
+        for k, i in zip(which.tolist(), need.tolist(), strict=True):
+            if held[i] < 0:
+                continue
+            clause = [-k - 1, int(held[i])]
+            if needs.rerun[i] >= 0:
+                clause.append(int(needs.rerun[i]))
+            literals.append(clause)
+        _add_ors(model, literals)
+
+    @cached_property
+    def _inputs_of_reruns(self) -> tuple[Ints, Ints]:
+        """Return (chance, need) for each tensor that a recomputation reads."""
+        needs = self.needs
+        count = len(self.stages) + 1
+        which, tensors = self.stages.inputs.expand(needs.rerun_stage_of_op)
+        keys = needs.tensor * count + needs.stage
+        return which, np.searchsorted(keys, tensors * count + needs.rerun_stage[which])
+
+    def _add_memory(self, model: CpModel) -> None:
+        """While a stage's own op runs, and while it recomputes, what is there fits the room."""
+        needs, stages = self.needs, self.stages
+        own = stages.own_bytes - np.where(self._input_ends, stages.shared_bytes, 0)
+        terms = self._held_terms(needs.free_from, np.minimum(needs.stage, len(stages)))
+        add_rows(model, terms, own, self.room)
+        if self.exact_reruns:
+            self._add_memory_of_each_rerun(model)
+        else:
+            self._add_memory_of_reruns(model)
+
+    def _add_memory_of_reruns(self, model: CpModel) -> None:
+        """What is held into a stage, and all that is made again there, fits the room: more than is there at once."""
+        needs, stages = self.needs, self.stages
+        made = stages.outputs.sums(stages.bytes) + stages.workspace
+        phase = self._held_terms(needs.before + 1, needs.stage + 1)
+        with_reruns = np.zeros(len(stages) + 1, dtype=np.bool_)
+        with_reruns[needs.rerun_stage] = True
+        reruns = np.arange(len(needs.rerun_stage))
+        phase = phase.of_rows(with_reruns).and_also(needs.rerun_stage, reruns, made[needs.rerun_stage_of_op])
+        add_rows(model, phase, np.zeros(len(stages) + 1, dtype=np.int64), self.room)
+
+    def _add_memory_of_each_rerun(self, model: CpModel) -> None:
+        """While an op is recomputed, what is there and may still be needed fits the room."""
+        needs, stages, held = self.needs, self.stages, self._held_variable
+        own = stages.own_bytes[needs.rerun_stage_of_op]
+        crossing = self._held_terms(needs.before + 1, needs.stage).by_row(len(stages) + 1)
+        by_stage = np.argsort(needs.stage, kind="stable")
+        at = Ragged.of(needs.stage[by_stage], by_stage, len(stages) + 1)
+        for k, (op, stage) in enumerate(zip(needs.rerun_stage_of_op.tolist(), needs.rerun_stage.tolist(), strict=True)):
+            waiting, again, beyond = self._there_while(op, at[stage])
+            through = crossing[stage]
+            variable = np.concatenate([through.variable, held[waiting], needs.rerun[again], held[beyond]])
+            sizes = stages.bytes[needs.tensor[np.concatenate([waiting, again, beyond])]]
+            factor = np.concatenate([through.factor, sizes])
+            is_free = variable >= 0
+            left = self.room - int(own[k] + factor[~is_free].sum())
+            if factor[is_free].sum() > left:
+                constraint = model.proto.constraints.add()
+                constraint.enforcement_literal.append(k)
+                constraint.linear.vars.extend(variable[is_free].tolist())
+                constraint.linear.coeffs.extend(factor[is_free].tolist())
+                constraint.linear.domain.extend((-(2**62), left))
+
+    def _there_while(self, op: int, needs_here: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return what is in memory because of a stage's own needs while op `op` is recomputed in it, its own left out.
+
+        Returns:
+            Needs whose tensors are held into the stage and still wanted; those whose tensors were made again before;
+            and next needs of tensors that nobody in this stage wants any more, should they be held on.
+        """
+        needs, stages = self.needs, self.stages
+        tensor = needs.tensor[needs_here]
+        others = ~(np.isin(tensor, stages.inputs[op]) | (stages.made_at[tensor] == op))
+        needs_here, tensor = needs_here[others], tensor[others]
+        wanted = needs.is_read[needs_here] | (self._last_rerun_reader[needs_here] > op)
+        again = needs_here[wanted & (needs.rerun[needs_here] >= 0) & (stages.made_at[tensor] < op)]
+        beyond = needs_here[~wanted] + 1
+        beyond = beyond[beyond < len(needs)]
+        return needs_here[wanted], again, beyond[needs.tensor[beyond] == needs.tensor[beyond - 1]]
+
+    @cached_property
+    def _last_rerun_reader(self) -> Ints:
+        """[M] stage of the first run of the last op whose recomputation at a need may read the tensor; -1 for none."""
+        which, need = self._inputs_of_reruns
+        last = np.full(len(self.needs), -1, dtype=np.int64)
+        np.maximum.at(last, need, self.needs.rerun_stage_of_op[which])
+        return last
+
+    @cached_property
+    def _input_ends(self) -> Bools:
+        """[N] whether each stage's op takes over an input that nobody can need afterwards."""
+        stages, needs = self.stages, self.needs
+        last = np.full(len(stages.bytes), -1, dtype=np.int64)
+        np.maximum.at(last, needs.tensor, needs.stage)
+        can = np.flatnonzero(stages.shared_input >= 0)
+        ends = np.zeros(len(stages), dtype=np.bool_)
+        ends[can] = last[stages.shared_input[can]] == can
+        return ends
+
+    def _held_terms(self, first: Ints, end: Ints) -> Terms:
+        """Return the bytes of each need's tensor in the stages from `first` to before `end`."""
+        return Terms.over(first, end, self._held_variable, self.stages.bytes[self.needs.tensor])
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Entries of linear constraints: row, variable (-1 for a constant), factor."""
+
+    row: Ints
+    variable: Ints
+    factor: Ints
+
+    @classmethod
+    def over(cls, first: Ints, end: Ints, variable: Ints, factor: Ints) -> Terms:
+        """Return an entry for every row from `first` to before `end` of each variable."""
+        lengths = np.maximum(end - first, 0)
+        which = np.repeat(np.arange(len(lengths)), lengths)
+        row = np.arange(len(which)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + first[which]
+        return cls(row, variable[which], factor[which])
+
+    def by_row(self, rows: int) -> list[Terms]:
+        """Return the entries of each row."""
+        order = np.argsort(self.row, kind="stable")
+        starts = np.searchsorted(self.row[order], np.arange(1, rows))
+        columns = (np.split(column[order], starts) for column in (self.row, self.variable, self.factor))
+        return [Terms(*parts) for parts in zip(*columns, strict=True)]
+
+    def of_rows(self, wanted: Bools) -> Terms:
+        """Return the entries of some rows."""
+        inside = wanted[self.row]
+        return Terms(self.row[inside], self.variable[inside], self.factor[inside])
+
+    def and_also(self, row: Ints, variable: Ints, factor: Ints) -> Terms:
+        """Return these entries and others."""
+        return Terms(
+            np.concatenate([self.row, row]),
+            np.concatenate([self.variable, variable]),
+            np.concatenate([self.factor, factor]),
+        )
+
+
+def add_rows(model: CpModel, terms: Terms, constant: Ints, room: int) -> None:
+    """Add constant[row] + sum(factor * variable) <= room for each row that could be violated."""
+    rows = len(constant)
+    is_constant = terms.variable < 0
+    constant = constant + np.bincount(terms.row[is_constant], weights=terms.factor[is_constant], minlength=rows).astype(
+        np.int64
+    )
+    row, variable, factor = (values[~is_constant] for values in (terms.row, terms.variable, terms.factor))
+    order = np.argsort(row, kind="stable")
+    row, variable, factor = row[order], variable[order], factor[order]
+    most = constant + np.bincount(row, weights=np.maximum(factor, 0), minlength=rows).astype(np.int64)
+    start = np.searchsorted(row, np.arange(rows + 1))
+    for r in np.flatnonzero(most > room).tolist():
+        here = slice(start[r], start[r + 1])
+        linear = model.proto.constraints.add().linear
+        linear.vars.extend(variable[here].tolist())
+        linear.coeffs.extend(factor[here].tolist())
+        linear.domain.extend((-(2**62), int(room - constant[r])))
+
+
+def _add_ors(model: CpModel, clauses: Iterable[Sequence[int]]) -> None:
+    for clause in clauses:
+        model.proto.constraints.add().bool_or.literals.extend(clause)

@@ -1,0 +1,42 @@
+"""Our own planner: the sparse need-time model, over orders that suit the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat_cli.planners.retention.options import RetentionOptions
+from remat_cli.problem import Observer, PlanResult, Problem
+
+
+@dataclass(frozen=True)
+class Retention(RetentionOptions):
+    """Decides for each tensor, from use to use, whether to hold it or to make it again.
+
+    Source: ours. Retention of tensors as in Bartan et al., MOCCASIN, ICML 2023, but with a decision only where one can
+    change something: in gaps between uses over stages that are short of memory.
+    Takes: any graph of up to a few thousand ops.
+    Searches: orders of first runs; in each of the best few, recomputation of growing depth (of what recomputation
+        needs, and so on).
+    Proves: with the input order, how much any plan in that order must recompute, or that none fits (scope fixed-order).
+    Complexity: a CP-SAT model with a variable for each gap and each chance to recompute.
+
+    Attributes:
+        order: search: look for orders that need less memory; input: keep the graph's order of first runs.
+        orders: in how many orders to plan.
+        depth: how deep recomputation may go, at most.
+        time_limit: seconds, the search for orders included.
+        work_limit: instead of seconds, counted work, so that a result can be had again on any machine.
+        workers: threads of the solver; 0: as many as there are cores.
+        seed: of random choices.
+    """
+
+    starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
+
+    def plan(self, problem: Problem, observe: Observer, start: Sequence[str] | None = None) -> PlanResult:
+        """Plan `problem`, from a plan that fits if there is one: the names of its ops in the order they run."""
+        # ortools comes with this; the options must be readable without it.
+        from remat_cli.planners.retention.search import RetentionSearch
+
+        return RetentionSearch(problem, self, observe, start).run()

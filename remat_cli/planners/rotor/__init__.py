@@ -1,0 +1,1 @@
+"""The optimal persistent schedules of a chain (Beaumont et al., rotor)."""

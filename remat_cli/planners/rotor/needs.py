@@ -1,0 +1,132 @@
+"""What the recurrence of rotor compares and subtracts: of a chain as the paper has it, or of a training graph's layers.
+
+Of a graph more is known than the chain model can say. A part of an activation *passes*: no backward op reads it, so it
+need not be kept where the layer that reads it begins with F_all. The rest is *kept* until its last backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_cli.planners.chain.measures import Gauge, array_of
+from remat_cli.planners.chain.model import Chain
+
+
+@dataclass(frozen=True, eq=False)
+class RotorNeeds:
+    """Times, and bytes or slots; [N + 1] by layer, or [N + 1, N + 1] by the layers s and k.
+
+    F_all finds the part of its input that is kept, which is not counted; the part that passes is. F_ck finds all of its
+    input, none of which is counted. The gradient that is held meanwhile is not counted either.
+
+    Attributes:
+        forward_time: of F_all.
+        closing_time: of an F_all(l) after B(l + 1).
+        no_grad_time: of F_ck and F_none.
+        backward_time: of B.
+        gradient: what is held while layers up to this one are recomputed.
+        all_need: least for F_all.
+        closing_need: least for F_all(l) after B(l + 1).
+        backward_need: least for B, all gradients among it.
+        check_need: least for F_ck(s), F_none(s + 1 .. k).
+        saved: what stays of F_all until B, beside its input.
+        kept: what is kept of the activation of k, beside the input of s.
+        passing: the part of a layer's activation that passes.
+    """
+
+    forward_time: NDArray[np.int64]
+    closing_time: NDArray[np.int64]
+    no_grad_time: NDArray[np.int64]
+    backward_time: NDArray[np.int64]
+    gradient: NDArray[np.int64]
+    all_need: NDArray[np.int64]
+    closing_need: NDArray[np.int64]
+    backward_need: NDArray[np.int64]
+    check_need: NDArray[np.int64]
+    saved: NDArray[np.int64]
+    kept: NDArray[np.int64]
+    passing: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Return N, the number of layers."""
+        return len(self.saved) - 1
+
+    @classmethod
+    def of_chain(cls, chain: Chain) -> RotorNeeds:
+        """Return the needs of a chain; all of each activation is kept."""
+        count = len(chain) + 1
+        check = np.zeros((count, count), dtype=np.int64)
+        kept = np.zeros((count, count), dtype=np.int64)
+        for first in range(1, count):
+            kept[first, first:] = chain.activation[first:]
+            check[first, first:] = np.maximum.accumulate(chain.none_need(first))
+        return cls(
+            forward_time=chain.forward_time,
+            closing_time=chain.block_end_time,
+            no_grad_time=chain.no_grad_time,
+            backward_time=chain.backward_time,
+            gradient=chain.gradient,
+            all_need=chain.all_need,
+            closing_need=chain.block_end_need,
+            backward_need=chain.backward_need,
+            check_need=check,
+            saved=chain.saved,
+            kept=kept,
+            passing=np.zeros(count, dtype=np.int64),
+        )
+
+    @classmethod
+    def measured(cls, gauge: Gauge) -> RotorNeeds:
+        """Measure the layers of a training graph."""
+        read = gauge.read_by_backward
+        kept = [layer.activation & read for layer in gauge.layers]
+        given = [frozenset[int](), *kept[:-1]]
+        whole, saved = [], []
+        for layer, those in zip(gauge.layers, given, strict=True):
+            needed = layer.activation | layer.saved
+            whole.append(gauge.run(layer.forward, needed, those, always=layer.forward))
+            saved.append(gauge.bytes((needed & read) - those))
+        closing = gauge.closing_runs(given)
+        kept_bytes = array_of(map(gauge.bytes, kept))
+        return cls(
+            forward_time=gauge.rerun_times(run.ops for run in whole),
+            closing_time=gauge.rerun_times(run.ops for run in closing),
+            no_grad_time=gauge.rerun_times(run.ops for run in gauge.no_grad_runs),
+            backward_time=gauge.backward_time,
+            gradient=gauge.gradient,
+            all_need=array_of(run.peak for run in whole),
+            closing_need=array_of(run.peak for run in closing),
+            backward_need=gauge.backward_need,
+            check_need=_measured_check_need(gauge),
+            saved=array_of(saved),
+            kept=kept_bytes - _one_layer_on(gauge.carried(kept)),
+            passing=array_of(gauge.bytes(layer.activation - read) for layer in gauge.layers),
+        )
+
+
+def _measured_check_need(gauge: Gauge) -> NDArray[np.int64]:
+    """Return `RotorNeeds.check_need`.
+
+    F_none discards its input as it goes along; what of it was there when the block began stays, and is not counted.
+    Two ways to count are both no less than what is needed: as if the input stayed, and as if none of it had been there.
+    """
+    layers = gauge.layers
+    checking = array_of(run.peak for run in gauge.no_grad_runs)
+    handed_on = [layer.activation | layer.pinned for layer in layers]
+    discarding = array_of(
+        gauge.run(layer.forward, those, given=frozenset()).peak for layer, those in zip(layers, handed_on, strict=True)
+    )
+    activation = array_of(gauge.bytes(layer.activation) for layer in layers)
+    # By s and k: what the input of k takes beside that of s.
+    new_input = np.roll(activation - _one_layer_on(gauge.carried([layer.activation for layer in layers])), 1, axis=1)
+    need = np.minimum(new_input + checking, discarding)
+    np.fill_diagonal(need, checking)
+    return np.maximum.accumulate(np.triu(need), axis=1)
+
+
+def _one_layer_on(carried: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return by s and k what the activations of s - 1 and k have in common."""
+    return np.roll(carried, 1, axis=0)

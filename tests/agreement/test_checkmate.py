@@ -1,0 +1,224 @@
+"""Checkmate and its rounding against the best staged plan, found by trying everything, and against the oracle."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat_cli.errors import PlannerRefuses, UsageError
+from remat_cli.graph import Graph
+from remat_cli.planners.checkmate import mip_solvers, staged_search
+from remat_cli.planners.checkmate.lp_options import Rounding
+from remat_cli.planners.checkmate.lp_planner import CheckmateLP
+from remat_cli.planners.checkmate.mip_options import SolverName
+from remat_cli.planners.checkmate.planner import Checkmate
+from remat_cli.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.readers import read_graph
+from remat_cli.solve import baseline_of, solve
+from tests.graphs import problems, scaled, small_graphs, training_chain, training_graphs
+from tests.oracle import least_time
+from tests.unit.planners.test_mip import each_solver
+
+GRAPHS = small_graphs(max_ops=7) | training_graphs(max_forward_ops=3)
+SMALLER_GRAPHS = small_graphs(max_ops=6) | training_graphs(max_forward_ops=2)
+
+
+class _State(NamedTuple):
+    stage: int  # the op that runs next for the first time
+    turn: int  # the first op that may still be recomputed before that
+    live: frozenset[str]
+
+
+def least_staged_time(graph: Graph, budget_bytes: int) -> int | None:
+    """Return the least time of a staged plan; None where none fits.
+
+    Before each op's first run, and at the end, earlier ops may be recomputed, each at most once and in the input order.
+    """
+    start = _State(0, 0, frozenset())
+    least = {start: 0}
+    queue: list[tuple[int, int, _State]] = [(0, 0, start)]
+    pushed = 0
+    kept = {name for name in graph.outputs if name in graph.producer}
+    while queue:
+        time, _, state = heapq.heappop(queue)
+        if time > least[state]:
+            continue
+        if state.stage == len(graph.ops) and kept <= state.live:
+            return time
+        for after, bytes_then, time_taken in _moves(graph, state):
+            if bytes_then <= budget_bytes and time + time_taken < least.get(after, time + time_taken + 1):
+                least[after] = time + time_taken
+                pushed += 1
+                heapq.heappush(queue, (least[after], pushed, after))
+    return None
+
+
+def _moves(graph: Graph, state: _State) -> Iterator[tuple[_State, int, int]]:
+    """Yield the states that one step leads to, with the memory during the step and its time."""
+    for number in range(state.turn, min(state.stage + 1, len(graph.ops))):
+        op = graph.ops[number]
+        is_first = number == state.stage
+        has_inputs = all(name in state.live or name not in graph.producer for name in op.inputs)
+        if not has_inputs or not (is_first or op.recomputable):
+            continue
+        stage, turn = (number + 1, 0) if is_first else (state.stage, number + 1)
+        live = state.live | set(op.outputs)
+        memory = _bytes(graph, live) + op.workspace_bytes
+        yield _State(stage, turn, live), memory, op.time
+        if op.inplace in state.live and op.outputs[0] not in state.live:
+            saved = min(graph.tensors[op.inplace].bytes, graph.tensors[op.outputs[0]].bytes)
+            yield _State(stage, turn, live - {op.inplace}), memory - saved, op.time
+    for name in state.live:
+        live = state.live - {name}
+        yield _State(state.stage, state.turn, live), _bytes(graph, live), 0
+
+
+def _bytes(graph: Graph, live: frozenset[str]) -> int:
+    return graph.fixed_bytes + sum(graph.tensors[name].bytes for name in live)
+
+
+@each_solver
+@given(problem=problems(GRAPHS))
+def test_checkmate_finds_the_best_staged_plan_and_bounds_all_others(solver: SolverName, problem: Problem) -> None:
+    solution = solve(problem, Checkmate(solver=solver))
+    staged = least_staged_time(problem.graph, problem.budget.device_bytes)
+    if staged is None:
+        assert solution.status is Status.INFEASIBLE
+    else:
+        assert solution.status is Status.OPTIMAL
+        assert solution.trace is not None
+        assert solution.trace.time == staged
+    if solution.result.scope is Scope.FIXED_ORDER:
+        truth = least_time(problem.graph, problem.budget.device_bytes, Scope.FIXED_ORDER)
+        assert staged == (None if truth is None else truth.time)
+
+
+@each_solver
+@pytest.mark.parametrize("rounding", Rounding)
+@settings(max_examples=40)
+@given(problem=problems(SMALLER_GRAPHS), repairs=st.sampled_from([0, 200]))
+def test_relaxation_bounds_the_best_plan_and_roundings_do_not_beat_it(
+    rounding: Rounding, solver: SolverName, problem: Problem, repairs: int
+) -> None:
+    solution = solve(problem, CheckmateLP(solver=solver, rounding=rounding, samples=3, repairs=repairs))
+    staged = least_staged_time(problem.graph, problem.budget.device_bytes)
+    truth = least_time(problem.graph, problem.budget.device_bytes, Scope.FIXED_ORDER)
+    if solution.status is Status.INFEASIBLE:
+        assert truth is None
+    if solution.result.time_bound is not None and truth is not None:
+        assert solution.result.time_bound <= truth.time
+    if solution.trace is not None:
+        assert staged is not None
+        assert solution.trace.time >= staged
+
+
+@each_solver
+@settings(max_examples=50)
+@given(problem=problems(SMALLER_GRAPHS), data=st.data())
+def test_sizes_beyond_a_solvers_tolerance(solver: SolverName, problem: Problem, data: st.DataObject) -> None:
+    """A byte in 10^14 is nothing to a solver, and still must be right."""
+    large = 10**14
+    graph = scaled(problem.graph, large)
+    tensors = {
+        name: replace(tensor, bytes=tensor.bytes + (data.draw(st.integers(0, 3)) if tensor.bytes else 0))
+        for name, tensor in graph.tensors.items()
+    }
+    graph = replace(graph, tensors=tensors)
+    budget = problem.budget.device_bytes * large + data.draw(st.integers(0, 8))
+    solution = solve(Problem(graph, Budget(budget)), Checkmate(solver=solver))
+    staged = least_staged_time(graph, budget)
+    assert solution.status is (Status.INFEASIBLE if staged is None else Status.OPTIMAL)
+    assert solution.trace is None or solution.trace.time == staged
+
+
+PLANNERS: list[type[Checkmate | CheckmateLP]] = [Checkmate, CheckmateLP]
+
+
+@each_solver
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_budget_that_only_much_recomputation_fits(solver: SolverName, planner: type[Checkmate | CheckmateLP]) -> None:
+    # Worked by hand in the tests of the oracle, 16 - 12: the plain run takes 12.
+    solution = solve(Problem(training_chain(4), Budget(3)), planner(solver=solver))
+    assert solution.trace is not None
+    assert solution.trace.time == 16
+
+
+@each_solver
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("seconds", [0.01, 0.1, 0.5])
+def test_time_out_is_not_taken_for_a_proof(
+    solver: SolverName, planner: type[Checkmate | CheckmateLP], seconds: float
+) -> None:
+    # A chain can always be run in three tensors, by recomputing it from the start for each backward op.
+    solution = solve(Problem(training_chain(40), Budget(3)), planner(solver=solver, time_limit=seconds))
+    assert solution.status is not Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_program_that_is_too_large_is_refused_unless_forced(
+    planner: type[Checkmate | CheckmateLP], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem(training_chain(6), Budget(5))
+    monkeypatch.setattr(staged_search, "_MEMORY_LIMIT", 10_000)
+    with pytest.raises(PlannerRefuses) as caught:
+        planner().plan(problem, Observer())
+    assert "variables" in caught.value.message
+    assert "rows" in caught.value.message
+    assert "B of memory" in caught.value.message
+    assert "force=true" in caught.value.hint
+    assert solve(problem, planner(force=True)).trace is not None
+
+
+def test_huge_graph_is_refused_at_once() -> None:
+    begun = time.process_time()
+    with pytest.raises(PlannerRefuses):
+        Checkmate().plan(Problem(training_chain(4000), Budget(10)), Observer())
+    assert time.process_time() - begun < 10
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_missing_solver_is_reported(planner: type[Checkmate | CheckmateLP], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(mip_solvers._IS_THERE, SolverName.HIGHS, lambda: False)
+    with pytest.raises(UsageError, match="'highs' is not installed"):
+        planner(solver=SolverName.HIGHS).plan(Problem(training_chain(4), Budget(5)), Observer())
+    assert solve(Problem(training_chain(4), Budget(5)), planner()).trace is not None
+
+
+@pytest.mark.parametrize(
+    "options", [{"gap": -0.1}, {"gap": 1.0}, {"threads": 0}, {"time_limit": -1.0}, {"seed": -1}], ids=str
+)
+def test_options_of_checkmate_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        Checkmate(**options)
+
+
+@pytest.mark.parametrize("options", [{"allowance": 1.0}, {"samples": 0}, {"repairs": -1}], ids=str)
+def test_options_of_checkmate_lp_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        CheckmateLP(**options)
+
+
+@pytest.mark.parametrize(("share", "overhead"), [(90, 0.0003), (80, 0.0014)])
+@pytest.mark.parametrize("planner", PLANNERS)
+@each_solver
+def test_fcn8_of_the_checkmate_paper(
+    solver: SolverName, planner: type[Checkmate | CheckmateLP], share: int, overhead: float
+) -> None:
+    if "REMAT_DATA" not in os.environ:
+        pytest.skip("REMAT_DATA does not name the folder of the public data sets")
+    graph = read_graph(Path(os.environ["REMAT_DATA"], "moccasin", "cm_fcn8_train.json")).graph
+    budget = baseline_of(graph).peak_bytes * share // 100
+    solution = solve(Problem(graph, Budget(budget)), planner(solver=solver))
+    assert solution.overhead is not None
+    assert solution.overhead <= overhead
+    if planner is Checkmate:
+        assert (solution.status, solution.result.scope) == (Status.OPTIMAL, Scope.FIXED_ORDER)
