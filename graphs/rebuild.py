@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import gpt
+import long_skip
 import onnx_builder
 import resnet50
 import skip_chain
@@ -16,9 +17,14 @@ from remat_cli.config import GraphOptions
 from remat_cli.prepare import prepare
 from remat_cli.readers.native import graph_bytes
 
-MODELS = {"gpt": gpt.build, "resnet50": resnet50.build, "unet": unet.build}
+MODELS = {"gpt": gpt.build, "long_skip": long_skip.build, "resnet50": resnet50.build, "unet": unet.build}
 # What is bound in the JSON forms, which have no symbolic dimensions.
-DIMS = {"gpt": {"batch": 8, "seq": 512}, "resnet50": {"batch": 32}, "unet": {"batch": 8}}
+DIMS = {
+    "gpt": {"batch": 8, "seq": 512},
+    "long_skip": {"batch": 1, "height": 512, "width": 512},
+    "resnet50": {"batch": 32},
+    "unet": {"batch": 8},
+}
 
 
 def rebuild(folder: Path) -> None:

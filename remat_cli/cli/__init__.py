@@ -21,6 +21,7 @@ VERBS: Mapping[str, str] = {
     "plan": "Plan a graph under a budget, prove the plan by simulation, and write it.",
     "budget": "Search the smallest budget: proven and found.",
     "verify": "Replay a schedule on its graph; name the first broken step.",
+    "apply": "Write an ONNX model that runs a schedule.",
     "generate": "Write a synthetic graph of any size.",
     "planners": "List the planners, their options, defaults and sources.",
 }

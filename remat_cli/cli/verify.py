@@ -2,64 +2,86 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
-from remat_cli.errors import GraphError, InvalidSchedule, UsageError
-from remat_cli.prepare import Prepared, prepare
-from remat_cli.readers.native import graph_sha256
+from remat_cli.cli.replay import replay, with_mode
+from remat_cli.config import GraphOptions
+from remat_cli.errors import InvalidSchedule, UsageError
+from remat_cli.prepare import Prepared
 from remat_cli.reports.schedule_json import ScheduleFile, read_schedule
-from remat_cli.simulate import Trace, simulate
+from remat_cli.simulate import Trace
 from remat_cli.solve import baseline_of
-from remat_cli.units import BudgetSpec, format_bytes
+from remat_cli.units import BudgetSpec, format_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from remat_cli.problem import Observer
+    from remat_cli.runtime.execution import Execution
 
 
 @click.command("verify")
 @graph_argument
 @click.argument("schedule", type=click.Path(path_type=Path), metavar="SCHEDULE")
 @click.option("--budget", metavar="SIZE", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
+@click.option("--execute", is_flag=True, help="Run an ONNX model in onnxruntime too, as it is and as planned.")
+@click.option("--time-limit", default="10m", show_default=True, metavar="30s", help="Of each run, with --execute.")
+@click.option("--seed", default=0, show_default=True, help="Of the random inputs, with --execute.")
 @graph_options
 @output_options
-def command(graph: Path, schedule: Path, as_json: bool, quiet: bool, **given: Any) -> None:
+def command(
+    graph: Path,
+    schedule: Path,
+    execute: bool,
+    time_limit: str,
+    seed: int,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> None:
     """Replay SCHEDULE on GRAPH, step by step; name the first broken step, or say what it really costs.
 
     GRAPH is the file that was planned, with the same options, or what convert wrote of it. SCHEDULE may come from any
     tool; what it says of its own peak, time and budget is checked, not believed.
 
+    With --execute the model is run by onnxruntime (pip install 'remat[run]') as it is and as 'remat apply' writes it,
+    on the same random inputs, and random weights where the file has none: the outputs must be the same bit by bit, the
+    order that of the schedule, and the measured peak the predicted one, to within 2 MiB or 3 %.
+
     \b
     remat verify model.onnx schedule.json --dim batch=8
     remat verify graph.json schedule.json --budget 8GB
+    remat verify model.onnx schedule.json --dim batch=8 --execute
     """
+    from remat_cli.reports.running import executed_report, execution_summary
     from remat_cli.reports.summary import verify_summary
     from remat_cli.reports.terminal import verify_report
 
     file = read_schedule(schedule)
     config = merge_config(given)
-    options = config.graph
-    prepared = prepare(graph, options if options.mode is not None else replace(options, mode=file.mode))
-    _check_made_for(file, prepared, schedule)
-    trace = simulate(prepared.graph, file.schedule, bytes_per_time=prepared.bytes_per_time)
+    options = with_mode(config.graph, file.mode)
+    limit = parse_duration(time_limit)
+    if execute:
+        _check_can_execute(graph, options, file)
+    prepared, trace = replay(graph, options, file, schedule)
     budget = _budget_bytes(config.budget, file, prepared)
+    broken = _broken_claim(file, trace, budget)
     streams = Output(as_json=as_json, quiet=quiet)
+    execution = None
+    if execute and broken is None:
+        with streams.progress() as observe:
+            execution = _execution(graph, options, prepared, file, seed, limit, observe)
     streams.report(
-        lambda: verify_report(prepared, file.schedule, trace, budget_bytes=budget),
-        lambda: verify_summary(prepared, trace, budget_bytes=budget),
+        lambda: executed_report(verify_report(prepared, file.schedule, trace, budget_bytes=budget), execution),
+        lambda: verify_summary(prepared, trace, budget_bytes=budget) | execution_summary(execution),
     )
-    _check_claims(file, trace, budget)
-
-
-def _check_made_for(file: ScheduleFile, prepared: Prepared, path: Path) -> None:
-    if file.sha256 is not None and file.sha256 != graph_sha256(prepared.graph):
-        raise GraphError(
-            f"{path} was made for another graph than {prepared.graph.name!r} with these options (sha256 differs)",
-            hint="give the options that it was planned with (--dim, --mode, --optimizer, --cost-model, --device, ...), "
-            "or the file that 'remat convert' wrote with them",
-        )
+    if execution is not None:
+        broken = _broken_promise(execution, prepared)
+    if broken is not None:
+        raise broken
 
 
 def _budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared) -> int | None:
@@ -70,10 +92,10 @@ def _budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepare
     return spec.bytes_of(baseline_of(prepared.graph).peak_bytes)
 
 
-def _check_claims(file: ScheduleFile, trace: Trace, budget: int | None) -> None:
+def _broken_claim(file: ScheduleFile, trace: Trace, budget: int | None) -> InvalidSchedule | None:
     """Hold what the file says of itself against the replay."""
     if budget is not None and trace.peak_bytes > budget:
-        raise InvalidSchedule(
+        return InvalidSchedule(
             f"step {trace.peak_step}: the peak, {format_bytes(trace.peak_bytes)} ({trace.peak_bytes} bytes), is above "
             f"the budget of {format_bytes(budget)} ({budget} bytes)",
             step=trace.peak_step,
@@ -84,7 +106,69 @@ def _check_claims(file: ScheduleFile, trace: Trace, budget: int | None) -> None:
         ("time", file.time, trace.time),
     ):
         if claimed is not None and claimed != measured:
-            raise InvalidSchedule(
+            return InvalidSchedule(
                 f"the file says {what} {claimed}, but the replay comes to {measured}",
                 hint="the steps or the graph were changed after it was planned; plan again",
             )
+    return None
+
+
+def _check_can_execute(model: Path, options: GraphOptions, file: ScheduleFile) -> None:
+    from remat_cli.runtime.applying import check_can_apply
+    from remat_cli.runtime.execution import check_can_measure
+
+    check_can_apply(model, options, file.schedule)
+    check_can_measure()
+
+
+def _execution(
+    model: Path,
+    options: GraphOptions,
+    prepared: Prepared,
+    file: ScheduleFile,
+    seed: int,
+    time_limit: float,
+    observe: Observer,
+) -> Execution:
+    from remat_cli.runtime.applying import apply_schedule, read_for
+    from remat_cli.runtime.execution import execute
+
+    rewritten = apply_schedule(model, options, prepared.graph, file.schedule, {})
+    return execute(
+        model,
+        read_for(model, options, keep_data=False),
+        rewritten,
+        prepared.graph,
+        file.schedule.computes,
+        seed=seed,
+        time_limit=time_limit,
+        observe=observe,
+    )
+
+
+def _broken_promise(execution: Execution, prepared: Prepared) -> InvalidSchedule | None:
+    """Hold what onnxruntime did against what was planned."""
+    if execution.changed:
+        random = [op.name for op in prepared.graph.ops if not op.recomputable]
+        return InvalidSchedule(
+            f"the rewritten model gives other bits at its outputs: {', '.join(map(repr, execution.changed))}",
+            hint=f"it may draw random numbers: {', '.join(map(repr, random[:4]))}"
+            if random
+            else "a kernel of this onnxruntime does not repeat itself; compare the two models' outputs",
+        )
+    if execution.out_of_order is not None:
+        place, planned, ran = execution.out_of_order
+        return InvalidSchedule(
+            f"at place {place} of the executed order ran {ran!r}, where the schedule has {planned!r}",
+            hint="onnxruntime runs an op as several nodes, not one: it has no kernel for it or its type "
+            "(float16 on the CPU); export the model without it",
+        )
+    peak = execution.plan
+    if peak.agrees:
+        return None
+    at = "no single op" if execution.parted_at is None else f"op {execution.parted_at!r}"
+    return InvalidSchedule(
+        f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, {format_bytes(peak.predicted)}; "
+        f"they part at {at}",
+        hint="its kernel takes memory that is not known to remat, or shares it in another way; please report it",
+    )

@@ -167,6 +167,7 @@ _FORMULAS: Mapping[str, Formula] = {
     "DeformConv": _convolution(),
     "QLinearConv": _convolution(weight=3),
     "com.microsoft.FusedConv": _convolution(),
+    "com.microsoft.nchwc.Conv": _convolution(),
     "ConvTranspose": _transposed_convolution,
     "MatMul": _matrix_product,
     "Gemm": _matrix_product,
@@ -186,8 +187,11 @@ _FORMULAS: Mapping[str, Formula] = {
     "MaxPool": _pooling,
     "AveragePool": _pooling,
     "LpPool": _pooling,
+    "com.microsoft.nchwc.MaxPool": _pooling,
+    "com.microsoft.nchwc.AveragePool": _pooling,
     "Resize": _interpolation("nearest"),
     "Upsample": _interpolation("nearest"),
+    "com.microsoft.nchwc.Upsample": _interpolation("nearest"),
     "GridSample": _interpolation("linear"),
     "Sum": _variadic,
     "Mean": _variadic,
@@ -213,12 +217,14 @@ _PER_RESULT_ELEMENT: Mapping[str, int] = {
     **dict.fromkeys(("Swish", "com.microsoft.QuickGelu"), 7),
     **dict.fromkeys(("Erf", "Tanh", "Pow", "Softplus", "LayerNormalization", "GroupNormalization",
                      "InstanceNormalization", "LRN"), 8),
+    **dict.fromkeys(("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization"), 9),
     **dict.fromkeys(("Gelu", "Mish", "com.microsoft.Gelu", "com.microsoft.FastGelu", "com.microsoft.BiasGelu"), 10),
 }
 
 _PER_INPUT_ELEMENT: Mapping[str, int] = {
     **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ArgMax", "ArgMin",
-                     "GlobalAveragePool", "GlobalMaxPool", "Hardmax"), 1),
+                     "GlobalAveragePool", "GlobalMaxPool", "Hardmax", "com.microsoft.nchwc.GlobalAveragePool",
+                     "com.microsoft.nchwc.GlobalMaxPool"), 1),
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSumSquare", "DynamicQuantizeLinear"), 2),
     **dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), 5),
     "SoftmaxCrossEntropyLoss": 6,
@@ -228,6 +234,7 @@ _DATA_MOVEMENT = frozenset((
     "Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike",
     "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxUnpool", "NegativeLogLikelihoodLoss", "OneHot",
     "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth",
-    "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
+    "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "com.microsoft.nchwc.ReorderInput",
+    "com.microsoft.nchwc.ReorderOutput",
 ))
 # fmt: on

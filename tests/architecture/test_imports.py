@@ -24,6 +24,7 @@ LAYERS = (
     ("remat_cli.readers", "remat_cli.training", "remat_cli.costs", "remat_cli.generate", "remat_cli.planners"),
     ("remat_cli.solve", "remat_cli.config"),
     ("remat_cli.prepare", "remat_cli.synthesis", "remat_cli.budget_search"),
+    ("remat_cli.runtime",),
     ("remat_cli.reports",),
     ("remat_cli.cli",),
     ("remat_cli.__main__",),
@@ -34,14 +35,15 @@ ROOMS = LAYERS[4]
 HOMES = {
     "click": ("remat_cli.cli", "remat_cli.__main__"),
     "rich": ("remat_cli.reports", "remat_cli.cli"),
-    "onnx": ("remat_cli.readers.onnx",),
+    "onnx": ("remat_cli.readers.onnx", "remat_cli.runtime"),
+    "onnxruntime": ("remat_cli.runtime",),
     "google": ("remat_cli.readers.onnx",),
-    "ortools": ("remat_cli.planners",),
-    "pulp": ("remat_cli.planners",),
+    "ortools": ("remat_cli.planners.cp_sat", "remat_cli.planners.moccasin", "remat_cli.planners.retention"),
+    "pulp": ("remat_cli.planners.checkmate",),
     "pydantic": ("remat_cli.config",),
     "yaml": ("remat_cli.config",),
 }
-HEAVY = ("google", "networkx", "numpy", "onnx", "ortools", "pulp", "pydantic", "rich")
+HEAVY = ("google", "networkx", "numpy", "onnx", "onnxruntime", "ortools", "pulp", "pydantic", "rich")
 
 
 def module_name(path: Path) -> str:

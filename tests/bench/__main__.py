@@ -1,4 +1,4 @@
-"""`make bench`: how long reading, simulating and planning take, and what the plans cost.
+"""`make bench`: how long reading, simulating and planning take, what the plans cost, and how they run.
 
 Runs on the graphs of this repository, and on the public data sets too where REMAT_DATA names their folder. Seconds are
 of one run on this machine: compare them within a run only.
@@ -18,17 +18,18 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.config import GraphOptions
-from remat_cli.planners.approx_dp import ApproxDP
 from remat_cli.planners.forward_part import ForwardPart
-from remat_cli.planners.lower_set_dp import LowerSetDP
-from remat_cli.planners.lower_set_options import Strategy
-from remat_cli.planners.lower_sets import LowerSets, all_lower_sets, pruned_family
+from remat_cli.planners.lower_sets.approx_dp import ApproxDP
+from remat_cli.planners.lower_sets.dp import LowerSetDP
+from remat_cli.planners.lower_sets.families import LowerSets, all_lower_sets, pruned_family
+from remat_cli.planners.lower_sets.options import Strategy
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
 from remat_cli.readers import read_graph
 from remat_cli.solve import baseline_of, solve
 from remat_cli.training import training_graph
 from remat_cli.units import format_bytes, format_share
+from tests.bench.execution import execution
 from tests.bench.scale import scale
 
 GRAPHS = Path(__file__).parents[2] / "graphs"
@@ -131,6 +132,7 @@ def main() -> None:
     planning(console)
     lower_sets(console)
     scale(console)
+    execution(console)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from remat_cli.readers import read_graph
 from remat_cli.readers.native import graph_bytes
 
 GRAPHS = Path(__file__).parents[2] / "graphs"
-ONNX_FILES = ("gpt.onnx", "resnet50.onnx", "unet.onnx")
-JSON_FILES = ("gpt.json", "resnet50.json", "skip_chain.json", "unet.json")
+ONNX_FILES = ("gpt.onnx", "long_skip.onnx", "resnet50.onnx", "unet.onnx")
+JSON_FILES = ("gpt.json", "long_skip.json", "resnet50.json", "skip_chain.json", "unet.json")
 TABLE1_FILES = tuple(
     f"table1/{name}.json" for name in ("densenet161", "googlenet", "pspnet", "resnet152", "resnet50", "unet", "vgg19")
 )
@@ -51,7 +51,7 @@ def test_shape_inference_sizes_every_value_without_weights(name: str) -> None:
     for value in (*model.graph.input, *model.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
-                dim.dim_value = {"batch": 2, "seq": 128}[dim.dim_param]
+                dim.dim_value = {"batch": 2, "seq": 128, "height": 32, "width": 48}[dim.dim_param]
     onnx.checker.check_model(_weights_as_inputs(model), full_check=True)
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     sized = {
@@ -97,7 +97,12 @@ def test_the_skip_chain_has_skips_from_every_block_down_to_its_block_up() -> Non
 
 @pytest.mark.parametrize(
     ("name", "dims"),
-    [("unet", {"batch": 8}), ("resnet50", {"batch": 32}), ("gpt", {"batch": 8, "seq": 512})],
+    [
+        ("unet", {"batch": 8}),
+        ("resnet50", {"batch": 32}),
+        ("gpt", {"batch": 8, "seq": 512}),
+        ("long_skip", {"batch": 1, "height": 512, "width": 512}),
+    ],
 )
 def test_the_native_form_plans_as_the_model_does(name: str, dims: dict[str, int]) -> None:
     model = prepare(GRAPHS / f"{name}.onnx", GraphOptions(dims=dims))

@@ -1,17 +1,19 @@
-"""Which ops share storage with an input, which can overwrite one, and which need scratch memory, by runtime.
+"""Which ops share storage with an input, and which can overwrite one, by runtime.
 
 - `torch`: what PyTorch's eager mode makes a view of. Reshape counts as a view always, though PyTorch copies where the
   input's strides leave it no choice (after a transpose): the copy and its base are then seldom needed both.
-- `ort-cpu`: what onnxruntime's CPU provider was measured to do, version 1.31.
+- `ort-cpu`: what onnxruntime's CPU provider was measured to do, version 1.31, without optimisations. What it hands out
+  as an output of the graph it always writes to storage of its own, be it the result of a Reshape or of a Relu.
 - `none`: every op writes storage of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from remat_cli.readers.onnx.randomness import is_inference_dropout
-from remat_cli.readers.onnx.values import TensorType, Values
+from remat_cli.readers.onnx.values import Values
 from remat_cli.readers.reading import Aliasing
 
 if TYPE_CHECKING:
@@ -19,14 +21,20 @@ if TYPE_CHECKING:
 
 _RESHAPES = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _STRIDED = frozenset({"Transpose", "Expand", "Split"})
-_IN_PLACE_ORT = frozenset(
-    {"Relu", "LeakyRelu", "Elu", "Selu", "Sigmoid", "HardSigmoid", "Tanh", "Clip", "Softplus", "Softmax", "LogSoftmax"}
-)
-# Buffers of the output's size that a kernel allocates for itself.
-_SCRATCH_ORT = {"Where": 2, "HardSwish": 1}
+# fmt: off
+_IN_PLACE_ORT = frozenset((
+    "Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "ScatterElements", "Selu", "Shrink",
+    "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh", "ThresholdedRelu", "Trilu",
+))
+# fmt: on
+# The addend of a fused convolution; the position of the input that its result can replace.
+_ADDEND = 3
+_ADDS_IN_PLACE_ORT = frozenset({("com.microsoft", "FusedConv"), ("com.microsoft.nchwc", "Conv")})
 
 
-def viewed_inputs(node: onnx.NodeProto, values: Values, opset: int, profile: Aliasing) -> dict[str, str]:
+def viewed_inputs(
+    node: onnx.NodeProto, values: Values, opset: int, profile: Aliasing, results: Collection[str]
+) -> dict[str, str]:
     """Return the outputs of a node that are views, each with the input whose storage it shares.
 
     Args:
@@ -34,23 +42,26 @@ def viewed_inputs(node: onnx.NodeProto, values: Values, opset: int, profile: Ali
         values: what is known of its inputs and outputs.
         opset: version of ONNX's own operator set.
         profile: the runtime.
+        results: the outputs of the graph that the node stands in.
     """
     outputs = [name for name in node.output if name]
     if profile is Aliasing.NONE or node.domain != "" or not outputs or not node.input or not node.input[0]:
         return {}
+    if profile is Aliasing.ORT_CPU:
+        return {} if node.op_type not in _RESHAPES or outputs[0] in results else {outputs[0]: node.input[0]}
     if node.op_type == "Dropout":
         # Its second output, the mask, is storage of its own.
-        shares = profile is Aliasing.TORCH and is_inference_dropout(node, values, opset)
+        shares = is_inference_dropout(node, values, opset)
         return {node.output[0]: node.input[0]} if shares and node.output[0] else {}
-    shares = node.op_type in _RESHAPES or _keeps_type(node, outputs[0], values)
-    if profile is Aliasing.TORCH:
-        shares |= node.op_type in _STRIDED or _is_strided_by_constants(node, values, opset)
+    shares = node.op_type in _RESHAPES | _STRIDED or _keeps_type(node, values)
+    shares |= _is_strided_by_constants(node, values, opset)
     return dict.fromkeys(outputs, node.input[0]) if shares else {}
 
 
-def _keeps_type(node: onnx.NodeProto, output: str, values: Values) -> bool:
-    casts = node.op_type in ("Cast", "CastLike")
-    return casts and values[node.input[0]].type.element == values[output].type.element
+def _keeps_type(node: onnx.NodeProto, values: Values) -> bool:
+    if node.op_type not in ("Cast", "CastLike"):
+        return False
+    return values[node.input[0]].type.element == values[node.output[0]].type.element
 
 
 def _is_strided_by_constants(node: onnx.NodeProto, values: Values, opset: int) -> bool:
@@ -66,20 +77,11 @@ def _is_strided_by_constants(node: onnx.NodeProto, values: Values, opset: int) -
     return steps is not None and bool((steps > 0).all())
 
 
-def scratch_bytes(node: onnx.NodeProto, values: Values, profile: Aliasing) -> int:
-    """Return the memory that a node's kernel takes beside its inputs and outputs."""
-    outputs = [name for name in node.output if name]
-    if profile is not Aliasing.ORT_CPU or node.domain != "" or not outputs:
-        return 0
-    result = values[outputs[0]].type
-    if node.op_type == "Dropout" and isinstance(result, TensorType) and len(outputs) == 1:
-        # The mask, one byte an element, is made whether it is wanted or not.
-        return result.elements
-    return _SCRATCH_ORT.get(node.op_type, 0) * result.bytes
-
-
-def overwritten_input(node: onnx.NodeProto, values: Values, profile: Aliasing) -> str | None:
-    """Return the input that a node's first output can take the place of, or None."""
-    if profile is not Aliasing.ORT_CPU or node.domain != "" or node.op_type not in _IN_PLACE_ORT:
+def overwritten_input(node: onnx.NodeProto, values: Values, profile: Aliasing, results: Collection[str]) -> str | None:
+    """Return the input that a node's first output can take the place of, or None; arguments as for `viewed_inputs`."""
+    if profile is not Aliasing.ORT_CPU or not node.input or not node.output or node.output[0] in results:
         return None
-    return node.input[0] if node.input and node.output else None
+    if (node.domain, node.op_type) in _ADDS_IN_PLACE_ORT:
+        return node.input[_ADDEND] if len(node.input) > _ADDEND else None
+    in_place = node.domain == "" and (node.op_type in _IN_PLACE_ORT or _keeps_type(node, values))
+    return node.input[0] if in_place else None

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
 from remat_cli.operators import Operand, Operator, Role
-from remat_cli.readers.onnx.aliasing import overwritten_input, scratch_bytes, viewed_inputs
+from remat_cli.readers.onnx.aliasing import overwritten_input, viewed_inputs
 from remat_cli.readers.onnx.attributes import plain_attributes
+from remat_cli.readers.onnx.contrib import full_type
 from remat_cli.readers.onnx.inference import OperatorSets
+from remat_cli.readers.onnx.scratch import scratch_bytes
 from remat_cli.readers.onnx.sized import SizedGraph, SizedNode
 from remat_cli.readers.onnx.structure import Node
 from remat_cli.readers.onnx.values import Origin, Value
@@ -65,7 +67,7 @@ class Conversion:
         """Return the base of each view, None where that is a resident value."""
         storage: dict[str, str | None] = {}
         for node in sized.nodes:
-            views = viewed_inputs(node.node.proto, sized.values, self.opsets.version(""), self.profile)
+            views = viewed_inputs(node.node.proto, sized.values, self.opsets.version(""), self.profile, sized.outputs)
             for view, source in views.items():
                 base = source if sized.values[source].is_activation else None
                 storage[view] = storage.get(source, base)
@@ -75,24 +77,24 @@ class Conversion:
         node = sized_node.node
         return Op(
             name=node.name,
-            type=_operator_type(node),
+            type=full_type(node.proto),
             inputs=tuple(name for name in node.reads if sized.values[name].is_activation),
             outputs=node.outputs,
             time=0,
             workspace_bytes=self._workspace_bytes(sized_node, sized.values),
-            inplace=self._inplace(node, sized.values, storage),
+            inplace=self._inplace(node, sized, storage),
             recomputable=sized_node.recomputable,
         )
 
-    def _inplace(self, node: Node, values: Mapping[str, Value], storage: Mapping[str, str | None]) -> str | None:
+    def _inplace(self, node: Node, sized: SizedGraph, storage: Mapping[str, str | None]) -> str | None:
         """Return the tensor whose storage the first output takes over: one that an op made, of the same size."""
-        name = overwritten_input(node.proto, values, self.profile)
+        name = overwritten_input(node.proto, sized.values, self.profile, sized.outputs)
         if not name or not node.proto.output[0]:
             return None
         base = storage.get(name, name)
-        if base is None or values[base].origin is not Origin.PRODUCED:
+        if base is None or sized.values[base].origin is not Origin.PRODUCED:
             return None
-        return base if values[base].type.bytes == values[node.proto.output[0]].type.bytes else None
+        return base if sized.values[base].type.bytes == sized.values[node.proto.output[0]].type.bytes else None
 
     def _workspace_bytes(self, node: SizedNode, values: Mapping[str, Value]) -> int:
         """Return what an op needs beside its inputs and outputs; with bodies, the worse branch or one iteration.
@@ -100,7 +102,7 @@ class Conversion:
         A branch writes its results to the op's outputs; an iteration of a loop makes the next state beside the last.
         """
         if not node.bodies:
-            return scratch_bytes(node.node.proto, values, self.profile)
+            return scratch_bytes(node.node.proto, values, self.opsets.version(""), self.profile)
         peaks = [self._body_peak_bytes(body, node.node.name) for body in node.bodies]
         counted = sum(values[name].type.bytes for name in node.node.outputs) if node.node.proto.op_type == "If" else 0
         return max(0, max(peaks) - counted)
@@ -114,7 +116,7 @@ class Conversion:
     def _operator(self, node: Node, values: Mapping[str, Value]) -> Operator:
         proto = node.proto
         return Operator(
-            type=_operator_type(node),
+            type=full_type(node.proto),
             inputs=tuple(operand(name, values[name]) if name else None for name in (*proto.input, *node.captured)),
             outputs=tuple(operand(name, values[name]) if name else None for name in proto.output),
             attributes=plain_attributes(proto),
@@ -133,10 +135,6 @@ def parameters(sized: SizedGraph) -> tuple[Operand, ...]:
     """Return the trainable weights of a graph and of its bodies, each once."""
     own = [operand(name, sized.values[name]) for name in sized.stored if sized.values[name].trainable]
     return (*own, *(weight for node in sized.nodes for body in node.bodies for weight in parameters(body)))
-
-
-def _operator_type(node: Node) -> str:
-    return ".".join(filter(None, (node.proto.domain, node.proto.op_type)))
 
 
 def _given(sized: SizedGraph) -> Iterable[str]:

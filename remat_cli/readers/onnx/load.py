@@ -35,23 +35,30 @@ _LOOKS_LIKE = (
 
 @dataclass(frozen=True)
 class Model:
-    """A model whose local functions are inlined and whose large values are stripped of their data.
+    """A model whose local functions are inlined.
 
     Attributes:
-        graph: the main graph; nodes in the order of the file.
-        ir_version: version of the file format.
+        proto: all of it; nodes in the order of the file.
         opsets: version of each imported operator set by domain; ONNX's own domain is "".
         notes: what the user should know.
     """
 
-    graph: onnx.GraphProto
-    ir_version: int
+    proto: onnx.ModelProto
     opsets: dict[str, int]
     notes: tuple[str, ...]
 
+    @property
+    def graph(self) -> onnx.GraphProto:
+        """The main graph."""
+        return self.proto.graph
 
-def load_model(path: Path) -> Model:
+
+def load_model(path: Path, *, keep_data: bool = False) -> Model:
     """Load a model without its weights. Files with external data are never opened.
+
+    Args:
+        path: the file.
+        keep_data: keep the data of large values that the file itself holds; it is of no use but to be written again.
 
     Raises:
         GraphError: the path is no regular file, or no ONNX model.
@@ -62,10 +69,11 @@ def load_model(path: Path) -> Model:
         proto = onnx.load_model_from_string(_read_bytes(path), format="protobuf")
     _check_model(proto, path)
     _check_text(proto, path)
-    _strip_payloads(proto)
+    if not keep_data:
+        _strip_payloads(proto)
     _unify_domains(proto)
     opsets = {opset.domain: opset.version for opset in proto.opset_import}
-    return Model(inlined(proto).graph, proto.ir_version, opsets, _opset_notes(opsets))
+    return Model(inlined(proto), opsets, _opset_notes(opsets))
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from remat_cli.errors import GraphError
 from remat_cli.readers.onnx.convert import Conversion, parameters
 from remat_cli.readers.onnx.dims import bind_inputs
 from remat_cli.readers.onnx.estimates import in_words
+from remat_cli.readers.onnx.expansion import WITHOUT_KERNEL
 from remat_cli.readers.onnx.inference import OperatorSets
 from remat_cli.readers.onnx.load import Model, load_model
 from remat_cli.readers.onnx.shapes import ShapeInference
@@ -18,23 +20,44 @@ from remat_cli.readers.onnx.structure import stored_names
 from remat_cli.readers.reading import Reading, ReadOptions
 
 
-def read_model(path: Path, options: ReadOptions) -> Reading:
-    """Read a model; see `remat_cli.readers.onnx.read`."""
-    model = load_model(path)
+@dataclass(frozen=True)
+class SizedModel:
+    """A model that was read, before it becomes a `Graph`.
+
+    Attributes:
+        model: what the file says.
+        graph: the nodes as they run, and the type of every value.
+        inference: how the types were found, and what is an estimate.
+    """
+
+    model: Model
+    graph: SizedGraph
+    inference: ShapeInference
+
+
+def read_sized(path: Path, options: ReadOptions, *, keep_data: bool = False) -> SizedModel:
+    """Read a model and size every value of it; arguments and errors as for `load_model` and `read_model`."""
+    model = load_model(path, keep_data=keep_data)
     stored = stored_names(model.graph)
     inputs = bind_inputs([value for value in model.graph.input if value.name not in stored], options)
     # From IR version 4 on, an initializer that is listed as an input is one that the caller may replace.
-    listed = {value.name for value in model.graph.input} if model.ir_version >= 4 else set()
-    opsets = OperatorSets(model.opsets)
+    listed = {value.name for value in model.graph.input} if model.proto.ir_version >= 4 else set()
     inference = ShapeInference(
-        opsets=opsets,
+        opsets=OperatorSets(model.opsets),
         dims=inputs.dims,
         value_shapes=options.value_shapes,
         weights=frozenset(weights_read(model.graph.node)),
         overridable=frozenset(stored & listed),
+        without_kernel=WITHOUT_KERNEL.get(options.aliasing, ()),
     )
-    sized = inference.size(model.graph, inputs.types)
-    conversion = Conversion(opsets, options.aliasing)
+    return SizedModel(model, inference.size(model.graph, inputs.types), inference)
+
+
+def read_model(path: Path, options: ReadOptions) -> Reading:
+    """Read a model; see `remat_cli.readers.onnx.read`."""
+    read = read_sized(path, options)
+    model, sized, inference = read.model, read.graph, read.inference
+    conversion = Conversion(inference.opsets, options.aliasing)
     graph = conversion.graph(sized, path.stem)
     estimated = {op.name: inference.estimates[op.name] for op in graph.ops if op.name in inference.estimates}
     if options.strict and estimated:
@@ -55,9 +78,9 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
     notes = list(model.notes)
     if not inference.is_sorted:
         notes.append("the nodes of the file are not in an executable order: they were sorted")
-    if sized.folded_nodes:
-        total = sized.folded_nodes + len(sized.nodes)
-        notes.append(f"{sized.folded_nodes} of {total} nodes only compute constants or shapes, and are no ops")
+    if sized.folded:
+        total = len(sized.folded) + len(sized.nodes)
+        notes.append(f"{len(sized.folded)} of {total} nodes only compute constants or shapes, and are no ops")
     strings = [name for name in sized.inputs if sized.values[name].type.element.is_string]
     if strings:
         notes.append(f"inputs that hold strings are counted with 32 bytes an element: {', '.join(map(repr, strings))}")

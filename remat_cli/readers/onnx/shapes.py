@@ -9,12 +9,13 @@ stale, after sizes were bound or a tool has edited the file.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.readers.onnx.attributes import integer_attribute
+from remat_cli.readers.onnx.contrib import SUMS, full_type, result_type, standard_form
 from remat_cli.readers.onnx.dtypes import ELEMENT_TYPES
 from remat_cli.readers.onnx.estimates import (
     AFTER_ESTIMATE,
@@ -28,6 +29,7 @@ from remat_cli.readers.onnx.estimates import (
     sized_like,
     unsized,
 )
+from remat_cli.readers.onnx.expansion import Names, expanded
 from remat_cli.readers.onnx.folding import can_fold, compute, no_elements
 from remat_cli.readers.onnx.inference import OperatorSets, check_form, infer
 from remat_cli.readers.onnx.randomness import repeats_itself
@@ -78,8 +80,10 @@ class ShapeInference:
         value_shapes: shapes that the user gives, by value name; for a sequence, of all its elements taken together.
         weights: names that are read where a trained weight may stand.
         overridable: initializers of the main graph that the caller may replace.
+        without_kernel: ops of ONNX's own set that the runtime runs as the nodes that define them.
         estimates: why an op is an estimate, by op name.
         is_sorted: whether the nodes of the file were in an executable order.
+        names: of all values and nodes, also of those that ops without kernel are run as.
     """
 
     opsets: OperatorSets
@@ -87,8 +91,10 @@ class ShapeInference:
     value_shapes: Mapping[str, tuple[int, ...]]
     weights: frozenset[str]
     overridable: frozenset[str]
+    without_kernel: Collection[str] = ()
     estimates: dict[str, str] = field(default_factory=dict)
     is_sorted: bool = True
+    names: Names = field(default_factory=Names)
     _unsized: dict[str, str] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
 
@@ -99,6 +105,7 @@ class ShapeInference:
             GraphError: a structural fault, a node that does not fit its inputs, values whose shape cannot be inferred.
             UsageError: a given shape is for no value of the graph, or contradicts what is inferred.
         """
+        self.names.take(graph)
         sized = self._size(graph, inputs, ChainMap(), path="")
         for name in self.value_shapes:
             if name not in self._seen:
@@ -108,7 +115,7 @@ class ShapeInference:
             more = f" and {len(self._unsized) - _SHOWN} more" if len(self._unsized) > _SHOWN else ""
             raise GraphError(
                 f"the shapes of these values depend on data and are not known: {', '.join(shown)}{more}",
-                hint=f"give them, such as --value-shape {next(iter(self._unsized))}=2,3,4",
+                hint=f"give them, such as --value-shape {next(iter(self._unsized))}:2,3,4",
             )
         return sized
 
@@ -123,18 +130,31 @@ class ShapeInference:
             values=outer.new_child({**fed, **stored.values}),
             declared={value.name: value.type for value in (*graph.output, *graph.value_info)},
         )
-        visited = [self._visit(node, scope) for node in nodes]
+        visited = [pair for node in nodes for pair in self._visited(node, scope)]
         self._seen.update(scope.values.maps[0])
-        kept = tuple(node for node in visited if node is not None)
         return SizedGraph(
             values=scope.values,
-            nodes=kept,
+            nodes=tuple(sized for _, sized in visited if sized is not None),
             inputs=tuple(inputs),
             outputs=tuple(value.name for value in graph.output),
             stored=tuple(stored.values),
             stored_bytes=stored.bytes,
-            folded_nodes=len(nodes) - len(kept),
+            folded=tuple(node for node, sized in visited if sized is None),
         )
+
+    def _visited(self, node: Node, scope: _Scope) -> Iterator[tuple[Node, SizedNode | None]]:
+        """Visit a node, or those that it is run as; yields each with what `_visit` returns for it."""
+        parts: tuple[Node, ...] = (node,)
+        if _is_own(node.proto, *self.without_kernel) and self.without_kernel:
+            schema = self.opsets.schema(node.proto)
+            if schema is not None:
+                check_form(node, schema)
+                parts = expanded(node, schema, scope.values, self.opsets.version(""), self.names)
+        if parts == (node,):
+            yield node, self._visit(node, scope)
+            return
+        for part in parts:
+            yield from self._visited(part, scope)
 
     def _visit(self, node: Node, scope: _Scope) -> SizedNode | None:
         """Add what a node produces to the scope; return None where it was computed and is no op."""
@@ -176,9 +196,23 @@ class ShapeInference:
             inputs = [values[name] if name else None for name in proto.input]
             return {name: SEQUENCE_RULES[proto.op_type](proto, inputs) for name in node.outputs}, ()
         if schema is None:
-            self.estimates[node.name] = UNKNOWN_OP
-            return {}, ()
+            return self._inferred_without_schema(node, values), ()
         return self._inferred_by_onnx(node, schema, values), ()
+
+    def _inferred_without_schema(self, node: Node, values: Values) -> Mapping[str, ValueType | None]:
+        """Return the types of the outputs of a node that onnx has no definition of."""
+        standard = standard_form(node)
+        schema = None if standard is None else self.opsets.schema(standard.proto)
+        types: dict[str, ValueType | None] = {}
+        if standard is not None and schema is not None:
+            types |= self._inferred_by_onnx(standard, schema, values)
+        else:
+            types[node.proto.output[0]] = result_type(node.proto, [values.get(name) for name in node.proto.input])
+        total = SUMS.get(full_type(node.proto), len(node.proto.output))
+        types |= dict.fromkeys(node.proto.output[total : total + 1], types.get(node.proto.output[0]))
+        if any(types.get(name) is None for name in node.outputs):
+            self.estimates[node.name] = UNKNOWN_OP
+        return types
 
     def _inferred_by_onnx(self, node: Node, schema: OpSchema, values: Values) -> Mapping[str, ValueType | None]:
         try:

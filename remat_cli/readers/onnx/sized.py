@@ -35,7 +35,7 @@ class SizedGraph:
         outputs: names of its outputs.
         stored: names of its initializers.
         stored_bytes: their size.
-        folded_nodes: number of nodes that were computed while reading.
+        folded: nodes that were computed while reading, in an executable order.
     """
 
     values: ChainMap[str, Value]
@@ -44,4 +44,4 @@ class SizedGraph:
     outputs: tuple[str, ...]
     stored: tuple[str, ...]
     stored_bytes: int
-    folded_nodes: int
+    folded: tuple[Node, ...]

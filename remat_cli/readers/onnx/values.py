@@ -177,6 +177,13 @@ def checked(tensor: TensorType, where: str) -> TensorType:
     return tensor
 
 
+def broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of two operands stretched to each other, as far as they fit."""
+    rank = max(len(one), len(other))
+    padded = ((1,) * (rank - len(shape)) + shape for shape in (one, other))
+    return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
+
+
 def shape_text(shape: tuple[int | str, ...]) -> str:
     """Return a shape as ONNX tools write it: "[1,3,224,224]"."""
     return f"[{','.join(map(str, shape))}]"

@@ -1,0 +1,81 @@
+"""`remat apply`: a schedule written as an ONNX model that runs it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remat_cli.cli.options import graph_options, merge_config, output_options
+from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.replay import replay, with_mode
+from remat_cli.errors import UsageError
+from remat_cli.readers.native import graph_sha256
+from remat_cli.reports.schedule_json import read_schedule
+from remat_cli.schedule import with_frees
+from remat_cli.simulate import simulate
+from remat_cli.solve import baseline_of
+
+
+@click.command("apply")
+@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL.onnx")
+@click.argument("schedule", type=click.Path(path_type=Path), metavar="SCHEDULE")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the model here; - is stdout."
+)
+@graph_options
+@output_options
+def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Write MODEL with its nodes in the order of SCHEDULE, what is recomputed repeated under names of its own.
+
+    SCHEDULE is one for inference, planned with the same options. onnxruntime runs the result as planned with the
+    options that remat_cli.session_options() returns; by default it would merge the repeats again. Weights are never
+    opened: where they lie in files of their own, write the result beside them.
+
+    \b
+    remat plan model.onnx --mode inference --dim batch=8 --budget 2GB -o schedule.json
+    remat apply model.onnx schedule.json --dim batch=8 -o planned.onnx
+    remat verify model.onnx schedule.json --dim batch=8 --execute
+    """
+    from remat_cli.reports.running import apply_report, apply_summary
+    from remat_cli.runtime.applying import apply_schedule, check_can_apply, checked, model_bytes
+    from remat_cli.runtime.external import absent_files, rebase
+
+    file = read_schedule(schedule)
+    options = with_mode(merge_config(given).graph, file.mode or "inference")
+    check_can_apply(model, options, file.schedule)
+    prepared, _ = replay(model, options, file, schedule)
+    graph = prepared.graph
+    # The runtime frees everything as early as can be, whatever the file says.
+    trace = simulate(graph, with_frees(graph, file.schedule.computes))
+    facts = {
+        "planner": file.planner,
+        "budget_bytes": file.budget_bytes,
+        "peak_bytes": trace.peak_bytes,
+        "plain_peak_bytes": baseline_of(graph).peak_bytes,
+        "graph_sha256": graph_sha256(graph),
+    }
+    rewritten = apply_schedule(model, options, graph, file.schedule, facts)
+    notes = [*prepared.notes, *checked(rewritten.proto, model)]
+    if absent := absent_files(rewritten.proto, model):
+        notes.append(
+            f"weights that the model refers to are not there; put them beside the new file: {', '.join(absent)}"
+        )
+    prepared = replace(prepared, notes=tuple(notes))
+    if output != STDOUT:
+        _check_is_another_file(model, output)
+        rebase(rewritten.proto, model, output)
+    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
+    streams.write(output, model_bytes(rewritten.proto))
+    streams.report(
+        lambda: apply_report(prepared, trace, rewritten, output),
+        lambda: apply_summary(prepared, trace, rewritten, output),
+    )
+
+
+def _check_is_another_file(model: Path, output: Path) -> None:
+    if output.exists() and os.path.samefile(model, output):
+        raise UsageError(f"{output} is the model itself, which would be lost", hint="choose another name with -o")

@@ -1,0 +1,239 @@
+"""`remat apply` and `remat verify --execute` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from remat_cli import session_options
+from remat_cli.schedule import STEP_NAMES, with_frees
+from tests.cli.calls import Remat
+from tests.unit.readers_onnx.models import Model, elsewhere, float_input, node, weight
+from tests.unit.runtime.rewriting import planned
+
+
+def skip_model(**more: Any) -> Model:
+    """Two branches, of which one is made early and read late."""
+    return Model(
+        [
+            node("Exp", ["x"], ["early"], "early"),
+            node("MatMul", ["x", "w"], ["a"], "one"),
+            node("Sin", ["a"], ["b"], "two"),
+            node("MatMul", ["b", "w"], ["c"], "three"),
+            node("Add", ["c", "early"], ["y"], "join"),
+        ],
+        inputs=[float_input("x", "rows", 16)],
+        stored=[weight("w", 16, 16)],
+        **more,
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return skip_model().save(tmp_path)
+
+
+DIM = ("--dim", "rows=4")
+
+
+@pytest.fixture
+def schedule(model: Path, tmp_path: Path, remat: Remat) -> Path:
+    """A plan that makes `early` again when it is needed."""
+    path = tmp_path / "s.json"
+    assert remat("plan", model, *DIM, "--mode", "inference", "-c", "keep_all", "--budget", "100%", "-o", path).code == 0
+    document = json.loads(path.read_text())
+    steps = with_frees(planned(model, dims={"rows": 4}), ("early", "one", "two", "three", "early", "join")).steps
+    written = [[STEP_NAMES[type(step)], getattr(step, "op", None) or getattr(step, "tensor", None)] for step in steps]
+    kept = {key: document[key] for key in ("format", "graph", "planner", "budget_bytes")}
+    path.write_text(json.dumps({**kept, "steps": written}))
+    return path
+
+
+def computed(path: Path, **inputs: Any) -> list[Any]:
+    session = onnxruntime.InferenceSession(path, session_options(), providers=["CPUExecutionProvider"])
+    results: list[Any] = session.run(None, inputs)
+    return results
+
+
+def test_the_written_model_runs_the_schedule(
+    model: Path, schedule: Path, tmp_path: Path, remat: Remat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = Path("planned.onnx")
+    ended = remat("apply", model, schedule, *DIM, "-o", output)
+    assert (ended.code, ended.err) == (0, "")
+    assert "7, 1 of them repeats, 1 to free what nobody reads" in ended.out
+    assert "session = InferenceSession('planned.onnx', session_options())" in ended.out
+    names = [one.name for one in onnx.load(output).graph.node]
+    assert names == ["early", "early__unread", "one", "two", "three", "early__remat2", "join"]
+    x = np.random.default_rng(0).random((4, 16), dtype=np.float32)
+    assert computed(model, x=x)[0].tobytes() == computed(output, x=x)[0].tobytes()
+
+
+def test_the_metadata_tells_of_the_plan(model: Path, schedule: Path, tmp_path: Path, remat: Remat) -> None:
+    output = tmp_path / "planned.onnx"
+    remat("apply", model, schedule, *DIM, "-o", output, "-q")
+    found = {entry.key: entry.value for entry in onnx.load(output).metadata_props}
+    asked = json.loads(schedule.read_text())
+    assert found["remat.planner"] == "keep_all"
+    assert int(found["remat.budget_bytes"]) == asked["budget_bytes"]
+    assert found["remat.graph_sha256"] == asked["graph"]["sha256"]
+    assert int(found["remat.peak_bytes"]) <= int(found["remat.plain_peak_bytes"])
+
+
+def test_the_summary(model: Path, schedule: Path, tmp_path: Path, remat: Remat) -> None:
+    summary = remat("apply", model, schedule, *DIM, "-o", tmp_path / "planned.onnx", "--json").json
+    assert (summary["nodes"], summary["recomputations"], summary["released"]) == (7, 1, 1)
+    assert summary["peak_bytes"] <= summary["baseline"]["peak_bytes"]
+
+
+def test_a_dash_writes_to_stdout_and_moves_the_report_to_stderr(model: Path, schedule: Path) -> None:
+    command = [sys.executable, "-m", "remat_cli", "apply", str(model), str(schedule), *DIM, "-o", "-"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert len(onnx.load_model_from_string(done.stdout).graph.node) == 7
+    assert b"1 of them repeats" in done.stderr
+
+
+def changed(schedule: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    document = json.loads(schedule.read_text())
+    change(document)
+    path = schedule.with_name("changed.json")
+    path.write_text(json.dumps(document))
+    return path
+
+
+class TestRefusals:
+    """What is not applied, and with which exit code."""
+
+    def test_a_schedule_for_training(self, model: Path, tmp_path: Path, remat: Remat) -> None:
+        path = tmp_path / "s.json"
+        assert remat("plan", model, *DIM, "--budget", "100%", "-c", "keep_all", "-o", path).code == 0
+        for verb in (["apply", "-o", tmp_path / "p.onnx"], ["verify", "--execute"]):
+            ended = remat(verb[0], model, path, *DIM, *verb[1:])
+            assert (ended.code, ended.out) == (2, "")
+            assert "the backward pass is not in the model file" in ended.err
+            assert "--mode inference" in ended.err
+
+    def test_a_schedule_of_another_model(self, schedule: Path, tmp_path: Path, remat: Remat) -> None:
+        (tmp_path / "other").mkdir()
+        other = Model([node("Neg", ["x"], ["y"])], inputs=[float_input("x", "rows", 16)]).save(tmp_path / "other")
+        ended = remat("apply", other, schedule, *DIM, "-o", tmp_path / "p.onnx")
+        assert ended.code == 6
+        assert "sha256 differs" in ended.err
+
+    def test_other_sizes(self, model: Path, schedule: Path, tmp_path: Path, remat: Remat) -> None:
+        assert remat("apply", model, schedule, "--dim", "rows=5", "-o", tmp_path / "p.onnx").code == 6
+
+    def test_a_schedule_that_moves_tensors(self, model: Path, schedule: Path, tmp_path: Path, remat: Remat) -> None:
+        moving = changed(schedule, lambda document: document["steps"].insert(1, ["offload", "early"]))
+        ended = remat("apply", model, moving, *DIM, "-o", tmp_path / "p.onnx")
+        assert ended.code == 2
+        assert "moves 'early' to or from the host" in ended.err
+
+    def test_a_schedule_that_cannot_be_carried_out(
+        self, model: Path, schedule: Path, tmp_path: Path, remat: Remat
+    ) -> None:
+        broken = changed(schedule, lambda document: document["steps"].remove(["compute", "one"]))
+        ended = remat("apply", model, broken, *DIM, "-o", tmp_path / "p.onnx")
+        assert ended.code == 5
+        assert "'a' is not in memory" in ended.err
+
+    def test_the_model_itself_is_not_overwritten(self, model: Path, schedule: Path, remat: Remat) -> None:
+        before = model.read_bytes()
+        ended = remat("apply", model, schedule, *DIM, "-o", model)
+        assert ended.code == 2
+        assert "would be lost" in ended.err
+        assert model.read_bytes() == before
+
+    def test_a_folder_from_which_the_weights_cannot_be_reached(self, tmp_path: Path, remat: Remat) -> None:
+        (tmp_path / "other").mkdir()
+        (tmp_path / "weights.bin").write_bytes(bytes(4 * 256))
+        outside = skip_model()
+        outside.stored = [elsewhere("w", [16, 16], "weights.bin")]
+        path, schedule = outside.save(tmp_path), tmp_path / "s.json"
+        remat("plan", path, *DIM, "--mode", "inference", "-c", "keep_all", "--budget", "100%", "-o", schedule, "-q")
+        ended = remat("apply", path, schedule, *DIM, "-o", tmp_path / "other" / "p.onnx")
+        assert ended.code == 2
+        assert f"-o {tmp_path / 'p.onnx'}" in ended.err
+        assert list((tmp_path / "other").iterdir()) == []
+        assert remat("apply", path, schedule, *DIM, "-o", tmp_path / "p.onnx").code == 0
+        (tmp_path / "weights.bin").unlink()
+        ended = remat("apply", path, schedule, *DIM, "-o", tmp_path / "other" / "p.onnx")
+        assert ended.code == 0
+        assert "put them beside the new file: weights.bin" in " ".join(ended.out.split())
+
+    def test_a_place_that_cannot_be_written_to(self, model: Path, schedule: Path, tmp_path: Path, remat: Remat) -> None:
+        ended = remat("apply", model, schedule, *DIM, "-o", tmp_path / "no" / "p.onnx")
+        assert ended.code == 2
+        assert "cannot be written" in ended.err
+
+
+class TestExecute:
+    """`remat verify --execute`."""
+
+    def test_it_says_what_was_predicted_and_what_was_measured(self, model: Path, schedule: Path, remat: Remat) -> None:
+        ended = remat("verify", model, schedule, *DIM, "--execute")
+        assert (ended.code, ended.err) == (0, "")
+        assert f"Run by onnxruntime {onnxruntime.__version__}" in ended.out
+        assert "1 of 1 the same bit by bit" in ended.out
+        assert "that of the schedule, 7 nodes" in ended.out
+        assert "The model runs as planned." in ended.out
+
+    def test_the_summary(self, model: Path, schedule: Path, remat: Remat) -> None:
+        found = remat("verify", model, schedule, *DIM, "--execute", "--json").json["execution"]
+        assert found["holds"]
+        assert found["outputs"] == ["y"]
+        assert found["plan"]["agrees"]
+        assert found["plan"]["predicted_bytes"] == 3 * 4 * 16 * 4
+
+    def test_memory_that_is_not_known_ends_with_5_and_names_the_op(self, tmp_path: Path, remat: Remat) -> None:
+        # What Einsum takes for itself is not known to remat: four times its operands here.
+        einsum = Model(
+            [node("Sin", ["x"], ["a"], "sin"), node("Einsum", ["a", "a"], ["y"], "sum", equation="bij,bkj->bik")],
+            inputs=[float_input("x", 4, 512, 512)],
+        )
+        path, schedule = einsum.save(tmp_path), tmp_path / "s.json"
+        remat("plan", path, "--mode", "inference", "-c", "keep_all", "--budget", "100%", "-o", schedule, "-q")
+        ended = remat("verify", path, schedule, "--execute")
+        assert ended.code == 5
+        assert "The model does not run as planned." in ended.out
+        assert "is not the predicted one" in ended.err
+        assert "they part at op 'sum'" in ended.err
+
+    def test_a_broken_claim_is_not_run(
+        self, model: Path, schedule: Path, remat: Remat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def ran(*_: object, **__: object) -> None:
+            raise AssertionError("nothing is to be run")
+
+        monkeypatch.setattr("remat_cli.runtime.execution.execute", ran)
+        ended = remat("verify", model, schedule, *DIM, "--execute", "--budget", "1000")
+        assert ended.code == 5
+        assert "above the budget" in ended.err
+
+    def test_without_onnxruntime_it_says_what_to_install(
+        self, model: Path, schedule: Path, remat: Remat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+        ended = remat("verify", model, schedule, *DIM, "--execute")
+        assert ended.code == 2
+        assert "pip install 'remat[run]'" in ended.err
+
+    def test_apply_needs_no_onnxruntime(
+        self, model: Path, schedule: Path, tmp_path: Path, remat: Remat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+        assert remat("apply", model, schedule, *DIM, "-o", tmp_path / "p.onnx").code == 0
+
+    def test_a_time_limit_that_is_none(self, model: Path, schedule: Path, remat: Remat) -> None:
+        ended = remat("verify", model, schedule, *DIM, "--execute", "--time-limit", "soon")
+        assert ended.code == 2
