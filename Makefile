@@ -42,8 +42,8 @@ golden: install ## remake the example graphs and the output shown in the README
 	$(BIN)/python graphs/rebuild.py
 	$(BIN)/python -m tests.golden.readme
 
-bench: install ## time the planners on fixed graphs
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.bench
+bench: install ## time the planners on fixed graphs; TABLES="methods scale" prints these only
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.bench $(TABLES)
 
 reproduce: install ## print the tables of Kusumoto et al. 2019 beside ours
 	$(BIN)/python -m tests.bench.reproduce

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,13 +12,12 @@ import pytest
 
 from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
 from remat_cli.planners.acg.solver import Choice, StoredSets
+from tests.feng import published_files, read_published
 
 Set = frozenset[int]
 Edges = frozenset[tuple[int, int]]
 # Kind, both ends, splitting or connecting vertices, and members: linear ones in order, others in any.
 Division = tuple[object, ...]
-
-DATA = os.environ.get("REMAT_DATA")
 
 
 def random_graph(seed: int, most: int = 9) -> ComputationGraph:
@@ -232,21 +229,10 @@ def test_a_wide_spread_is_all_that_no_other_set_beats(seed: int) -> None:
     assert found == {(s, m) for s, m in every if not any(a <= s and b <= m and (a, b) != (s, m) for a, b in every)}
 
 
-def published() -> list[Path]:
-    return [] if DATA is None else sorted((Path(DATA) / "feng").glob("*.json"))
-
-
-@pytest.mark.skipif(not published(), reason="REMAT_DATA names no folder with feng/*.json")
-@pytest.mark.parametrize("path", published(), ids=lambda path: path.stem)
+@pytest.mark.skipif(not published_files(), reason="REMAT_DATA names no folder with feng/*.json")
+@pytest.mark.parametrize("path", published_files(), ids=lambda path: path.stem)
 def test_costs_of_the_published_networks(path: Path) -> None:
-    data = json.loads(path.read_text())
-    number = {node["id"]: place for place, node in enumerate(data["nodes"])}
-    graph = ComputationGraph(
-        costs=tuple(node["cost"] for node in data["nodes"]),
-        edges=tuple((number[u], number[v]) for u, v in data["edges"]),
-        source=number[data["source"]],
-        target=number[data["target"]],
-    )
-    sets = StoredSets(DivisionTree.of(graph))
-    check_is_what_it_says(graph, sets, sets.best)
-    assert sets.best.cost == data["optimal_cost"]
+    network = read_published(path)
+    sets = StoredSets(DivisionTree.of(network.graph))
+    check_is_what_it_says(network.graph, sets, sets.best)
+    assert sets.best.cost == network.optimal_cost

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -30,6 +30,8 @@ from remat_cli.solve import baseline_of, solve
 from remat_cli.training import training_graph
 from remat_cli.units import format_bytes, format_share
 from tests.bench.execution import execution
+from tests.bench.methods import methods
+from tests.bench.moccasin import moccasin
 from tests.bench.scale import scale
 
 GRAPHS = Path(__file__).parents[2] / "graphs"
@@ -122,17 +124,34 @@ def _dp_answers(family: Callable[[ForwardPart], LowerSets], forward: ForwardPart
     return budget, len(sets)
 
 
+def published_tables(console: Console) -> None:
+    """Table 3 of the MOCCASIN paper, where its graphs are."""
+    if "REMAT_DATA" in os.environ:
+        moccasin(console, Path(os.environ["REMAT_DATA"]) / "moccasin")
+
+
+TABLES: Mapping[str, Callable[[Console], None]] = {
+    "planning": planning,
+    "lower_sets": lower_sets,
+    "methods": methods,
+    "moccasin": published_tables,
+    "scale": scale,
+    "execution": execution,
+}
+
+
 def main() -> None:
-    """Print all tables."""
+    """Print the tables that are named, or all of them."""
+    named = sys.argv[1:] or list(TABLES)
+    if unknown := [name for name in named if name not in TABLES]:
+        sys.exit(f"there is no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
     console = Console(width=max(110, Console().width))
     if "REMAT_DATA" not in os.environ:
         print(
             "REMAT_DATA does not name the folder of the public data sets: only our own graphs are run", file=sys.stderr
         )
-    planning(console)
-    lower_sets(console)
-    scale(console)
-    execution(console)
+    for name in named:
+        TABLES[name](console)
 
 
 if __name__ == "__main__":

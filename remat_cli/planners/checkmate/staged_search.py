@@ -94,7 +94,7 @@ class StagedSearch:
             raise PlannerRefuses(
                 f"the program for {self.stages.graph.name!r} has up to {size.variables:,} variables and {size.rows:,} "
                 f"rows, and takes up to {format_bytes(size.memory_bytes)} of memory to solve",
-                hint="use retention or dtr, which take graphs of any size; or build it all the same with force=true",
+                hint="use dtr, which takes graphs of any size; or build it all the same with force=true",
             )
 
     def build(self, choices: StagedChoices, *, in_any_sequence: bool = False, may_exceed: bool = False) -> StagedModel:
