@@ -14,6 +14,7 @@ from remat_cli.planners.chain.layers import Layer, Layers, cut_into_layers
 from remat_cli.planners.chain.measures import Gauge
 from remat_cli.planners.chain.model import ChainStep, Operation
 from remat_cli.planners.chain.options import Cuts
+from remat_cli.units import format_bytes, format_share
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,24 @@ class Linearised:
     def largest_segment(self) -> Layer:
         """The layer whose forward pass has the most ops."""
         return max(self.cut.layers, key=lambda layer: len(layer.forward))
+
+    @property
+    def largest_described(self) -> str:
+        """How large the largest segment is, for people."""
+        arrays, segment = self.graph.arrays, self.largest_segment
+        ops = sum(len(layer.forward) for layer in self.cut.layers)
+        made = sum(int(arrays.tensor_bytes[t]) for op in segment.forward for t in arrays.outputs[op])
+        share = format_share(len(segment.forward) / ops)
+        return f"{len(segment.forward)} of {ops} forward ops ({share}), which make {format_bytes(made)}"
+
+    @property
+    def without_plan(self) -> str:
+        """Why no plan of the chain may fit where others do, for people."""
+        return (
+            "no plan of the chain was found that fits, which proves nothing; the largest of its "
+            f"{len(self)} layers, which is run as a whole, has {self.largest_described}; "
+            "dtr and retention need no chain"
+        )
 
     def runs(self, steps: Sequence[ChainStep]) -> list[tuple[int, ...]]:
         """Return, for each step of a plan of the chain, the numbers of the ops that it runs.

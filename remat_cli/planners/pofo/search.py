@@ -199,7 +199,7 @@ class PofoSearch:
             return PlanResult(
                 Status.UNKNOWN,
                 closest=self._closest.schedule(self._closest.least_bytes),
-                reason="no plan of the chain was found that fits; that is no proof that there is none",
+                reason=linearised.without_plan,
                 stats=stats,
             )
         figures = []

@@ -26,7 +26,6 @@ from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.problem import ModelFigure, Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule, input_order, plain_run, with_frees
-from remat_cli.units import format_bytes, format_share
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,10 +132,12 @@ class RotorSearch:
         if len(linearised) <= 2:
             raise PlannerRefuses(
                 f"rotor plans a chain of layers, but {graph.name!r} cannot be cut ({options.cuts.value} cuts): one "
-                f"segment holds {_described(linearised)}",
+                f"segment holds {linearised.largest_described}",
                 hint="use approx_dp, checkmate, moccasin or dtr, which need no chain",
             )
-        self.observe.phase(f"planning a chain of {len(linearised)} layers; the largest has {_described(linearised)}")
+        self.observe.phase(
+            f"planning a chain of {len(linearised)} layers; the largest has {linearised.largest_described}"
+        )
         plans = rotor_plans(graph, options.cuts, options.segments, options.slots)
         self.observe.phase("searching the plan that fits with the least overhead")
         for number in self._numbers(len(plans)):
@@ -194,18 +195,7 @@ class RotorSearch:
         return PlanResult(
             Status.UNKNOWN,
             closest=self._schedule(best),
-            reason="no plan of the chain was found that fits, which proves nothing; the largest of its "
-            f"{len(plans.linearised)} layers, which is run as a whole, has {_described(plans.linearised)}",
+            reason=plans.linearised.without_plan,
             stats=stats,
             model_figures=figures,
         )
-
-
-def _described(linearised: Linearised) -> str:
-    """Say how large the largest segment is."""
-    graph, segment = linearised.graph, linearised.largest_segment
-    ops = sum(len(layer.forward) for layer in linearised.cut.layers)
-    arrays = graph.arrays
-    made = sum(int(arrays.tensor_bytes[t]) for op in segment.forward for t in arrays.outputs[op])
-    share = format_share(len(segment.forward) / ops)
-    return f"{len(segment.forward)} of {ops} forward ops ({share}), which make {format_bytes(made)}"
