@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from remat_cli.bounds import largest_working_set
 from remat_cli.problem import Budget, Observer, Planner, PlanResult, Problem, Scope, Status
 from remat_cli.solve import Solution, baseline_of, solve
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import BudgetSpec, format_bytes, format_share
 
 # A planner that proves nothing is not asked for budgets closer to the smallest found than this share of it.
 _TOLERANCE = 1 / 1000
@@ -63,9 +63,55 @@ def smallest_budget(
     return SmallestBudget(search.proven, search.scope, search.found or search.refusal, max_overhead)
 
 
+def plan_at(
+    problem: Problem,
+    budget: BudgetSpec,
+    planner: Planner,
+    observe: Observer | None = None,
+    *,
+    max_overhead: float | None = None,
+) -> Solution:
+    """Plan at the budget that was asked for; where that is the smallest, search it.
+
+    Args:
+        problem: what is planned; its budget is not looked at.
+        budget: as asked for.
+        planner: is asked.
+        observe: is told what the planner finds.
+        max_overhead: take only plans of at most this overhead, as a share of the plain run's time.
+
+    Raises:
+        PlannerRefuses: the planner cannot take this graph.
+        KeyboardInterrupt: interrupted before any plan was found.
+    """
+    if budget.smallest:
+        return smallest_budget(problem, planner, observe, max_overhead=max_overhead).solution
+    size = budget.bytes_of(baseline_of(problem.graph).peak_bytes)
+    return within_overhead(solve(replace(problem, budget=Budget(size)), planner, observe), max_overhead)
+
+
 def at_budget(solution: Solution, budget_bytes: int) -> Solution:
     """Return the same result as if it had been asked for at another budget that it fits."""
     return replace(solution, problem=replace(solution.problem, budget=Budget(budget_bytes)))
+
+
+def within_overhead(solution: Solution, max_overhead: float | None) -> Solution:
+    """Return the solution if its overhead is allowed, or has no plan; else the refusal that it is then."""
+    if solution.overhead is None or _is_allowed(solution.overhead, max_overhead):
+        return solution
+    proven = not _is_allowed(solution.bound_overhead, max_overhead)
+    result = PlanResult(
+        Status.INFEASIBLE if proven else Status.UNKNOWN,
+        solution.result.scope if proven else Scope.PLANNER,
+        closest=solution.result.schedule,
+        reason=f"the plan found takes {format_share(solution.overhead)} more time than the plain run, above "
+        f"the {format_share(max_overhead or 0)} allowed",
+    )
+    return replace(solution, result=result, trace=None, closest=solution.trace)
+
+
+def _is_allowed(overhead: float | None, max_overhead: float | None) -> bool:
+    return max_overhead is None or overhead is None or overhead <= max_overhead
 
 
 class _Search:
@@ -113,26 +159,16 @@ class _Search:
         """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says."""
         self.observe.phase(f"trying {format_bytes(budget)}")
         solution = solve(replace(self.problem, budget=Budget(budget)), self.planner, self.observe)
-        if solution.trace is not None and self.is_cheap_enough(solution.overhead):
-            self.found = solution
-            return solution.trace.peak_bytes
+        taken = within_overhead(solution, self.max_overhead)
+        if taken.trace is not None:
+            self.found = taken
+        if solution.interrupted:
+            # The planner was stopped with a plan in hand; the user meant the whole search.
+            raise KeyboardInterrupt
+        if taken.trace is not None:
+            return taken.trace.peak_bytes
         self.floor = max(self.floor, budget + 1)
-        self.refusal = self.too_slow(solution) if solution.trace is not None else solution
+        self.refusal = taken
         if self.refusal.status is Status.INFEASIBLE:
             self.proven, self.scope = self.floor, self.refusal.result.scope
         return None if solution.closest is None else solution.closest.peak_bytes
-
-    def too_slow(self, solution: Solution) -> Solution:
-        """Turn a plan of too much overhead into the refusal that it is here."""
-        proven = not self.is_cheap_enough(solution.bound_overhead)
-        result = PlanResult(
-            Status.INFEASIBLE if proven else Status.UNKNOWN,
-            solution.result.scope if proven else Scope.PLANNER,
-            closest=solution.result.schedule,
-            reason=f"the plan found takes {format_share(solution.overhead or 0)} more time than the plain run, above "
-            f"the {format_share(self.max_overhead or 0)} allowed",
-        )
-        return replace(solution, result=result, trace=None, closest=solution.trace)
-
-    def is_cheap_enough(self, overhead: float | None) -> bool:
-        return self.max_overhead is None or overhead is None or overhead <= self.max_overhead

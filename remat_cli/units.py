@@ -19,6 +19,9 @@ _SECONDS = {"": Fraction(1), "ns": Fraction(1, 10**9), "us": Fraction(1, 10**6),
 _SECONDS["µs"] = _SECONDS["us"]
 _SECONDS |= {"s": Fraction(1), "m": Fraction(60), "min": Fraction(60), "h": Fraction(3600)}
 _LONGEST = 60
+_POINTS = 8
+_MOST_POINTS = 200
+_RANGE = re.compile(r"(?P<low>[^.:].*?)\.\.(?P<high>[^.:][^:]*)(?::(?P<count>\d{1,6}))?")
 _NUMBER = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
 
 
@@ -142,6 +145,45 @@ def parse_budget(text: str) -> BudgetSpec:
     if size <= 0:
         raise UsageError(f"budget {text!r} must be above 0 bytes", hint="write it like 8GB, 8GiB, 80% or min")
     return BudgetSpec(device_bytes=size)
+
+
+def parse_budgets(text: str) -> tuple[BudgetSpec, ...]:
+    """Return the budgets of a list such as "30%..100%:8" or "2GB,3GB,50%,min", in the order in which they are written.
+
+    A range has so many budgets, evenly apart, both ends among them; 8 where it does not say.
+
+    Raises:
+        UsageError: a part of the list is no budget and no range.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(dict.fromkeys(budget for part in parts for budget in _budgets_of(part)))
+
+
+def _budgets_of(part: str) -> tuple[BudgetSpec, ...]:
+    if ".." not in part:
+        return (parse_budget(part),)
+    hint = "write a range like 30%..100%:8 (eight budgets) or 2GB..8GB:4"
+    match = _RANGE.fullmatch(part) if len(part) <= 2 * _LONGEST else None
+    if match is None:
+        raise UsageError(f"budgets {part[: 2 * _LONGEST]!r} are not understood", hint=hint)
+    count = int(match["count"] or _POINTS)
+    if not 2 <= count <= _MOST_POINTS:
+        raise UsageError(f"budgets {part!r}: a range has 2 to {_MOST_POINTS} budgets, not {count}", hint=hint)
+    low, high = parse_budget(match["low"]), parse_budget(match["high"])
+    if low.smallest or high.smallest:
+        raise UsageError(
+            f"budgets {part!r}: a range cannot begin or end at min, which has to be searched",
+            hint="list it beside the range, like min,50%..100%:6",
+        )
+    if low.share is not None and high.share is not None:
+        step = (high.share - low.share) / (count - 1)
+        return tuple(BudgetSpec(share=low.share + i * step) for i in range(count))
+    if low.device_bytes is None or high.device_bytes is None:
+        raise UsageError(f"budgets {part!r}: one end is a share and the other a size", hint=hint)
+    if match["low"].strip().isdigit() != match["high"].strip().isdigit():
+        raise UsageError(f"budgets {part!r}: only one end has a unit", hint="give both ends one, like 2GB..8GB:4")
+    width = high.device_bytes - low.device_bytes
+    return tuple(BudgetSpec(device_bytes=low.device_bytes + width * i // (count - 1)) for i in range(count))
 
 
 def format_bytes(size: int) -> str:

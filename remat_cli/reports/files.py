@@ -36,6 +36,16 @@ def write_file(path: Path, content: bytes) -> None:
         raise UsageError(f"{path}: cannot be written: {reason}", hint="choose another place with -o") from None
 
 
+def check_folder(path: Path) -> None:
+    """Check that the folder of a file that is to be written is there, before the work that ends in writing it.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}", hint="make it first")
+
+
 def _umask() -> int:
     current = os.umask(0)
     os.umask(current)

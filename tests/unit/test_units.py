@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 import pytest
@@ -11,6 +12,7 @@ from remat_cli.units import (
     format_share,
     format_time,
     parse_budget,
+    parse_budgets,
     parse_bytes,
     parse_duration,
     parse_rate,
@@ -193,3 +195,50 @@ def test_format_time_shows_the_multiple_that_reads_best(time: int, unit: str, te
 )
 def test_format_share_shows_the_digits_that_matter(share: float | Fraction, text: str) -> None:
     assert format_share(share) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("30%..100%:8", "30% 40% 50% 60% 70% 80% 90% 100%"),
+        ("50%..75%", "50% 53.5714% 57.1429% 60.7143% 64.2857% 67.8571% 71.4286% 75%"),
+        ("100%..40%:3", "100% 70% 40%"),
+        ("1GB..2GB:3", "1.000 GB 1.500 GB 2.000 GB"),
+        ("10..13:3", "10 B 11 B 13 B"),
+        (" 2GB , 512MiB,min, 60% ", "2.000 GB 536.9 MB min 60%"),
+        ("60%,50%..70%:3,60%", "60% 50% 70%"),
+        ("0.5GB..1.5GB:2", "500.0 MB 1.500 GB"),
+    ],
+)
+def test_parse_budgets_takes_lists_and_ranges(text: str, shown: str) -> None:
+    assert " ".join(str(budget) for budget in parse_budgets(text)).split() == shown.split()
+
+
+def test_the_budgets_of_a_range_are_exact() -> None:
+    assert parse_budgets("10%..20%:4")[1].share == Fraction(2, 15)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "budget '' is not understood"),
+        ("60%,,80%", "budget '' is not understood"),
+        ("..", "not understood"),
+        ("60%..", "not understood"),
+        ("..60%", "not understood"),
+        ("30%..60%:", "not understood"),
+        ("30%..60%:x", "not understood"),
+        ("30%..60%:1", "2 to 200 budgets, not 1"),
+        ("30%..60%:201", "2 to 200 budgets, not 201"),
+        ("30%..60%:9999999", "not understood"),
+        ("min..60%", "cannot begin or end at min"),
+        ("30%..2GB", "one end is a share and the other a size"),
+        ("2..8GB:3", "only one end has a unit"),
+        ("0%..60%", "above 0 %"),
+        ("30%..60 percent", "unknown unit"),
+        (f"30%..{'9' * 500}", "not understood"),
+    ],
+)
+def test_budgets_that_are_wrong_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse_budgets(text)

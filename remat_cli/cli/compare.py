@@ -1,0 +1,122 @@
+"""`remat compare`: planners side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.help import Verb
+from remat_cli.cli.options import graph_options, merge_config, output_options
+from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.plan import EXIT_CODE
+from remat_cli.cli.several import planners_options, read_planners, refused_by_all
+from remat_cli.errors import UsageError
+from remat_cli.prepare import Prepared, prepare
+from remat_cli.problem import Budget, Observer, Problem
+from remat_cli.sweep import NamedPlanner
+from remat_cli.units import BudgetSpec, parse_budgets
+
+if TYPE_CHECKING:
+    from remat_cli.reports.compare import Contest
+
+DEFAULT_BUDGETS = "80%,60%,40%"
+
+
+@click.command("compare", cls=Verb)
+@click.argument("graphs", type=click.Path(path_type=Path), metavar="GRAPH...", nargs=-1, required=True)
+@click.option(
+    "--budgets",
+    metavar="LIST",
+    default=DEFAULT_BUDGETS,
+    show_default=True,
+    help="Sizes, shares of each plain run's peak, and ranges such as 40%..80%:5, separated by commas.",
+)
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write a line for each plan; - is stdout.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write a Markdown table; - is stdout.")
+@click.option("--no-timing", is_flag=True, help="Leave out how long planners took, so that output can be compared.")
+@graph_options
+@planners_options
+@output_options
+def command(
+    graphs: tuple[Path, ...],
+    budgets: str,
+    csv_file: Path | None,
+    markdown: Path | None,
+    no_timing: bool,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> int:
+    """Set planners side by side: overhead, peak, time, bound, status, and how long each took, on each GRAPH.
+
+    Each planner is asked at each budget, and each plan is replayed. A planner that cannot take a graph says why; the
+    others go on. Options such as --dim hold for all graphs. The exit code is 0 where every budget of every graph has a
+    plan.
+
+    \b
+    Examples:
+      remat compare model.onnx --dim batch=8 --planners approx_dp,rotor,dtr --budgets 60%
+      remat compare a.json b.json --planners all --time-limit 30s --markdown results.md
+      remat compare graph.json --planners retention,mine.yaml --option retention.workers=1 --csv results.csv
+    """
+    from remat_cli.reports.compare import compare_csv, compare_markdown, compare_report, compare_status, compare_summary
+    from remat_cli.reports.files import check_folder
+
+    config = merge_config(given)
+    planners = read_planners(given, config)
+    sizes = parse_budgets(budgets)
+    if any(size.smallest for size in sizes):
+        raise UsageError("compare asks all planners at the same budgets, and min differs", hint="see `remat budget`")
+    if csv_file == markdown == STDOUT:
+        raise UsageError("--csv - and --markdown - both want stdout", hint="write one of them to a file")
+    for file in (csv_file, markdown):
+        if file is not None and file != STDOUT:
+            check_folder(file)
+    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=STDOUT in (csv_file, markdown))
+    with streams.progress() as observe:
+        observe.phase("reading the graphs")
+        prepared = [(path, prepare(path, config.graph)) for path in graphs]
+        contests = _contests(prepared, planners, sizes, observe)
+    if not any(contest.sweep.points for contest in contests):
+        raise refused_by_all([curve for contest in contests for curve in contest.sweep.curves])
+    if csv_file is not None:
+        streams.write(csv_file, compare_csv(contests, timing=not no_timing))
+    if markdown is not None:
+        streams.write(markdown, compare_markdown(contests, timing=not no_timing))
+    streams.report(
+        lambda: compare_report(contests, timing=not no_timing),
+        lambda: compare_summary(contests, timing=not no_timing),
+    )
+    return INTERRUPTED if contests[-1].sweep.interrupted else EXIT_CODE[compare_status(contests)]
+
+
+def _contests(
+    prepared: list[tuple[Path, Prepared]],
+    planners: tuple[NamedPlanner, ...],
+    sizes: tuple[BudgetSpec, ...],
+    observe: Observer,
+) -> list[Contest]:
+    """Let the planners work on one graph after the other, until the user interrupts it."""
+    from remat_cli.progress import Prefixed
+    from remat_cli.reports.compare import Contest
+    from remat_cli.sweep import sweep
+
+    contests: list[Contest] = []
+    for number, (path, graph) in enumerate(prepared, start=1):
+        where = f"{path.name} ({number} of {len(prepared)}) · " if len(prepared) > 1 else ""
+        problem = Problem(graph.graph, Budget(0), graph.bytes_per_time)
+        try:
+            found = sweep(problem, planners, sizes, Prefixed(observe, where), share_plans=False)
+        except KeyboardInterrupt:
+            if not contests:
+                raise
+            contests[-1] = replace(contests[-1], sweep=replace(contests[-1].sweep, interrupted=True))
+            break
+        contests.append(Contest(str(path), graph, found))
+        if found.interrupted:
+            break
+    return contests

@@ -1,0 +1,109 @@
+"""`remat fit`: the largest value of a dimension that fits a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.help import Verb
+from remat_cli.cli.options import Call, output_options, planner_options, read_call, searched_graph_options
+from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.plan import EXIT_CODE
+from remat_cli.cli.several import with_short_limit
+from remat_cli.config import make_planner
+from remat_cli.errors import UsageError
+from remat_cli.prepare import Prepared, prepare
+from remat_cli.readers.source import Source
+from remat_cli.reports.schedule_json import options_of, schedule_bytes
+
+_MOST = 1 << 20
+
+
+@click.command("fit", cls=Verb)
+@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL")
+@click.option("--budget", metavar="SIZE", help="Total device memory: 8GB (10^9), 8GiB (2^30) or bytes.")
+@click.option("--max-overhead", metavar="SHARE", help="Take only plans of at most this overhead, such as 20%.")
+@click.option("--multiple-of", type=click.IntRange(min=1), default=1, show_default=True, help="Step of the values.")
+@click.option("--at-most", type=click.IntRange(min=1), default=_MOST, show_default=True, help="Largest value tried.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan's schedule here; - is stdout.")
+@searched_graph_options
+@planner_options
+@output_options
+def command(
+    model: Path, output: Path | None, multiple_of: int, at_most: int, as_json: bool, quiet: bool, **given: Any
+) -> int:
+    """Search the largest value of a dimension of MODEL that fits: the largest batch, say, that can be trained.
+
+    MODEL is ONNX with a symbolic dimension, named by --dim without a value. Three answers: what fits without a plan;
+    what a plan was found for, with that plan; and beyond what no plan in any order fits. Each value that is tried
+    gives the planner 10 seconds, unless --time-limit or a config says otherwise.
+
+    \b
+    Examples:
+      remat fit model.onnx --dim batch --budget 16GB
+      remat fit model.onnx --dim batch --dim seq=512 --budget 24GB --max-overhead 20% -o schedule.json
+      remat fit model.onnx --dim seq --dim batch=1 --budget 80GB --multiple-of 128
+    """
+    from remat_cli.fit import Question, fit
+    from remat_cli.reports.files import check_folder
+    from remat_cli.reports.fit import fit_report, fit_summary
+
+    dim, values = _split_dims(given["dims"])
+    call = _with_short_limit(read_call({**given, "dims": values}))
+    question = Question(dim, _budget_bytes(call), call.config.max_overhead, multiple_of, at_most)
+    if Source(model).is_json:
+        raise UsageError(f"{model}: sizes in a JSON graph are fixed", hint="give the ONNX model that it came from")
+    if output is not None and output != STDOUT:
+        check_folder(output)
+    options = call.config.graph
+
+    def prepare_at(value: int) -> Prepared:
+        return prepare(model, replace(options, dims={**options.dims, dim: value}))
+
+    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
+    with streams.progress() as observe:
+        found = fit(question, prepare_at, call.planner, observe)
+    if output is not None:
+        mode = found.shown.prepared.mode
+        streams.write(output, schedule_bytes(found.solution, mode, call.planner_name, call.planner))
+    streams.report(
+        lambda: fit_report(found, planner=call.planner_name, options=call.config.options),
+        lambda: fit_summary(found, planner=call.planner_name, options=options_of(call.planner)),
+    )
+    return INTERRUPTED if found.interrupted else EXIT_CODE[found.solution.status]
+
+
+def _split_dims(texts: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the dimension to search, and those that have values."""
+    searched = [text for text in texts if "=" not in text]
+    values = [text for text in texts if "=" in text]
+    if len(searched) != 1:
+        named = " and ".join(map(repr, searched))
+        raise UsageError(
+            f"fit searches one dimension, not {named}" if searched else "fit needs a dimension to search",
+            hint="name it with --dim batch, and give each other one a value: --dim seq=512",
+        )
+    if any(text.rpartition("=")[0] == searched[0] for text in values):
+        raise UsageError(f"--dim {searched[0]!r} is to be searched, and has a value too", hint="leave one of them out")
+    return searched[0], values
+
+
+def _budget_bytes(call: Call) -> int:
+    budget = call.config.budget
+    if budget is None or budget.device_bytes is None:
+        raise UsageError(
+            "fit needs a budget" if budget is None else f"fit needs a budget in bytes, not {budget}",
+            hint="give the memory of the device: --budget 16GB",
+        )
+    return budget.device_bytes
+
+
+def _with_short_limit(call: Call) -> Call:
+    """Give a planner a time limit that suits many tries, where nobody gave it one."""
+    options = with_short_limit(call.planner_name, call.config.options)
+    return replace(call, planner=make_planner(call.planner_name, options))

@@ -1,0 +1,76 @@
+"""`remat sweep`: overhead against budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.help import Verb
+from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
+from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.plan import EXIT_CODE
+from remat_cli.cli.several import planners_options, read_planners, refused_by_all
+from remat_cli.prepare import prepare
+from remat_cli.problem import Budget, Problem
+from remat_cli.units import parse_budgets
+
+DEFAULT_BUDGETS = "30%..100%:8"
+
+
+@click.command("sweep", cls=Verb)
+@graph_argument
+@click.option(
+    "--budgets",
+    metavar="LIST",
+    default=DEFAULT_BUDGETS,
+    show_default=True,
+    help="Sizes, shares of the plain run's peak, ranges with a number of budgets, and min, separated by commas.",
+)
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write a line for each point; - is stdout.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the curves: a file that ends in .png or .svg.")
+@graph_options
+@planners_options
+@output_options
+def command(
+    graph: Path, budgets: str, csv_file: Path | None, plot: Path | None, as_json: bool, quiet: bool, **given: Any
+) -> int:
+    """Show what memory costs: the overhead of GRAPH's plans against the budget, its knee and its smallest budget.
+
+    Each plan is replayed. One that was found at another budget and fits is taken over where it is faster, and marked:
+    more memory never makes a curve worse. min searches the smallest budget, which takes about twenty plans.
+
+    \b
+    Examples:
+      remat sweep model.onnx --dim batch=8
+      remat sweep model.onnx --dim batch=8 --budgets 30%..100%:15 --planner rotor,approx_dp --plot curves.svg
+      remat sweep graph.json --budgets min,2GB..8GB:7 --csv curve.csv
+    """
+    from remat_cli.reports.files import check_folder
+    from remat_cli.reports.plot import check_can_plot, sweep_plot
+    from remat_cli.reports.sweep import sweep_csv, sweep_report, sweep_summary
+    from remat_cli.sweep import sweep
+
+    config = merge_config(given)
+    planners = read_planners(given, config)
+    sizes = parse_budgets(budgets)
+    for file in (csv_file, plot):
+        if file is not None and file != STDOUT:
+            check_folder(file)
+    if plot is not None:
+        check_can_plot(plot)
+    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=csv_file == STDOUT)
+    with streams.progress() as observe:
+        observe.phase("reading the graph")
+        prepared = prepare(graph, config.graph)
+        found = sweep(Problem(prepared.graph, Budget(0), prepared.bytes_per_time), planners, sizes, observe)
+    if not found.points:
+        raise refused_by_all(found.curves)
+    if csv_file is not None:
+        streams.write(csv_file, sweep_csv(found))
+    if plot is not None:
+        streams.write(plot, sweep_plot(found, prepared.graph, plot.suffix.lower()))
+    streams.report(lambda: sweep_report(found, prepared), lambda: sweep_summary(found, prepared))
+    return INTERRUPTED if found.interrupted else EXIT_CODE[found.status]
