@@ -1,0 +1,201 @@
+"""`remat check`: memory as a CI check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from os.path import exists  # unlike those of Path, false for a name that no file can have
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.help import Verb
+from remat_cli.cli.options import DEFAULT_PLANNER
+from remat_cli.cli.output import STDOUT, Output
+from remat_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from remat_cli.baseline import Figures
+    from remat_cli.check import Outcome
+    from remat_cli.project import ModelCheck, Project
+
+    Form = Callable[[Project, Sequence[Outcome]], bytes]
+
+_TABLE = "table"
+_FORMATS = (_TABLE, "json", "junit", "github", "markdown")
+_EXAMPLE = "write one:  models: [{path: model.onnx, dims: {batch: 8}, budget: 8GB}]"
+
+
+@click.command("check", cls=Verb)
+@click.argument("project", type=click.Path(path_type=Path), default="remat.yaml", metavar="[PROJECT]")
+@click.option(
+    "--format",
+    "forms",
+    multiple=True,
+    metavar="FORM[=FILE]",
+    help=f"Of the report, which goes to FILE or stdout: {', '.join(_FORMATS)}. Repeatable. [default: {_TABLE}]",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the report here, and print the table.",
+)
+@click.option("--only", multiple=True, metavar="NAME", help="Check only this model; 'unet*' for several. Repeatable.")
+@click.option("--update-baseline", is_flag=True, help="Write the figures that max_regression is measured against.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), default=1, metavar="N", show_default=True, help="Models at a time."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def command(
+    project: Path,
+    forms: tuple[str, ...],
+    as_json: bool,
+    output: Path | None,
+    only: tuple[str, ...],
+    update_baseline: bool,
+    jobs: int,
+    quiet: bool,
+) -> int:
+    """Hold the models of a project to budgets and limits. PROJECT is a YAML file. [default: remat.yaml]
+
+    Ends with 0 where all hold and with 3 where one fails. A model that cannot be read or planned does not keep the
+    others from being checked; the exit code is then that of its error (2, 4, 5 or 6).
+
+    \b
+    Examples:
+      remat check
+      remat check configs/remat.yaml --only 'unet*'
+      remat check --format junit -o report.xml
+      remat check --format github --format markdown=summary.md
+      remat check --update-baseline
+    """
+    from remat_cli.baseline import read_baseline
+    from remat_cli.check import check_models, worst_exit_code
+    from remat_cli.project import load_project
+    from remat_cli.reports.check_table import check_report
+
+    printed, files = _asked_for((*forms, "json") if as_json else forms, output)
+    if not exists(project):
+        raise UsageError(f"{project}: no such file", hint=_EXAMPLE)
+    loaded = load_project(project, default_planner=DEFAULT_PLANNER)
+    chosen = _chosen(loaded, only)
+    baseline = _readable(loaded.baseline, read_baseline, or_none=update_baseline and not only)
+    streams = Output(quiet=quiet, stdout_is_taken=any(file == STDOUT for _, file in files))
+    outcomes: list[Outcome] = []
+    try:
+        with streams.progress() as observe:
+            for outcome in check_models(chosen, baseline, observe, accept=update_baseline, jobs=jobs):
+                outcomes.append(outcome)
+    except KeyboardInterrupt:
+        streams.notes([f"interrupted: {len(outcomes)} of {len(chosen)} models were checked, and nothing was written"])
+        return INTERRUPTED
+    for form, file in files:
+        streams.write(file, _forms()[form](loaded, outcomes))
+    if printed == _TABLE:
+        streams.report(lambda: check_report(outcomes), dict)
+    elif not quiet:
+        streams.write(STDOUT, _forms()[printed](loaded, outcomes))
+    if update_baseline:
+        _update(streams, loaded, baseline, outcomes, keep_others=bool(only))
+    return worst_exit_code(tuple(outcomes))
+
+
+def _asked_for(forms: Sequence[str], output: Path | None) -> tuple[str, list[tuple[str, Path]]]:
+    """Return the form that is printed, and the forms that are written to files, each with its file.
+
+    Raises:
+        UsageError: there is no such form, or stdout would get several.
+    """
+    from remat_cli.config import unknown_name
+
+    printed: list[str] = []
+    files: list[tuple[str, Path]] = []
+    for text in dict.fromkeys(forms):
+        form, equals, file = text.partition("=")
+        if form not in _FORMATS:
+            raise unknown_name("--format", form, _FORMATS)
+        if equals and not file:
+            raise UsageError(f"--format {text!r} names no file", hint=f"write it like --format {form}=report")
+        if equals:
+            files.append((form, Path(file)))
+        else:
+            printed.append(form)
+    if output is not None:
+        files.append((printed.pop() if printed else _TABLE, output))
+    on_stdout = [*printed, *(form for form, file in files if file == STDOUT)]
+    if len(on_stdout) > 1:
+        raise UsageError(
+            f"stdout takes one form, not {' and '.join(on_stdout)}",
+            hint="give the others a file: --format junit=report.xml",
+        )
+    return (printed or [_TABLE])[0], files
+
+
+def _chosen(project: Project, only: Sequence[str]) -> tuple[ModelCheck, ...]:
+    """Return the models that one of the patterns names; all without any."""
+    from remat_cli.config import unknown_name
+
+    names = tuple(model.name for model in project.models)
+    for pattern in only:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise unknown_name("--only", pattern, names)
+    return tuple(
+        model for model in project.models if not only or any(fnmatchcase(model.name, pattern) for pattern in only)
+    )
+
+
+def _readable(path: Path, read: Callable[[Path], dict[str, Figures]], *, or_none: bool) -> dict[str, Figures]:
+    """Return the baseline; with `or_none`, a broken one (after a merge, say) is about to be written anew."""
+    try:
+        return read(path)
+    except UsageError:
+        if or_none:
+            return {}
+        raise
+
+
+def _forms() -> Mapping[str, Form]:
+    from remat_cli.reports.check_github import check_github
+    from remat_cli.reports.check_json import check_json
+    from remat_cli.reports.check_junit import check_junit
+    from remat_cli.reports.check_markdown import check_markdown
+    from remat_cli.reports.check_table import check_text
+
+    return {
+        _TABLE: check_text,
+        "json": check_json,
+        "junit": check_junit,
+        "github": check_github,
+        "markdown": check_markdown,
+    }
+
+
+def _update(
+    streams: Output,
+    project: Project,
+    before: Mapping[str, Figures],
+    outcomes: Sequence[Outcome],
+    *,
+    keep_others: bool,
+) -> None:
+    """Write the figures of every model that could be measured; a model that could not keeps those that it had."""
+    from remat_cli.baseline import baseline_bytes
+    from remat_cli.check import Verdict
+
+    checked = {outcome.model.name for outcome in outcomes}
+    kept = {name: figures for name, figures in before.items() if keep_others or name in checked}
+    measured = (outcome for outcome in outcomes if outcome.verdict is not Verdict.ERROR)
+    after = kept | {outcome.model.name: outcome.figures for outcome in measured if outcome.figures is not None}
+    if after != before or not project.baseline.exists():
+        try:
+            streams.write(project.baseline, baseline_bytes(after))
+        except UsageError as error:
+            raise UsageError(error.message, hint="name another place in the project file: 'baseline: FILE'") from None
+    changed = sum(1 for name in after.keys() & before.keys() if after[name] != before[name])
+    added, removed = len(after.keys() - before.keys()), len(before.keys() - after.keys())
+    streams.notes([f"{project.baseline}: {added} added, {changed} changed, {removed} removed"])

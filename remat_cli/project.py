@@ -1,0 +1,253 @@
+"""A project file: which models `remat check` holds to which limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
+from os.path import isfile  # unlike those of Path, false for a name that no file can have
+from pathlib import Path
+from typing import Any, TypeVar
+
+from remat_cli.config import (
+    Document,
+    GraphKeys,
+    GraphOptions,
+    RunConfig,
+    checked,
+    graph_section,
+    load_config,
+    make_planner,
+    placed,
+    planner_section,
+    read_yaml,
+)
+from remat_cli.errors import UsageError
+from remat_cli.planners import PLANNERS
+from remat_cli.problem import Planner
+from remat_cli.units import BudgetSpec, parse_budget, parse_bytes, parse_share
+
+Parsed = TypeVar("Parsed")
+
+# A check must come out the same on every machine. So a planner whose search ends by counted work is not given less time
+# than that takes, and a fixed number of threads; the clock is there for a search that hangs. One that would search
+# until the time is up is given an end by work, of about as many seconds.
+_REPEATABLE: Mapping[str, object] = {"time_limit": 600.0, "workers": 1}
+_WORK_LIMIT = 30.0
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """One line of a check: a model and what it is held to; None where there is no such limit.
+
+    Attributes:
+        name: unlike that of any other line.
+        path: the model's file.
+        line: where it stands in the project file.
+        graph: how the file is read.
+        planner_name: as in PLANNERS.
+        planner: with its options; asked for a plan where the plain run exceeds the budget.
+        budget: a plan must fit it.
+        max_overhead: of that plan, as a share of the plain run's time.
+        max_peak: bytes that may be needed: by the plan where there is a budget, else by the plain run.
+        max_regression: how much more than in the baseline is allowed: of the plain run's peak as a share of what it
+            was, of the overhead as a share of the plain run's time.
+    """
+
+    name: str
+    path: Path
+    line: int
+    graph: GraphOptions
+    planner_name: str
+    planner: Planner
+    budget: BudgetSpec | None = None
+    max_overhead: float | None = None
+    max_peak: int | None = None
+    max_regression: Fraction | None = None
+
+
+@dataclass(frozen=True)
+class Project:
+    """What a project file says.
+
+    Attributes:
+        path: of the project file.
+        baseline: where the figures are kept that `max_regression` is measured against.
+        models: in the order of the file.
+    """
+
+    path: Path
+    baseline: Path
+    models: tuple[ModelCheck, ...]
+
+
+@dataclass(frozen=True)
+class _ProjectFile:
+    """The keys of a project file, as YAML gives them."""
+
+    models: list[Any]
+    defaults: dict[str, Any] = field(default_factory=dict)
+    baseline: str | None = None
+
+
+@dataclass(frozen=True)
+class _Defaults(GraphKeys):
+    """What holds for every model that does not say otherwise, as YAML gives it."""
+
+    config: str | None = None
+    planner: str | dict[str, Any] | None = None
+    budget: str | int | None = None
+    max_overhead: str | float | None = None
+    max_peak: str | int | None = None
+    max_regression: str | float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model(_Defaults):
+    """The keys of one model, as YAML gives them."""
+
+    path: str
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What was said of a model, by the file's defaults, a config file or the model itself."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    max_peak: int | None = None
+    max_regression: Fraction | None = None
+
+
+def load_project(path: Path, *, default_planner: str) -> Project:
+    """Read a project file. Paths in it are relative to the folder that it lies in.
+
+    Args:
+        path: of the file.
+        default_planner: name of the planner where the file names none.
+
+    Raises:
+        UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
+    """
+    document = read_yaml(path)
+    raw = checked(_ProjectFile, document)
+    if not raw.models:
+        raise UsageError(f"{document.place(('models',))}: is empty", hint="list a model: '- path: model.onnx'")
+    section = document.section("defaults", raw.defaults)
+    defaults = _limits(checked(_Defaults, section), section, _Limits(), path.parent)
+    models: dict[str, ModelCheck] = {}
+    entries = document.section("models", {})
+    for index, entry in enumerate(raw.models):
+        if not isinstance(entry, dict):
+            raise UsageError(f"{document.place(('models', index))}: is no model", hint="write it like '- path: g.onnx'")
+        line = document.lines[("models", index)]
+        model = _model(entries.section(index, entry), line, defaults, path.parent, default_planner)
+        if model.name in models:
+            raise UsageError(
+                f"{document.place(('models', index))}: the name {model.name!r} is taken by the model at line "
+                f"{models[model.name].line}",
+                hint="give one of them another 'name: ...'",
+            )
+        models[model.name] = model
+    baseline = path.with_suffix(".baseline.json") if raw.baseline is None else path.parent / raw.baseline
+    return Project(path, baseline, tuple(models.values()))
+
+
+def _model(document: Document, line: int, defaults: _Limits, folder: Path, default_planner: str) -> ModelCheck:
+    here = replace(document, lines={**document.lines, (): line})
+    raw = checked(_Model, here)
+    limits = _limits(raw, here, defaults, folder)
+    name = raw.name or Path(raw.path).stem
+    run = limits.run
+    if not name:
+        raise UsageError(f"{here.place(('path',))}: {raw.path!r} names no file", hint="write it like 'path: g.onnx'")
+    if run.budget is None and limits.max_peak is None and limits.max_regression is None:
+        raise UsageError(
+            f"{here.place(())}{name!r} is held to nothing",
+            hint="give it a budget, a max_peak or a max_regression, or all models one under 'defaults'",
+        )
+    if raw.max_overhead is not None and run.budget is None:
+        raise UsageError(f"{here.place(('max_overhead',))}: needs a budget", hint="add 'budget: 80%'")
+    planner_name = run.planner or default_planner
+    return ModelCheck(
+        name=name,
+        path=folder / raw.path,
+        line=line,
+        graph=_beside(folder, run.graph),
+        planner_name=planner_name,
+        planner=make_planner(planner_name, _repeatable(planner_name, run.options), source=str(document.source)),
+        budget=run.budget,
+        max_overhead=run.max_overhead,
+        max_peak=limits.max_peak,
+        max_regression=limits.max_regression,
+    )
+
+
+def _limits(raw: _Defaults, document: Document, below: _Limits, folder: Path) -> _Limits:
+    """Put what a section says on top of its config file, and that on top of what holds without it."""
+    planner, options = planner_section(raw.planner, document)
+    run = RunConfig(
+        planner=planner,
+        options=options,
+        budget=_parsed(document, "budget", raw.budget, parse_budget),
+        max_overhead=_parsed(document, "max_overhead", raw.max_overhead, lambda text: float(parse_share(text))),
+        graph=graph_section(raw, document),
+    )
+    base = below.run
+    if raw.config is not None:
+        beside = folder / raw.config
+        base = _over(load_config(beside if isfile(beside) else Path(raw.config)), base)
+    run = _over(run, base)
+    if run.budget is not None and run.budget.smallest:
+        raise UsageError(
+            f"{document.place(('budget',))}: a check needs a budget of a fixed size", hint="write it like 8GB or 80%"
+        )
+    return _Limits(
+        run=run,
+        max_peak=_parsed(document, "max_peak", raw.max_peak, parse_bytes, else_=below.max_peak),
+        max_regression=_parsed(document, "max_regression", raw.max_regression, parse_share, else_=below.max_regression),
+    )
+
+
+def _parsed(
+    document: Document,
+    key: str,
+    value: str | float | None,
+    parse: Callable[[str], Parsed],
+    *,
+    else_: Parsed | None = None,
+) -> Parsed | None:
+    return else_ if value is None else placed(document, (key,), lambda: parse(str(value)))
+
+
+def _over(top: RunConfig, base: RunConfig) -> RunConfig:
+    """Return `base` with everything that `top` says in its place; dims and shapes are put together."""
+    names_planner = top.planner is not None
+    return replace(
+        base,
+        planner=top.planner if names_planner else base.planner,
+        # Options of another planner mean nothing to this one.
+        options=top.options if names_planner else base.options,
+        budget=base.budget if top.budget is None else top.budget,
+        max_overhead=base.max_overhead if top.max_overhead is None else top.max_overhead,
+        graph=base.graph.under(top.graph),
+    )
+
+
+def _beside(folder: Path, options: GraphOptions) -> GraphOptions:
+    """Return the options with the files that they name taken from `folder`; a device may also come with remat."""
+    device, measurements = options.device, options.measurements
+    if device is not None and isfile(folder / device):
+        device = str(folder / device)
+    if measurements is not None:
+        measurements = str(folder / measurements)
+    return replace(options, device=device, measurements=measurements)
+
+
+def _repeatable(planner: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options, with limits that the clock has no part in where none were given."""
+    known = {item.name for item in fields(PLANNERS[planner])}
+    if "work_limit" not in known or "time_limit" in options or "work_limit" in options:
+        return dict(options)
+    work = {} if "patience" in known else {"work_limit": _WORK_LIMIT}
+    return {**_REPEATABLE, **work, **options}

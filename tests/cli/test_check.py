@@ -1,0 +1,371 @@
+"""`remat check` as a user and a CI server call it: exit codes, forms, files, and the samples of the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from time import sleep
+from xml.etree.ElementTree import fromstring
+
+import pytest
+import yaml
+
+from remat_cli.check import Outcome, check_model
+from remat_cli.project import ModelCheck
+from tests.cli.calls import Remat
+
+ROOT = Path(__file__).parents[2]
+
+CHAIN = {
+    "format": "remat.graph/1",
+    "name": "chain",
+    "kind": "forward",
+    "tensors": [{"name": name, "bytes": 100} for name in ("x", *(f"y{i}" for i in range(12)))],
+    "ops": [
+        {"name": f"op{i}", "type": "Relu", "inputs": ["x" if i == 0 else f"y{i - 1}"], "outputs": [f"y{i}"], "time": 10}
+        for i in range(12)
+    ],
+}
+HOLDS = "- {name: fits, path: chain.json, budget: 70%}\n"
+FAILS = "- {name: tight, path: chain.json, budget: 250B}\n"
+BROKEN = "- {name: lost, path: gone.json, budget: 70%}\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a graph, which is where the calls are made."""
+    (tmp_path / "chain.json").write_text(json.dumps(CHAIN))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    return tmp_path
+
+
+def project(*models: str, more: str = "") -> None:
+    Path("remat.yaml").write_text(f"{more}models:\n{''.join(models)}")
+
+
+@pytest.mark.parametrize(
+    ("models", "code"),
+    [
+        ((HOLDS,), 0),
+        ((HOLDS, FAILS), 3),
+        ((BROKEN, HOLDS), 6),
+        ((FAILS, BROKEN, HOLDS), 6),
+        ((FAILS, "- {name: odd, path: chain.json, budget: 70%, optimizer: adam}\n"), 2),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worst_line(models: tuple[str, ...], code: int, remat: Remat) -> None:
+    project(*models)
+    ended = remat("check")
+    assert ended.code == code
+    lines = re.findall(r"^(holds|fails|error)  (\S+)", ended.out, re.MULTILINE)
+    assert len(lines) == len(models), "every model has its line"
+
+
+def test_what_fails_says_why_and_what_helps(remat: Remat) -> None:
+    project(HOLDS, FAILS, BROKEN)
+    ended = remat("check")
+    assert re.search(r"No plan fits 250 B: op '\S+' alone needs \d+ B\.", ended.out)
+    assert re.search(r"· Raise budget to \S+, where a plan of \S+ % overhead fits\.", ended.out)
+    assert "gone.json: no such file." in ended.out
+    assert ended.out.endswith("1 of 3 models fails, 1 could not be checked.\n")
+    assert ended.err == ""
+
+
+def test_a_project_in_another_folder_names_its_files_from_there(remat: Remat, folder: Path) -> None:
+    project(HOLDS)
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")
+    assert remat("check", "../remat.yaml").code == 0
+    assert remat("check", folder / "remat.yaml").code == 0
+
+
+def test_without_a_project_it_shows_how_to_write_one(remat: Remat) -> None:
+    ended = remat("check")
+    assert (ended.code, ended.out) == (2, "")
+    assert "remat.yaml: no such file" in ended.err
+    hint = ended.err.split("write one:")[1].strip()
+    Path("remat.yaml").write_text(hint)
+    assert remat("check").code == 6, "what the hint shows is a project, of a model that is not there"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: [\n", "no valid YAML"),
+        ("models:\n- {path: chain.json, bugdet: 70%}\n", "remat.yaml:2: bugdet: unknown key"),
+        ("models:\n- {path: chain.json}\n", "remat.yaml:2: 'chain' is held to nothing"),
+    ],
+)
+def test_a_wrong_project_ends_with_2_and_its_line(text: str, message: str, remat: Remat) -> None:
+    Path("remat.yaml").write_text(text)
+    ended = remat("check")
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+    assert "hint:" in ended.err
+
+
+class TestForms:
+    def test_junit(self, remat: Remat) -> None:
+        project(HOLDS, FAILS, BROKEN)
+        ended = remat("check", "--format", "junit")
+        assert ended.code == 6
+        suite = fromstring(ended.out)[0]
+        assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
+
+    def test_github(self, remat: Remat) -> None:
+        project(HOLDS, FAILS, BROKEN)
+        lines = remat("check", "--format", "github").out.splitlines()
+        assert [line.split("::")[1] for line in lines[:-1]] == [
+            "error file=remat.yaml,line=3,title=remat check%3A tight fails",
+            "error file=remat.yaml,line=4,title=remat check%3A lost could not be checked",
+        ]
+
+    def test_markdown(self, remat: Remat) -> None:
+        project(HOLDS)
+        assert remat("check", "--format", "markdown").out.startswith("### remat check: The model holds.\n")
+
+    def test_json(self, remat: Remat) -> None:
+        project(HOLDS, FAILS)
+        ended = remat("check", "--json")
+        assert ended.out == remat("check", "--format", "json").out
+        assert [(model["name"], model["verdict"]) for model in ended.json["models"]] == [
+            ("fits", "holds"),
+            ("tight", "fails"),
+        ]
+
+    def test_one_check_can_be_reported_in_several_forms(self, remat: Remat) -> None:
+        project(HOLDS, FAILS)
+        ended = remat("check", "--format", "github", "--format", "markdown=s.md", "--format", "json=r.json")
+        assert ended.code == 3
+        assert ended.out == remat("check", "--format", "github").out
+        assert Path("s.md").read_text() == remat("check", "--format", "markdown").out
+        assert Path("r.json").read_text() == remat("check", "--json").out
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (("--json", "--format", "junit"), "stdout takes one form, not junit and json"),
+            (("--format", "github", "--format", "json=-"), "stdout takes one form"),
+            (("--format", "junt"), "did you mean 'junit'?"),
+            (("--format", "junit="), "names no file"),
+        ],
+    )
+    def test_forms_that_cannot_be_are_refused(self, args: tuple[str, ...], message: str, remat: Remat) -> None:
+        project(HOLDS)
+        ended = remat("check", *args)
+        assert (ended.code, ended.out) == (2, "")
+        assert message in ended.err
+
+    @pytest.mark.parametrize("form", ["table", "json", "junit", "github", "markdown"])
+    def test_a_file_gets_the_form_and_the_terminal_the_table(self, form: str, remat: Remat) -> None:
+        project(HOLDS)
+        alone = remat("check", "--format", form)
+        ended = remat("check", "--format", form, "-o", "report")
+        assert (alone.code, ended.code, ended.err) == (0, 0, "")
+        assert ended.out == remat("check").out
+        without_times = re.compile(r'time="[\d.]+"')
+        assert without_times.sub("", Path("report").read_text()) == without_times.sub("", alone.out)
+
+    def test_a_dash_moves_the_table_to_stderr(self, remat: Remat) -> None:
+        project(HOLDS)
+        ended = remat("check", "--json", "-o", "-")
+        assert ended.json["holds"] is True
+        assert ended.err == remat("check").out
+
+    @pytest.mark.parametrize("form", ["table", "json", "junit"])
+    def test_quiet_prints_nothing(self, form: str, remat: Remat) -> None:
+        project(FAILS)
+        ended = remat("check", "-q", "--format", form)
+        assert (ended.code, ended.out, ended.err) == (3, "", "")
+
+    def test_a_report_that_cannot_be_written_ends_with_2(self, remat: Remat) -> None:
+        project(HOLDS)
+        ended = remat("check", "--format", "junit", "-o", "no/report.xml")
+        assert ended.code == 2
+        assert "cannot be written" in ended.err
+
+    def test_the_same_check_says_the_same(self, remat: Remat) -> None:
+        project(HOLDS, FAILS, BROKEN)
+        assert remat("check", "--json").out == remat("check", "--json").out
+
+
+class TestOnly:
+    def test_only_the_named_models_are_checked(self, remat: Remat) -> None:
+        project(HOLDS, FAILS, BROKEN)
+        ended = remat("check", "--only", "fits", "--only", "ti*", "--json")
+        assert ended.code == 3
+        assert [model["name"] for model in ended.json["models"]] == ["fits", "tight"]
+
+    def test_a_name_that_is_not_there_is_refused_with_one_that_is(self, remat: Remat) -> None:
+        project(HOLDS, FAILS)
+        ended = remat("check", "--only", "tigt")
+        assert ended.code == 2
+        assert "did you mean 'tight'?" in ended.err
+
+
+class TestBaseline:
+    REGRESSION = "defaults: {max_regression: 5%}\n"
+    FILE = Path("remat.baseline.json")
+
+    def grow(self) -> None:
+        tensors = [{"name": tensor["name"], "bytes": 110} for tensor in CHAIN["tensors"]]  # type: ignore[index]
+        Path("chain.json").write_text(json.dumps({**CHAIN, "tensors": tensors}))
+
+    def test_from_the_first_baseline_to_a_regression_that_is_accepted(self, remat: Remat) -> None:
+        project(HOLDS, more=self.REGRESSION)
+        assert remat("check").code == 3, "there is no baseline yet"
+        written = remat("check", "--update-baseline")
+        assert (written.code, written.err) == (0, "note: remat.baseline.json: 1 added, 0 changed, 0 removed\n")
+        assert remat("check").code == 0
+        self.grow()
+        grown = remat("check")
+        assert grown.code == 3
+        assert "The plain peak grew by 10.00 %, from 1.500 kB to 1.650 kB" in " ".join(grown.out.split())
+        accepted = remat("check", "--update-baseline")
+        assert (accepted.code, accepted.err) == (0, "note: remat.baseline.json: 0 added, 1 changed, 0 removed\n")
+        assert remat("check").code == 0
+
+    def test_a_baseline_that_says_the_same_is_not_touched(self, remat: Remat) -> None:
+        project(HOLDS)
+        remat("check", "--update-baseline")
+        os.utime(self.FILE, (0, 0))
+        assert remat("check", "--update-baseline").code == 0
+        assert self.FILE.stat().st_mtime == 0
+
+    def test_another_limit_that_is_broken_still_fails(self, remat: Remat) -> None:
+        project(HOLDS, FAILS, more=self.REGRESSION)
+        assert remat("check", "--update-baseline").code == 3
+        assert list(json.loads(self.FILE.read_text())["models"]) == ["fits", "tight"]
+
+    def test_a_model_that_is_gone_leaves_it_and_one_that_is_broken_stays(self, remat: Remat) -> None:
+        project(HOLDS, FAILS)
+        remat("check", "--update-baseline")
+        before = json.loads(self.FILE.read_text())["models"]
+        project("- {name: fits, path: gone.json, budget: 70%}\n")
+        assert remat("check", "--update-baseline").code == 6
+        assert json.loads(self.FILE.read_text())["models"] == {"fits": before["fits"]}
+
+    def test_a_model_that_was_measured_in_part_keeps_its_figures(self, remat: Remat) -> None:
+        model = "- {{path: {}, mode: inference, planner: approx_dp, budget: {}}}\n"
+        project(model.format(ROOT / "graphs/long_skip.json", "100%"))
+        remat("check", "--update-baseline")
+        before = self.FILE.read_bytes()
+        project(model.format(ROOT / "graphs/long_skip.json", "99%"))
+        ended = remat("check", "--update-baseline")
+        assert ended.code == 2
+        assert "no backward ops" in ended.out, "what approx_dp does not plan is measured all the same"
+        assert self.FILE.read_bytes() == before
+
+    def test_with_only_the_others_keep_theirs(self, remat: Remat) -> None:
+        project(HOLDS, FAILS)
+        remat("check", "--update-baseline")
+        before = json.loads(self.FILE.read_text())["models"]
+        self.grow()
+        assert remat("check", "--update-baseline", "--only", "fits").code == 0
+        after = json.loads(self.FILE.read_text())["models"]
+        assert (after["tight"] == before["tight"], after["fits"] == before["fits"]) == (True, False)
+
+    def test_a_baseline_that_cannot_be_written_names_the_key(self, remat: Remat) -> None:
+        project(HOLDS, more="baseline: no/where.json\n")
+        ended = remat("check", "--update-baseline")
+        assert ended.code == 2
+        assert "'baseline: FILE'" in ended.err
+
+    def test_a_broken_baseline_is_named_and_can_be_written_anew(self, remat: Remat) -> None:
+        project(HOLDS)
+        self.FILE.write_text("<<<<<<< ours\n")
+        ended = remat("check")
+        assert ended.code == 2
+        assert "remat.baseline.json:1:1: no valid JSON" in ended.err
+        assert remat("check", "--update-baseline", "--only", "fits").code == 2
+        assert remat("check", "--update-baseline").code == 0
+        assert remat("check").code == 0
+
+
+class TestJobs:
+    def test_several_at_a_time_say_the_same_as_one(self, remat: Remat) -> None:
+        project(HOLDS, BROKEN, FAILS)
+        one, several = remat("check", "--json"), remat("check", "--json", "--jobs", "2")
+        assert several == one
+
+    def test_a_process_that_dies_is_a_line_of_its_own(self, remat: Remat, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("remat_cli.check.check_model", _die)
+        project(HOLDS, FAILS)
+        ended = remat("check", "--jobs", "2")
+        assert ended.code == 4
+        assert "came to a sudden end" in ended.out
+        assert ended.err == ""
+
+    @pytest.mark.parametrize("jobs", ["1", "2"])
+    def test_ctrl_c_writes_nothing_and_says_how_far_it_came(
+        self, jobs: str, remat: Remat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("remat_cli.check.check_model", _check_or_stop)
+        project(HOLDS, FAILS, HOLDS.replace("fits", "slow"))
+        ended = remat("check", "--json", "-o", "report.json", "--update-baseline", "--jobs", jobs)
+        assert (ended.code, ended.out) == (130, "")
+        assert "1 of 3 models were checked" in ended.err
+        assert sorted(path.name for path in Path().iterdir()) == ["chain.json", "remat.yaml"]
+
+
+def _die(*_: object, **__: object) -> Outcome:
+    os._exit(9)
+
+
+def _check_or_stop(model: ModelCheck, *_: object, **__: object) -> Outcome:
+    if model.name == "tight":
+        raise KeyboardInterrupt
+    if model.name == "slow":
+        sleep(2)
+        model.path.with_name("a process went on").touch()
+    return check_model(model, {})
+
+
+def test_nothing_in_a_name_reaches_the_terminal(remat: Remat) -> None:
+    project('- {name: "\\e[31mred\\a", path: "gone\\e[0m.json", budget: 70%}\n')
+    ended = remat("check")
+    assert ended.code == 6
+    assert "\x1b" not in ended.out + ended.err
+
+
+class TestSamples:
+    def test_the_example_graphs_keep_to_their_project_and_baseline(self, remat: Remat) -> None:
+        ended = remat("check", ROOT / "graphs" / "remat.yaml", "--json")
+        assert ended.code == 0
+        assert [model["figures"] == model["baseline"] for model in ended.json["models"]] == [True] * 4
+
+    def test_limits_that_are_too_tight_fail_in_each_of_three_ways(self, remat: Remat) -> None:
+        ended = remat("check", ROOT / "graphs" / "too-tight.yaml", "--json")
+        assert ended.code == 6
+        failures = [[failure["limit"] for failure in model["failures"]] for model in ended.json["models"]]
+        assert failures == [["max_overhead"], ["budget"], ["error"]]
+
+
+class TestHook:
+    HOOK = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())[0]
+
+    def test_its_entry_is_a_call_that_works(self) -> None:
+        project(FAILS)
+        command = [str(Path(sys.executable).with_name("remat")), *self.HOOK["entry"].split()[1:]]
+        done = subprocess.run(command, capture_output=True, check=False, text=True)
+        assert (done.returncode, done.stderr) == (3, "")
+        assert "1 of 1 model fails." in done.stdout
+
+    @pytest.mark.parametrize(
+        ("changed", "runs"),
+        [
+            ("remat.yaml", True),
+            ("models/unet.onnx", True),
+            ("graphs/g.json", True),
+            ("remat.baseline.json", True),
+            ("train.py", False),
+            ("README.md", False),
+        ],
+    )
+    def test_it_runs_where_a_model_or_its_limits_changed(self, changed: str, runs: bool) -> None:
+        assert (re.search(self.HOOK["files"], changed) is not None) == runs
