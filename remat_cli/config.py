@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import cache
+from os.path import exists, isfile  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -78,6 +80,17 @@ class GraphOptions:
     measurements: str | None = None
     link_bandwidth: str | None = None
 
+    def under(self, above: GraphOptions) -> GraphOptions:
+        """Return the options of both; what `above` says wins, name by name where there are names."""
+        said: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(above, item.name)
+            if isinstance(value, Mapping):
+                said[item.name] = {**getattr(self, item.name), **value}
+            elif value is not None and value is not False:
+                said[item.name] = value
+        return replace(self, **said)
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -101,12 +114,9 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class _ConfigFile:
-    """The keys of a config file, as YAML gives them."""
+class GraphKeys:
+    """The keys of a file that say how a graph is read, as YAML gives them; `GraphOptions` says what they mean."""
 
-    planner: str | dict[str, Any] | None = None
-    budget: str | int | None = None
-    max_overhead: str | float | None = None
     mode: str | None = None
     dims: dict[str, int] = field(default_factory=dict)
     input_shapes: dict[str, list[int]] = field(default_factory=dict)
@@ -118,11 +128,20 @@ class _ConfigFile:
     aliasing: Aliasing | None = None
     strict: bool = False
     link_bandwidth: str | float | None = None
+
+
+@dataclass(frozen=True)
+class _ConfigFile(GraphKeys):
+    """The keys of a config file, as YAML gives them."""
+
+    planner: str | dict[str, Any] | None = None
+    budget: str | int | None = None
+    max_overhead: str | float | None = None
     report: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Document:
+class Document:
     """Values from a file or the command line, and where each of them stands.
 
     Attributes:
@@ -143,10 +162,10 @@ class _Document:
         line = f":{self.lines[around]}" if around in self.lines else ""
         return f"{self.source}{line}: {'.'.join(map(str, path))}"
 
-    def section(self, key: str, values: Mapping[str, Any]) -> _Document:
-        """Return the values under one key as a document of their own."""
-        lines = {path[1:]: line for path, line in self.lines.items() if path[:1] == (key,) and len(path) > 1}
-        return _Document(values, self.source, lines)
+    def section(self, key: str | int, values: Mapping[str, Any]) -> Document:
+        """Return the values under one key, or at one place of a list, as a document of their own."""
+        lines = {path[1:]: line for path, line in self.lines.items() if path[:1] == (key,)}
+        return Document(values, self.source, lines)
 
 
 def load_config(path: Path) -> RunConfig:
@@ -155,57 +174,76 @@ def load_config(path: Path) -> RunConfig:
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
     """
-    document = _read_yaml(_shipped(path, "configs"))
-    raw = _checked(_ConfigFile, document)
-    planner, options = _planner_section(raw.planner, document)
+    document = read_yaml(_shipped(path, "configs"))
+    raw = checked(_ConfigFile, document)
+    planner, options = planner_section(raw.planner, document)
+    budget, overhead = raw.budget, raw.max_overhead
+    return RunConfig(
+        planner=planner,
+        options=options,
+        budget=None if budget is None else placed(document, ("budget",), lambda: parse_budget(str(budget))),
+        max_overhead=None
+        if overhead is None
+        else placed(document, ("max_overhead",), lambda: float(parse_share(str(overhead)))),
+        graph=graph_section(raw, document),
+        report=checked(ReportOptions, document.section("report", raw.report)),
+    )
+
+
+def graph_section(raw: GraphKeys, document: Document) -> GraphOptions:
+    """Return what the keys of a file say of how a graph is read.
+
+    Raises:
+        UsageError: a name in them is not known.
+    """
     for key, value, known in (
-        ("planner", planner, PLANNERS),
         ("mode", raw.mode, MODES),
         ("optimizer", raw.optimizer, OPTIMIZERS),
         ("cost_model", raw.cost_model, (GIVEN_COSTS, *COST_MODELS)),
     ):
         if value is not None and value not in known:
-            raise _unknown_name(document.place((key,)), value, known)
-    if planner is not None:
-        _checked(PLANNERS[planner], document.section("planner", options))
-    budget, overhead = raw.budget, raw.max_overhead
-    try:
-        parsed_budget = None if budget is None else parse_budget(str(budget))
-        parsed_overhead = None if overhead is None else float(parse_share(str(overhead)))
-    except UsageError as error:
-        key = "max_overhead" if "share" in error.message else "budget"
-        raise UsageError(f"{document.place((key,))}: {error.message}", hint=error.hint) from None
-    return RunConfig(
-        planner=planner,
-        options=options,
-        budget=parsed_budget,
-        max_overhead=parsed_overhead,
-        graph=GraphOptions(
-            mode=raw.mode,
-            dims=raw.dims,
-            input_shapes={name: tuple(shape) for name, shape in raw.input_shapes.items()},
-            value_shapes={name: tuple(shape) for name, shape in raw.value_shapes.items()},
-            aliasing=raw.aliasing,
-            strict=raw.strict,
-            optimizer=raw.optimizer,
-            cost_model=raw.cost_model,
-            device=raw.device,
-            measurements=raw.measurements,
-            link_bandwidth=None if raw.link_bandwidth is None else str(raw.link_bandwidth),
-        ),
-        report=_checked(ReportOptions, document.section("report", raw.report)),
+            raise unknown_name(document.place((key,)), value, known)
+    return GraphOptions(
+        mode=raw.mode,
+        dims=raw.dims,
+        input_shapes={name: tuple(shape) for name, shape in raw.input_shapes.items()},
+        value_shapes={name: tuple(shape) for name, shape in raw.value_shapes.items()},
+        aliasing=raw.aliasing,
+        strict=raw.strict,
+        optimizer=raw.optimizer,
+        cost_model=raw.cost_model,
+        device=raw.device,
+        measurements=raw.measurements,
+        link_bandwidth=None if raw.link_bandwidth is None else str(raw.link_bandwidth),
     )
 
 
-def _planner_section(section: str | dict[str, Any] | None, document: _Document) -> tuple[str | None, dict[str, Any]]:
-    if section is None or isinstance(section, str):
-        return section, {}
-    name = section.get("name")
+def placed(document: Document, path: tuple[str | int, ...], parse: Callable[[], Built]) -> Built:
+    """Return what `parse` makes of the value at `path`; its error is given the value's place."""
+    try:
+        return parse()
+    except UsageError as error:
+        raise UsageError(f"{document.place(path)}: {error.message}", hint=error.hint) from None
+
+
+def planner_section(section: str | dict[str, Any] | None, document: Document) -> tuple[str | None, dict[str, Any]]:
+    """Return name and options of the planner that the key `planner` names: a name, or a mapping with one in it.
+
+    Raises:
+        UsageError: there is no such planner, or no such option, or a value is wrong.
+    """
+    if section is None:
+        return None, {}
+    name = section if isinstance(section, str) else section.get("name")
     if not isinstance(name, str):
         raise UsageError(
             f"{document.place(('planner',))}: has no name", hint=f"add 'name: ...', one of {', '.join(PLANNERS)}"
         )
-    return name, {key: value for key, value in section.items() if key != "name"}
+    if name not in PLANNERS:
+        raise unknown_name(document.place(("planner",)), name, PLANNERS)
+    options = {} if isinstance(section, str) else {key: value for key, value in section.items() if key != "name"}
+    checked(PLANNERS[name], document.section("planner", options))
+    return name, options
 
 
 def make_planner(name: str, options: Mapping[str, Any], source: str = "--option") -> Planner:
@@ -220,8 +258,8 @@ def make_planner(name: str, options: Mapping[str, Any], source: str = "--option"
         UsageError: there is no such planner, or no such option, or a value is wrong.
     """
     if name not in PLANNERS:
-        raise _unknown_name("--planner", name, PLANNERS)
-    return _checked(PLANNERS[name], _Document(options, source))
+        raise unknown_name("--planner", name, PLANNERS)
+    return checked(PLANNERS[name], Document(options, source))
 
 
 def make_generator(family: str, options: Mapping[str, Any], source: str = "--option") -> Generator:
@@ -231,8 +269,8 @@ def make_generator(family: str, options: Mapping[str, Any], source: str = "--opt
         UsageError: there is no such family, or no such option, or a value is wrong.
     """
     if family not in GENERATORS:
-        raise _unknown_name("FAMILY", family, GENERATORS)
-    return _checked(GENERATORS[family], _Document(options, source))
+        raise unknown_name("FAMILY", family, GENERATORS)
+    return checked(GENERATORS[family], Document(options, source))
 
 
 def planner_schemas() -> dict[str, Any]:
@@ -258,7 +296,7 @@ def load_device(name: str) -> Device:
     Raises:
         UsageError: there is no such profile, or a key or value in it is wrong.
     """
-    return _checked(Device, _read_yaml(_shipped(Path(name), "configs/devices")))
+    return checked(Device, read_yaml(_shipped(Path(name), "configs/devices")))
 
 
 def load_measurements(path: Path) -> dict[str, int]:
@@ -267,7 +305,7 @@ def load_measurements(path: Path) -> dict[str, int]:
     Raises:
         UsageError: the file is missing or malformed, or a time is no whole number, 0 or more.
     """
-    document = _read_yaml(path)
+    document = read_yaml(path)
     for name, time in document.values.items():
         if type(time) is not int or time < 0:
             raise UsageError(
@@ -290,10 +328,10 @@ def _shipped_folder(folder: str) -> Path:
 
 def _shipped(path: Path, folder: str) -> Path:
     """Return `path` if there is such a file; else, for a bare name, the file of that name that comes with remat."""
-    if path.exists() or len(path.parts) != 1:
+    if exists(path) or len(path.parts) != 1:
         return path
     shipped = _shipped_folder(folder) / f"{path.name.removesuffix('.yaml')}.yaml"
-    if shipped.is_file():
+    if isfile(shipped):
         return shipped
     names = shipped_names(folder)
     close = get_close_matches(path.stem, names, n=1)
@@ -303,12 +341,14 @@ def _shipped(path: Path, folder: str) -> Path:
     )
 
 
-def _unknown_name(place: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> UsageError:
+def unknown_name(place: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> UsageError:
+    """Return the error for a name that stands at `place` and is none of those that are known."""
     close = get_close_matches(name, list(known), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return UsageError(f"{place}: there is no {name!r}", hint=f"{hint}use one of {', '.join(known)}")
 
 
+@cache
 def _model(cls: type) -> type[BaseModel]:
     """Return a pydantic model of the fields of a frozen dataclass, so that the dataclass itself needs no pydantic."""
     from pydantic import ConfigDict, create_model
@@ -323,7 +363,7 @@ def _model(cls: type) -> type[BaseModel]:
     return create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **known)
 
 
-def _checked(cls: type[Built], document: _Document) -> Built:
+def checked(cls: type[Built], document: Document) -> Built:
     """Build the frozen dataclass `cls` from a document, its field types held strictly.
 
     Raises:
@@ -333,14 +373,15 @@ def _checked(cls: type[Built], document: _Document) -> Built:
 
     try:
         # By way of JSON, where text may stand for an enum's member and a whole number for a float.
-        checked = _model(cls).model_validate_json(json.dumps(document.values))
+        model = _model(cls)  # type: ignore[arg-type]  # mypy holds that a class cannot be hashed
+        valid = model.model_validate_json(json.dumps(document.values))
     except ValidationError as error:
         known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
         raise _first_fault(error.errors()[0], document, known) from None
-    return cls(**{name: getattr(checked, name) for name in checked.model_fields_set})
+    return cls(**{name: getattr(valid, name) for name in valid.model_fields_set})
 
 
-def _first_fault(fault: Mapping[str, Any], document: _Document, known: list[str]) -> UsageError:
+def _first_fault(fault: Mapping[str, Any], document: Document, known: list[str]) -> UsageError:
     path = tuple(fault["loc"])
     # A union adds the names of its branches to the path, which say nothing to a user.
     while len(path) > 1 and path not in document.lines:
@@ -355,7 +396,7 @@ def _first_fault(fault: Mapping[str, Any], document: _Document, known: list[str]
     return UsageError(f"{place}: {fault['msg'].lower()}, not {fault['input']!r}", hint="correct the value")
 
 
-def _read_yaml(path: Path) -> _Document:
+def read_yaml(path: Path) -> Document:
     """Read a YAML file (or JSON, which is YAML) whose top is a mapping, keeping the line of everything."""
     import yaml
 
@@ -375,12 +416,12 @@ def _read_yaml(path: Path) -> _Document:
         problem = getattr(error, "problem", None) or str(error)
         raise UsageError(f"{path}{line}: no valid YAML: {problem}", hint="correct the file at this line") from None
     if node is None:
-        return _Document({}, str(path))
+        return Document({}, str(path))
     if not isinstance(node, yaml.MappingNode):
         raise UsageError(f"{path}: is not a mapping of keys to values", hint="write it like 'budget: 80%'")
     lines: dict[tuple[str | int, ...], int] = {}
     values = _value(node, (), str(path), lines, set())
-    return _Document(values, str(path), lines)
+    return Document(values, str(path), lines)
 
 
 def _value(

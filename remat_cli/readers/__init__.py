@@ -9,9 +9,9 @@ from pathlib import Path
 from remat_cli.errors import GraphError
 from remat_cli.readers import native, node_link, onnx
 from remat_cli.readers.reading import Aliasing, Reading, ReadOptions
-from remat_cli.readers.source import Source
+from remat_cli.readers.source import Source, read_bytes
 
-__all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "read_graph"]
+__all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "portable_bytes", "read_graph"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +52,12 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
         f"{path}: the JSON in it is no graph",
         hint=f'remat reads {", ".join(READERS)}; a native graph begins with {{"format": "{native.FORMAT}", ...}}',
     )
+
+
+def portable_bytes(path: Path) -> bytes:
+    """Return a file from which the same graph is read as from the one at `path`, without weights: to be sent elsewhere.
+
+    Raises:
+        GraphError: the file cannot be read.
+    """
+    return read_bytes(path) if Source(path).is_json else onnx.portable_bytes(path)

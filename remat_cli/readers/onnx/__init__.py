@@ -11,7 +11,7 @@ from pathlib import Path
 
 from remat_cli.readers.reading import Reading, ReadOptions
 
-__all__ = ["read"]
+__all__ = ["portable_bytes", "read"]
 
 
 def read(path: Path, options: ReadOptions) -> Reading:
@@ -33,3 +33,14 @@ def read(path: Path, options: ReadOptions) -> Reading:
     from remat_cli.readers.onnx.reader import read_model
 
     return read_model(path, options)
+
+
+def portable_bytes(path: Path) -> bytes:
+    """Return a model file that reads as the one at `path` does, without its weights.
+
+    Raises:
+        GraphError: the file is no model.
+    """
+    from remat_cli.readers.onnx.load import without_weights
+
+    return without_weights(path)

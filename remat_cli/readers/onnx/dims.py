@@ -96,7 +96,7 @@ def _places(shapes: Mapping[str, Sequence[Dimension] | None]) -> dict[str, list[
 
 def _symbol_hint(name: str, places: Mapping[str, list[str]]) -> str:
     if not places:
-        return "all its dimensions are fixed: leave --dim out"
+        return "all its dimensions are fixed: leave --dim out, or export the model with a symbolic one"
     return _one_of(name, places, "its symbols are")
 
 

@@ -15,7 +15,8 @@ def onnx_faults(what: str, hint: str) -> Iterator[None]:
     """Turn the exceptions that onnx and protobuf raise on bad files into `GraphError`.
 
     They share no base class: the checker's and the shape inference's errors derive from `Exception` directly, and
-    protobuf adds errors of Python's own (`SystemError` for a message beyond 2 GiB).
+    protobuf adds errors of Python's own (`SystemError` for a message beyond 2 GiB). Failed assertions in C++ are
+    `RuntimeError`.
 
     Args:
         what: what could not be done, with its place; the reason is added to it.
@@ -29,7 +30,7 @@ def onnx_faults(what: str, hint: str) -> Iterator[None]:
         yield
     except (DecodeError, EncodeError, ValidationError, InferenceError) as error:
         raise GraphError(f"{what}: {one_line(error)}", hint=hint) from error
-    except (ValueError, TypeError, OSError, MemoryError, RecursionError, SystemError) as error:
+    except (ValueError, TypeError, OSError, MemoryError, RuntimeError, SystemError) as error:
         raise GraphError(f"{what}: {one_line(error)}", hint=hint) from error
 
 

@@ -63,10 +63,7 @@ def load_model(path: Path, *, keep_data: bool = False) -> Model:
     Raises:
         GraphError: the path is no regular file, or no ONNX model.
     """
-    import onnx
-
-    with onnx_faults(f"{path} is not an ONNX model", "is it damaged, cut short, or of another format?"):
-        proto = onnx.load_model_from_string(_read_bytes(path), format="protobuf")
+    proto = _parsed(path)
     _check_model(proto, path)
     _check_text(proto, path)
     if not keep_data:
@@ -74,6 +71,25 @@ def load_model(path: Path, *, keep_data: bool = False) -> Model:
     _unify_domains(proto)
     opsets = {opset.domain: opset.version for opset in proto.opset_import}
     return Model(inlined(proto), opsets, _opset_notes(opsets))
+
+
+def without_weights(path: Path) -> bytes:
+    """Return the model file at `path` without the data of large tensors, from which the same is read.
+
+    Raises:
+        GraphError: the path is no regular file, or no ONNX model.
+    """
+    proto = _parsed(path)
+    _strip_payloads(proto)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+def _parsed(path: Path) -> onnx.ModelProto:
+    import onnx
+
+    with onnx_faults(f"{path} is not an ONNX model", "is it damaged, cut short, or of another format?"):
+        return onnx.load_model_from_string(_read_bytes(path), format="protobuf")
 
 
 def _read_bytes(path: Path) -> bytes:

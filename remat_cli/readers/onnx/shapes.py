@@ -201,6 +201,8 @@ class ShapeInference:
 
     def _inferred_without_schema(self, node: Node, values: Values) -> Mapping[str, ValueType | None]:
         """Return the types of the outputs of a node that onnx has no definition of."""
+        if not node.proto.output:
+            return {}
         standard = standard_form(node)
         schema = None if standard is None else self.opsets.schema(standard.proto)
         types: dict[str, ValueType | None] = {}

@@ -1,0 +1,263 @@
+"""Jobs on a Dask cluster. The files of a job travel with it; on a worker it gets a process of its own, as here."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os.path import isfile  # unlike those of Path, false for a name that no file can have
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from remat_cli import __version__
+from remat_cli.batch.job import Job, Limits, Outcome, failure, refusal
+from remat_cli.batch.processes import Processes
+from remat_cli.batch.work import check_unchanged
+from remat_cli.errors import ClusterLost, RematError, UsageError
+from remat_cli.readers import portable_bytes
+from remat_cli.reports.batch_lines import Ending
+
+# Seconds between two looks at whether a job is still wanted, at how many workers there are, and at what has ended.
+_LOOK = 0.5
+_TO_CONNECT = 10.0
+_TO_FETCH = 30.0
+# Jobs that wait on the cluster for each of its threads, so that none is idle while the next one is sent.
+_QUEUED = 2
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A job with everything that it needs of the machine that it comes from.
+
+    Attributes:
+        job: whose paths are names in `files`.
+        files: content of its files by name.
+        origin: the graph as the user named it, for messages.
+    """
+
+    job: Job
+    files: Mapping[str, bytes]
+    origin: str
+
+
+def pack(job: Job) -> Parcel:
+    """Return a job with its files.
+
+    Raises:
+        RematError: a file cannot be read, or is not the one that the job was made for.
+    """
+    check_unchanged(job)
+    moved: dict[str, Any] = {}
+    # A folder for each, as their names may be the same; a graph may be named after its file.
+    graph = Path("graph", job.graph.name)
+    files = {str(graph): portable_bytes(job.graph)}
+    for key in ("device", "measurements"):
+        name = getattr(job.options, key)
+        if name is not None and isfile(path := Path(name)):
+            inside = str(Path(key, path.name))
+            files[inside] = path.read_bytes()
+            moved[key] = inside
+    return Parcel(replace(job, graph=graph, sha256="", options=replace(job.options, **moved)), files, str(job.graph))
+
+
+def unpack(parcel: Parcel, folder: Path) -> Job:
+    """Write the files of a job into an empty folder, and return the job that reads them there."""
+    for name, content in parcel.files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    options = parcel.job.options
+    moved: dict[str, Any] = {
+        key: str(folder / name)
+        for key in ("device", "measurements")
+        if (name := getattr(options, key)) is not None and name in parcel.files
+    }
+    return replace(parcel.job, graph=folder / parcel.job.graph, options=replace(options, **moved))
+
+
+def run_parcel(parcel: Parcel, limits: Limits) -> Outcome:
+    """Carry out a job on a worker, or end it where nobody can be told its outcome any more."""
+    with TemporaryDirectory(prefix="remat-") as name:
+        job = unpack(parcel, Path(name))
+        processes = Processes(1, limits)
+        try:
+            processes.submit(job)
+            while _is_wanted():
+                for _, outcome in processes.finished(_LOOK):
+                    return _as_at_home(outcome, str(job.graph), parcel.origin)
+        finally:
+            processes.close()
+    return failure(Ending.CRASHED, "the worker left")
+
+
+def _as_at_home(outcome: Outcome, here: str, origin: str) -> Outcome:
+    """Return the outcome with the graph named as the user did, and not as on the worker."""
+    ended = outcome.ended
+    if ended.error is None:
+        return outcome
+    return replace(outcome, ended=replace(ended, error=ended.error.replace(here, origin)))
+
+
+def _is_wanted() -> bool:
+    """Tell whether the task in whose thread this runs has not been cancelled, and its worker has a scheduler."""
+    worker = _distributed().get_worker()
+    if worker.status.name in ("closing", "closed", "failed"):
+        return False
+    task = worker.state.tasks.get(worker.get_current_task())
+    return task is not None and task.state != "cancelled"
+
+
+def _version() -> str:
+    return __version__
+
+
+class Cluster:
+    """Executes jobs on the workers of a Dask cluster.
+
+    A worker that dies takes no job with it: the scheduler gives it to another one. A job whose worker died again and
+    again (how often is the scheduler's `allowed-failures`) is given up.
+
+    Args:
+        address: of the scheduler, such as tcp://host:8786.
+        limits: of each job.
+
+    Raises:
+        UsageError: Dask is missing here, there is no scheduler, or a worker does not have this version of remat.
+    """
+
+    def __init__(self, address: str, limits: Limits) -> None:
+        self._address = address
+        self._limits = limits
+        self._client = _connected(address)
+        self._running: dict[str, tuple[Job, Any]] = {}
+        self._ended: SimpleQueue[str] = SimpleQueue()
+        self._refused: list[tuple[Job, Outcome]] = []
+        # Others may have sent the same job, with other limits.
+        self._run = uuid4().hex[:12]
+        self._threads = 0
+        self._counted = 0.0
+        try:
+            _check_workers(self._client, address)
+        except BaseException:
+            self._client.close()
+            raise
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the cluster has few enough jobs: all its threads busy, and some waiting."""
+        return len(self._running) < max(1, self._count_threads()) * _QUEUED
+
+    @property
+    def trouble(self) -> str:
+        """Whether there are no workers; some may come."""
+        return "" if self._count_threads() else "the cluster has no workers"
+
+    def _count_threads(self) -> int:
+        if monotonic() - self._counted > _LOOK:
+            self._check_connection()
+            try:
+                self._threads, self._counted = sum(self._client.nthreads().values()), monotonic()
+            except OSError:
+                raise self._lost() from None
+        return self._threads
+
+    def submit(self, job: Job) -> None:
+        """Send a job, with its files, to the scheduler."""
+        try:
+            parcel = pack(job)
+        except RematError as error:
+            self._refused.append((job, refusal(error)))
+            return
+        with warnings.catch_warnings():
+            # Of sending a lot: a graph of many ops is some megabytes, and has to get there.
+            warnings.simplefilter("ignore")
+            future = self._client.submit(
+                run_parcel, parcel, self._limits, key=f"remat-{job.key}-{self._run}", pure=False
+            )
+        self._running[future.key] = (job, future)
+        future.add_done_callback(lambda done: self._ended.put(done.key))
+
+    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+        """Return the jobs that have ended, as soon as there is one, or nothing after about so many seconds."""
+        if self._refused:
+            refused, self._refused = self._refused, []
+            return refused
+        try:
+            key = self._ended.get(timeout=seconds)
+        except Empty:
+            self._check_connection()
+            return []
+        job, future = self._running[key]
+        outcome = self._outcome(future)
+        if outcome is None:
+            self._ended.put(key)
+            return []
+        del self._running[key]
+        return [(job, outcome)]
+
+    def close(self) -> None:
+        """Give up what still runs, and leave the cluster; its workers end their processes."""
+        self._client.cancel([future for _, future in self._running.values()])
+        self._client.close()
+
+    def _outcome(self, future: Any) -> Outcome | None:
+        """Return what came of a job; None where its outcome was lost with a worker, and it runs again."""
+        self._check_connection()
+        if future.cancelled():
+            return failure(Ending.CRASHED, "the scheduler gave the job up")
+        try:
+            error = future.exception(timeout=_TO_FETCH)
+            outcome = future.result(timeout=_TO_FETCH) if error is None else None
+        except TimeoutError:
+            return None
+        if error is not None:
+            return failure(Ending.CRASHED, f"the cluster could not run the job: {type(error).__name__}: {error}")
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    def _check_connection(self) -> None:
+        if self._client.status != "running":
+            raise self._lost()
+
+    def _lost(self) -> ClusterLost:
+        hint = "what was finished is in the results; start it again, and go on with --resume"
+        return ClusterLost(f"the scheduler at {self._address} has gone", hint=hint)
+
+
+def _distributed() -> Any:
+    """Return Dask's library, which has types for a part of itself only."""
+    try:
+        import distributed
+    except ImportError:
+        raise UsageError("--scheduler needs Dask, which is not there", hint="pip install 'remat[cluster]'") from None
+    return distributed
+
+
+def _connected(address: str) -> Any:
+    # What they say of a lost connection is a traceback; here it becomes a message.
+    library = _distributed()
+    for name in ("distributed", "distributed.client", "tornado", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        return library.Client(address, timeout=_TO_CONNECT, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise UsageError(
+            f"there is no scheduler at {address}: {error}", hint="start one with 'dask scheduler', or check the address"
+        ) from None
+
+
+def _check_workers(client: Any, address: str) -> None:
+    """Hold the workers' remat against this one; those that join later are expected to be like them."""
+    hint = f"on every worker: pip install 'remat[cluster]=={__version__}'"
+    try:
+        versions: Mapping[str, str] = client.run(_version)
+    except ImportError:
+        raise UsageError(f"a worker of {address} does not have remat", hint=hint) from None
+    for worker, version in versions.items():
+        if version != __version__:
+            raise UsageError(f"worker {worker} has remat {version}, and this is {__version__}", hint=hint)

@@ -1,0 +1,84 @@
+"""A job: one graph, one budget, one way of planning; and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from remat_cli.config import GraphOptions
+from remat_cli.errors import RematError
+from remat_cli.reports.batch_lines import EXIT_CODES, Ended, Ending
+from remat_cli.units import BudgetSpec, format_bytes
+
+
+@dataclass(frozen=True)
+class Job:
+    """A graph that is to be planned. It can be pickled, and sent to another process.
+
+    Attributes:
+        key: its identity: two jobs with the same key have the same result.
+        graph: the file, as the user named it.
+        sha256: of the file's bytes; empty where it cannot be read, which the job itself will find.
+        options: how the file becomes the graph that is planned.
+        budget: as asked for.
+        max_overhead: plans of more overhead are not taken; None where any is.
+        config: the way of planning, as asked for.
+        planner: as in PLANNERS.
+        planner_options: of the planner, those that were said.
+    """
+
+    key: str
+    graph: Path
+    sha256: str
+    options: GraphOptions
+    budget: BudgetSpec
+    max_overhead: float | None
+    config: str
+    planner: str
+    planner_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a job may use.
+
+    Attributes:
+        seconds: then it is asked for its best plan, and ended soon after; None without limit.
+        memory_bytes: memory that its process may allocate; None without limit.
+    """
+
+    seconds: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job.
+
+    Attributes:
+        ended: the figures.
+        schedule: content of the schedule file; None without a plan.
+    """
+
+    ended: Ended
+    schedule: bytes | None = None
+
+
+def failure(status: Ending, error: str, hint: str = "", *, exit_code: int | None = None) -> Outcome:
+    """Return the outcome of a job that came to no answer."""
+    code = EXIT_CODES[status] if exit_code is None else exit_code
+    return Outcome(Ended(status=status, exit_code=code, error=error, hint=hint or None))
+
+
+def refusal(error: RematError) -> Outcome:
+    """Return the outcome of a job that an error ended."""
+    return failure(Ending.ERROR, error.message, error.hint, exit_code=error.exit_code)
+
+
+def out_of_memory(limits: Limits) -> Outcome:
+    """Return the outcome of a job whose memory did not suffice."""
+    allowed = "" if limits.memory_bytes is None else f": it may take {format_bytes(limits.memory_bytes)}"
+    hint = "use fewer --jobs, a larger --memory-limit, or a planner for large graphs: dtr"
+    return failure(Ending.OUT_OF_MEMORY, f"out of memory{allowed}", hint)

@@ -1,0 +1,205 @@
+"""Jobs in processes of this machine: one process a job, so that nothing is left over from the job before."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from time import monotonic, sleep
+
+from remat_cli.batch.job import Job, Limits, Outcome, failure, out_of_memory
+from remat_cli.batch.trees import kill_tree
+from remat_cli.reports.batch_lines import Ending
+
+# What the interpreter runs for a job.
+CHILD: tuple[str, ...] = ("-P", "-m", "remat_cli.batch.child")
+# Seconds that a job has to hand over its best plan when its time is up.
+GRACE = 5.0
+# Seconds between a process having nothing more to say and its end.
+_TO_LEAVE = 5.0
+_CHUNK = 65536
+# How much of what a process prints is kept: the end, where it says what went wrong.
+_TAIL = 8192
+# What Python, C++, the loader of libraries and OpenBLAS print where memory does not suffice.
+_NO_MEMORY = ("MemoryError", "bad_alloc", "Cannot allocate memory", "cannot map", "failed to map", "Memory allocation")
+
+
+@dataclass(eq=False)
+class _Child:
+    """A process and what it has said so far."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    started: float
+    deadline: float | None
+    stopped: bool = False
+    outcome: bytearray = field(default_factory=bytearray)
+    printed: bytearray = field(default_factory=bytearray)
+
+
+class Processes:
+    """Executes jobs in at most `slots` processes at a time.
+
+    Args:
+        slots: how many.
+        limits: of each job.
+    """
+
+    def __init__(self, slots: int, limits: Limits) -> None:
+        self._slots = slots
+        self._limits = limits
+        self._children: list[_Child] = []
+        self._selector = selectors.DefaultSelector()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a process is free."""
+        return len(self._children) < self._slots
+
+    @property
+    def trouble(self) -> str:
+        """There is none that would pass."""
+        return ""
+
+    def submit(self, job: Job) -> None:
+        """Start the process of a job."""
+        # One thread a process: the cores are for the jobs. A session of its own: Ctrl-C is for this process.
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+        process = subprocess.Popen(
+            [sys.executable, *CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        started = monotonic()
+        deadline = None if self._limits.seconds is None else started + self._limits.seconds
+        child = _Child(job, process, started, deadline)
+        self._children.append(child)
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ, child)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died already, which is found where its outcome is missed
+            process.stdin.write(pickle.dumps((job, self._limits)))
+            process.stdin.flush()
+
+    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+        """Return the jobs that have ended, as soon as there is one, or nothing after so many seconds."""
+        end = monotonic() + seconds
+        while True:
+            self._stop_late_ones()
+            ended = []
+            for key, _ in self._selector.select(self._patience(end)):
+                if self._is_over(key):
+                    ended.append(key.data)
+            if ended or monotonic() >= end:
+                return [(child.job, self._end(child)) for child in ended]
+
+    def close(self) -> None:
+        """Kill every process."""
+        for child in self._children:
+            kill_tree(child.process.pid)
+        for child in list(self._children):
+            self._end(child)
+        self._selector.close()
+
+    def _patience(self, end: float) -> float:
+        deadlines = [child.deadline for child in self._children if child.deadline is not None]
+        return max(0.0, min([end, *deadlines]) - monotonic())
+
+    def _stop_late_ones(self) -> None:
+        """Ask jobs whose time is up for the best plan that they have; kill those that were asked before."""
+        now = monotonic()
+        for child in self._children:
+            if child.deadline is not None and now >= child.deadline:
+                if child.stopped:
+                    child.deadline = None
+                    kill_tree(child.process.pid)
+                else:
+                    child.stopped, child.deadline = True, now + GRACE
+                    child.process.send_signal(signal.SIGINT)
+
+    def _is_over(self, key: selectors.SelectorKey) -> bool:
+        """Take in what a process says; tell whether it has said all of its outcome."""
+        child: _Child = key.data
+        is_outcome = key.fileobj is child.process.stdout
+        said = os.read(key.fd, _CHUNK)
+        if not said:
+            self._selector.unregister(key.fileobj)
+            return is_outcome
+        if is_outcome:
+            child.outcome += said
+        else:
+            child.printed = (child.printed + said)[-_TAIL:]
+        return False
+
+    def _end(self, child: _Child) -> Outcome:
+        """Return what came of a job whose process has nothing more to say, or was killed."""
+        process = child.process
+        if not child.outcome:
+            _wait_for_end(process.pid)
+        kill_tree(process.pid)
+        process.wait()
+        self._children.remove(child)
+        self._read_rest(child)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            assert stream is not None
+            if stream in self._selector.get_map():
+                self._selector.unregister(stream)
+            with suppress(BrokenPipeError):
+                stream.close()
+        outcome = self._outcome(child)
+        seconds = round(monotonic() - child.started, 3)
+        return replace(outcome, ended=replace(outcome.ended, seconds=seconds))
+
+    def _read_rest(self, child: _Child) -> None:
+        assert child.process.stderr is not None
+        with suppress(BlockingIOError):  # something that it started, and that has got away, has it open
+            while said := os.read(child.process.stderr.fileno(), _CHUNK):
+                child.printed = (child.printed + said)[-_TAIL:]
+
+    def _outcome(self, child: _Child) -> Outcome:
+        code, seconds = child.process.returncode, self._limits.seconds
+        if child.outcome:
+            try:
+                outcome = pickle.loads(child.outcome)
+            except (EOFError, pickle.UnpicklingError):
+                pass  # it was killed while it told
+            else:
+                assert isinstance(outcome, Outcome)
+                return outcome
+        if child.stopped:
+            hint = "allow more with --job-timeout, or give the planner a time_limit below it"
+            return failure(Ending.TIMED_OUT, f"no plan was found in {seconds:g} s", hint)
+        printed = child.printed.decode(errors="replace")
+        if any(sign in printed for sign in _NO_MEMORY):
+            return out_of_memory(self._limits)
+        return _crash(code, printed)
+
+
+def _wait_for_end(process: int) -> None:
+    """Wait until a process has ended by itself, but not for long; its id stays taken."""
+    end = monotonic() + _TO_LEAVE
+    while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and monotonic() < end:
+        sleep(0.01)
+
+
+def _crash(code: int, printed: str) -> Outcome:
+    """Return the outcome of a job whose process ended by itself without one."""
+    lines = printed.strip().splitlines()
+    said = f": {lines[-1].strip()}" if lines else ""
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "the system kills where memory runs out: use fewer --jobs, or a --memory-limit"
+        return failure(
+            Ending.CRASHED, f"the job's process died of {name}{said}", hint if code == -signal.SIGKILL else ""
+        )
+    return failure(Ending.CRASHED, f"the job's process ended with {code}{said}", "a bug in remat; please report it")

@@ -1,0 +1,192 @@
+"""What a user asks of a batch, and the jobs that come of it: graphs times budgets times ways of planning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from glob import glob, has_magic
+from hashlib import sha256
+from os.path import isdir, isfile  # unlike those of Path, false for a name that no file can have
+from pathlib import Path
+from typing import Any
+
+from remat_cli import __version__
+from remat_cli.batch.job import Job
+from remat_cli.batch.work import sha256_of
+from remat_cli.config import GraphOptions, RunConfig, load_config, load_device, load_measurements, make_planner
+from remat_cli.errors import GraphError, UsageError
+from remat_cli.reports.schedule_json import options_of
+from remat_cli.units import BudgetSpec
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of planning.
+
+    Attributes:
+        label: the name by which the user knows it.
+        config: what it says.
+    """
+
+    label: str
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Request:
+    """Graphs that are to be planned in the same ways.
+
+    Attributes:
+        graphs: their files.
+        options: how they are read; what is said here wins over what a way says.
+        budgets: as asked for; empty: each way's own.
+        ways: of planning.
+        max_overhead: plans of more overhead are not taken; None: each way's own.
+    """
+
+    graphs: tuple[Path, ...]
+    options: GraphOptions = field(default_factory=GraphOptions)
+    budgets: tuple[BudgetSpec, ...] = ()
+    ways: tuple[Way, ...] = ()
+    max_overhead: float | None = None
+
+
+def way_of(config: Path) -> Way:
+    """Return the way of planning in a config file, or in one that comes with remat.
+
+    Raises:
+        UsageError: the file is missing, or wrong.
+    """
+    return Way(config.stem, load_config(config))
+
+
+def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
+    """Return the file of that name, or all that a pattern such as models/**/*.onnx matches, sorted.
+
+    Args:
+        pattern: a path or pattern, relative to `folder`.
+        folder: of the file that names it.
+
+    Raises:
+        GraphError: there is no such file, or nothing matches.
+    """
+    path = folder / pattern
+    if isfile(path):
+        return (path,)
+    if isdir(path):
+        raise GraphError(f"{path} is a directory", hint=f"name the files in it, such as '{path / '*.onnx'}'")
+    if not has_magic(pattern):
+        raise GraphError(f"{path}: no such file", hint="check the path")
+    found = sorted(folder / name for name in glob(pattern, root_dir=folder, recursive=True))
+    files = tuple(match for match in found if match.is_file())
+    if not files:
+        raise GraphError(f"{path}: no file matches", hint="check the pattern; ** stands for any folders")
+    return files
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """A way of planning as it is meant for the graphs of a request: everything but graph and budget.
+
+    Attributes:
+        job: with this in place, and no graph.
+        identity: what of it a job's result depends on, as JSON.
+        budgets: as asked for.
+    """
+
+    job: Job
+    identity: Mapping[str, Any]
+    budgets: tuple[BudgetSpec, ...]
+
+    def on(self, graph: Path, digest: str, budget: BudgetSpec) -> Job:
+        """Return the job on a graph at a budget."""
+        identity = {
+            **self.identity,
+            "graph": [graph.name, digest],
+            "budget": [budget.device_bytes, str(budget.share), budget.smallest],
+        }
+        key = sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+        return replace(self.job, key=key, graph=graph, sha256=digest, budget=budget)
+
+
+def jobs_of(requests: Sequence[Request], *, default_planner: str, one_worker: bool) -> list[Job]:
+    """Return the jobs, in the order in which they were asked for; what is asked for twice is there once.
+
+    Args:
+        requests: what is asked for.
+        default_planner: for ways that name none.
+        one_worker: jobs run beside each other: a planner that takes several cores is given one, unless the user says
+            how many.
+
+    Raises:
+        UsageError: a budget is missing, or a planner, option, device or table of times is wrong.
+    """
+    digest_of = cache(sha256_of)
+    jobs: dict[str, Job] = {}
+    for request in requests:
+        ways = [_settled(way, request, default_planner, one_worker) for way in request.ways]
+        budgets = dict.fromkeys(budget for way in ways for budget in way.budgets)
+        for graph in request.graphs:
+            for budget in budgets:
+                for way in ways:
+                    if budget in way.budgets:
+                        job = way.on(graph, digest_of(graph), budget)
+                        jobs.setdefault(job.key, job)
+    return list(jobs.values())
+
+
+def _settled(way: Way, request: Request, default_planner: str, one_worker: bool) -> _Settled:
+    config = way.config
+    budgets = request.budgets or (() if config.budget is None else (config.budget,))
+    if not budgets:
+        raise UsageError(
+            f"{way.label} is to be planned at no budget",
+            hint="give --budget 8GB, --budget 80% (of the plain peak) or min; in a manifest: budgets: [80%]",
+        )
+    options = config.graph.under(request.options)
+    max_overhead = config.max_overhead if request.max_overhead is None else request.max_overhead
+    name, said = config.planner or default_planner, config.options
+    all_options = options_of(make_planner(name, said))
+    identity = {
+        "remat": __version__,
+        "options": _content(options),
+        "max_overhead": max_overhead,
+        "planner": [name, all_options],
+    }
+    if one_worker and "workers" in all_options:
+        # Not in the identity: with more or fewer jobs beside it, it is the same job.
+        said = {"workers": 1, **said}
+    return _Settled(Job("", Path(), "", options, budgets[0], max_overhead, way.label, name, said), identity, budgets)
+
+
+def _content(options: GraphOptions) -> dict[str, Any]:
+    """Return the options with the content of files in place of their names."""
+    values = asdict(options)
+    if options.device is not None:
+        values["device"] = asdict(load_device(options.device))
+    if options.measurements is not None:
+        values["measurements"] = load_measurements(Path(options.measurements))
+    return values
+
+
+def schedule_names(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the name of each job's schedule file by the job's key: graph, budget and way, in safe characters.
+
+    Where that is not enough to tell jobs apart, on whatever file system, a part of the key is added.
+    """
+    plain = {
+        job.key: "-".join(map(_safe, (job.graph.stem, str(job.budget).replace(" ", ""), job.config))) for job in jobs
+    }
+    seen: dict[str, int] = {}
+    for name in plain.values():
+        seen[name.lower()] = seen.get(name.lower(), 0) + 1
+    return {
+        key: f"{name}.json" if seen[name.lower()] == 1 else f"{name}-{key[:12]}.json" for key, name in plain.items()
+    }
+
+
+def _safe(text: str, longest: int = 60) -> str:
+    text = text.replace("%", "pct")
+    return "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in text[:longest])

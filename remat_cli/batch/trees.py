@@ -1,0 +1,31 @@
+"""Ending a process with everything that it has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+
+def kill_tree(leader: int) -> None:
+    """Kill a process that leads a group, that group, and (on Linux) what has left the group, as solvers do.
+
+    Args:
+        leader: id of the process; not yet waited for, or the calling one.
+    """
+    strays = [process for process in _descendants(leader) if process != os.getpid()]
+    for process in strays:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _descendants(process: int) -> list[int]:
+    found: list[int] = []
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended in the meantime
+            children = [int(child) for child in listed.read_text(encoding="ascii").split()]
+            found += [each for child in children for each in (child, *_descendants(child))]
+    return found

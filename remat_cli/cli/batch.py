@@ -1,0 +1,213 @@
+"""`remat batch`: many graphs, budgets and ways of planning."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.help import PLANNER, SectionedOption, Verb
+from remat_cli.cli.names import config_names
+from remat_cli.cli.options import DEFAULT_PLANNER, graph_settings, merge_config, output_options
+from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.several import give_options
+from remat_cli.config import RunConfig
+from remat_cli.errors import UsageError
+from remat_cli.planners.cp_sat import usable_cores
+from remat_cli.reports.batch_lines import JobLine, line_bytes
+from remat_cli.units import parse_budgets, parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from remat_cli.batch.executor import Executor
+    from remat_cli.batch.job import Job, Limits, Outcome
+    from remat_cli.batch.requests import Request, Way
+
+_MANIFESTS = (".yaml", ".yml")
+_planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
+
+
+@click.command("batch", cls=Verb)
+@click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="MANIFEST|GRAPH...")
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="SIZE,...",
+    help="Budgets: sizes, shares of the plain peak, min, or a range like 30%..100%:8. Repeatable. "
+    "[default: each config's own]",
+)
+@click.option(
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="NAME|FILE",
+    shell_complete=config_names,
+    help=f"Ways of planning: names of configs that come with remat, or YAML files. Repeatable. "
+    f"[default: {DEFAULT_PLANNER}]",
+)
+@click.option("--max-overhead", metavar="SHARE", help="Take only plans of at most this overhead, such as 10%.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Add a JSON line here as each job ends; - is stdout.",
+)
+@click.option(
+    "--schedules", type=click.Path(path_type=Path), metavar="FOLDER", help="Write the schedule of every plan here."
+)
+@click.option("--resume", is_flag=True, help="Go on with the results in -o: what is in them is not done again.")
+@click.option("--retry", is_flag=True, help="With --resume: try again what failed, or ran out of memory or time.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Jobs beside each other. [default: the cores]")
+@click.option("--job-timeout", metavar="10m", help="Stop a job after this time; its best plan until then counts.")
+@click.option("--memory-limit", metavar="SIZE", help="Memory that the process of a job may allocate, such as 4GB.")
+@click.option("--scheduler", metavar="ADDRESS", help="Run the jobs on a Dask cluster: tcp://host:8786.")
+@graph_settings
+@_planner_option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="[CONFIG.]KEY=VALUE",
+    help="Option of one planner, or of each that has it. Repeatable.",
+)
+@_planner_option("--time-limit", metavar="30s", help="Stop each planner after this time.")
+@_planner_option("--seed", type=int, help="Seed of planners that draw.")
+@output_options
+def command(
+    files: tuple[str, ...],
+    output: Path | None,
+    schedules: Path | None,
+    resume: bool,
+    retry: bool,
+    jobs: int | None,
+    scheduler: str | None,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> int:
+    """Plan every GRAPH, at every budget, in every way; what goes wrong with one is recorded, and the rest goes on.
+
+    GRAPH is a file or a quoted pattern. A MANIFEST (.yaml) names graphs with the options of each; the command line
+    wins over it. Each job has a process of its own. Ctrl-C keeps what was finished, and --resume goes on from there.
+
+    The exit code is that of the worst job, the first of these that there is: 1 (a crash), 5, 6, 2, 4 (no plan, or no
+    memory or time), 3, 0.
+
+    \b
+    Examples:
+      remat batch 'models/*.onnx' --dim batch=8 --budget 60%,8GB -c dtr -c rotor -o results.jsonl
+      remat batch zoo.yaml -o results.jsonl --schedules plans --resume
+      remat batch zoo.yaml -o results.jsonl --scheduler tcp://10.0.0.1:8786
+    """
+    from remat_cli.batch.job import Limits
+    from remat_cli.batch.requests import jobs_of
+    from remat_cli.batch.results import Records
+    from remat_cli.reports.batch_table import BatchResult, batch_report, batch_summary
+
+    _check_call(output, resume=resume, retry=retry, jobs=jobs, scheduler=scheduler)
+    limits = Limits(
+        None if given["job_timeout"] is None else parse_duration(given["job_timeout"]),
+        None if given["memory_limit"] is None else parse_bytes(given["memory_limit"]),
+    )
+    slots = jobs or usable_cores()
+    asked = jobs_of(
+        _requests(files, given), default_planner=DEFAULT_PLANNER, one_worker=slots > 1 or scheduler is not None
+    )
+    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
+    results = None if output == STDOUT else output
+    with Records(results, schedules, asked, resume=resume, retry=retry) as records:
+        resumed = len(records.lines)
+
+        def record(job: Job, outcome: Outcome) -> JobLine:
+            line = records.add(job, outcome)
+            if output == STDOUT:
+                streams.write(STDOUT, line_bytes(line))
+            return line
+
+        waiting = [job for job in asked if job.key not in records.lines]
+        # Lines on the terminal show by themselves how far it is.
+        shown = Output(quiet=True) if output == STDOUT and sys.stdout.isatty() else streams
+        if waiting:
+            _run(waiting, lambda: _executor(scheduler, slots, limits), record, shown)
+        lines = [records.lines[job.key] for job in asked if job.key in records.lines]
+    graphs = len({job.graph for job in asked})
+    result = BatchResult(lines, len(asked), graphs, resumed, results, schedules)
+    streams.report(lambda: batch_report(result), lambda: batch_summary(result))
+    return INTERRUPTED if result.interrupted else result.exit_code
+
+
+def _check_call(output: Path | None, *, resume: bool, retry: bool, jobs: int | None, scheduler: str | None) -> None:
+    if resume and output in (None, STDOUT):
+        raise UsageError("--resume needs the results of an earlier run", hint="name their file with -o")
+    if retry and not resume:
+        raise UsageError("--retry goes with --resume", hint="add --resume, or leave --retry out")
+    if jobs is not None and scheduler is not None:
+        raise UsageError("--jobs is for this machine, and --scheduler for a cluster", hint="leave one of them out")
+
+
+def _requests(files: Sequence[str], given: Mapping[str, Any]) -> list[Request]:
+    """Return what is asked for: by a manifest or by files, what the command line says on top of it."""
+    from remat_cli.batch.manifest import load_manifest
+    from remat_cli.batch.requests import Request, Way, matching_files, way_of
+
+    said = merge_config(dict(given))
+    budgets = tuple(budget for text in given["budgets"] for budget in parse_budgets(text))
+    ways = tuple(way_of(Path(config)) for config in given["configs"])
+    if Path(files[0]).suffix in _MANIFESTS:
+        if len(files) > 1:
+            raise UsageError(f"{files[0]} is a manifest, and stands alone", hint=f"add {files[1]} to it")
+        requests = load_manifest(Path(files[0]))
+    else:
+        requests = [Request(tuple(dict.fromkeys(graph for file in files for graph in matching_files(file))))]
+    default = Way(DEFAULT_PLANNER, RunConfig(planner=DEFAULT_PLANNER))
+    return [
+        replace(
+            request,
+            options=request.options.under(said.graph),
+            budgets=budgets or request.budgets,
+            ways=_with_options(ways or request.ways or (default,), given),
+            max_overhead=request.max_overhead if said.max_overhead is None else said.max_overhead,
+        )
+        for request in requests
+    ]
+
+
+def _with_options(ways: Sequence[Way], given: Mapping[str, Any]) -> tuple[Way, ...]:
+    """Return the ways with the planner options that the command line sets."""
+    planners = [way.config.planner or DEFAULT_PLANNER for way in ways]
+    options = [dict(way.config.options) for way in ways]
+    give_options(given, list(zip([way.label for way in ways], planners, options, strict=True)))
+    return tuple(
+        replace(way, config=replace(way.config, planner=planner, options=said))
+        for way, planner, said in zip(ways, planners, options, strict=True)
+    )
+
+
+def _executor(scheduler: str | None, slots: int, limits: Limits) -> Executor:
+    if scheduler is None:
+        from remat_cli.batch.processes import Processes
+
+        return Processes(slots, limits)
+    from remat_cli.batch.cluster import Cluster
+
+    return Cluster(scheduler, limits)
+
+
+def _run(
+    waiting: Sequence[Job],
+    make_executor: Callable[[], Executor],
+    record: Callable[[Job, Outcome], JobLine],
+    shown: Output,
+) -> None:
+    from remat_cli.batch.run import Interruption, run_jobs
+
+    with shown.progress() as observe, Interruption() as interruption, closing(make_executor()) as executor:
+        run_jobs(waiting, executor, record, interruption, observe)

@@ -1,0 +1,133 @@
+"""The results of `remat batch`: one JSON line a job, written as jobs end and read again by `--resume`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from remat_cli.config import Document, checked
+from remat_cli.errors import UsageError
+from remat_cli.problem import Scope, Status
+
+
+class Ending(StrEnum):
+    """How a job ended: as a planner does, or in one of the ways that a process does."""
+
+    OPTIMAL = Status.OPTIMAL
+    FEASIBLE = Status.FEASIBLE
+    INFEASIBLE = Status.INFEASIBLE
+    UNKNOWN = Status.UNKNOWN
+    ERROR = "error"  # of the call, the graph or the schedule; the exit code says which
+    CRASHED = "crashed"
+    OUT_OF_MEMORY = "out-of-memory"
+    TIMED_OUT = "timed-out"
+
+
+# An error has the exit code of its own kind instead.
+EXIT_CODES = {
+    Ending.OPTIMAL: 0,
+    Ending.FEASIBLE: 0,
+    Ending.INFEASIBLE: 3,
+    Ending.UNKNOWN: 4,
+    Ending.OUT_OF_MEMORY: 4,
+    Ending.TIMED_OUT: 4,
+    Ending.CRASHED: 1,
+}
+_ANSWERS = tuple(map(Ending, Status))
+# From the worst on: faults of remat first, then what is wrong with the input, then answers without a plan.
+WORST_FIRST = (1, 5, 6, 2, 4, 3, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a job ended, in figures; None is what there is none of.
+
+    Attributes:
+        status: how.
+        exit_code: what `remat plan` would have ended with.
+        seconds: from the start of the job's process to its end.
+        budget_bytes: the budget, in bytes.
+        plain_peak_bytes: of the plain run.
+        peak_bytes: of the plan.
+        overhead: of the plan, as a share of the plain run's time.
+        bound_overhead: no plan in `scope` has less overhead.
+        scope: the plans over which the bound holds, or that none fits.
+        interrupted: the job's time was up; the plan is the best one until then.
+        error: why there is no plan.
+        hint: what to do about it.
+    """
+
+    status: Ending
+    exit_code: int
+    seconds: float = 0.0
+    budget_bytes: int | None = None
+    plain_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    overhead: float | None = None
+    bound_overhead: float | None = None
+    scope: Scope | None = None
+    interrupted: bool = False
+    error: str | None = None
+    hint: str | None = None
+
+    @property
+    def can_differ(self) -> bool:
+        """Whether it may end in another way with more time, more memory, or another version of a library."""
+        return self.interrupted or self.status not in _ANSWERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLine(Ended):
+    """A job and how it ended.
+
+    Attributes:
+        job: identity of the job, in hexadecimal digits.
+        graph: the file that was planned.
+        budget: as asked for.
+        config: the way of planning, as asked for.
+        planner: as in PLANNERS.
+        schedule: the file that the plan was written to.
+        schedule_sha256: of that file.
+    """
+
+    job: str
+    graph: str
+    budget: str
+    config: str
+    planner: str
+    schedule: str | None = None
+    schedule_sha256: str | None = None
+
+
+def line_bytes(line: JobLine) -> bytes:
+    """Return a line of the results file: ASCII, keys sorted, so that any name in it survives."""
+    return json.dumps(asdict(line), sort_keys=True).encode() + b"\n"
+
+
+def read_lines(path: Path, content: bytes) -> list[JobLine]:
+    """Return the lines in the results file at `path`.
+
+    Args:
+        path: for messages.
+        content: what is in it: whole lines.
+
+    Raises:
+        UsageError: a line is none of `remat batch`; with its number.
+    """
+    return [_line(text, f"{path}:{number}") for number, text in enumerate(content.splitlines(), 1)]
+
+
+def _line(text: bytes, place: str) -> JobLine:
+    try:
+        values = json.loads(text)
+    except ValueError:  # no JSON, no UTF-8, or a number of more digits than Python converts
+        values = None
+    if not isinstance(values, dict):
+        raise UsageError(f"{place}: is no line of 'remat batch'", hint="name another file with -o")
+    try:
+        return checked(JobLine, Document(values, place))
+    except UsageError as error:
+        hint = "was it written by another version of remat? name another file with -o"
+        raise UsageError(error.message, hint=hint) from None

@@ -1,0 +1,79 @@
+"""Graphs and jobs for the tests of `remat batch`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remat_cli.batch.job import Job, Outcome
+from remat_cli.batch.requests import Request, Way, jobs_of
+from remat_cli.batch.work import carry_out
+from remat_cli.config import RunConfig
+from remat_cli.units import parse_budget
+
+needs_proc = pytest.mark.skipif(
+    not any(Path("/proc/self/task").glob("*/children")), reason="this system does not tell which process started which"
+)
+
+
+def chain(length: int = 12, *, size: int = 100) -> dict[str, Any]:
+    """A chain of ops to train: the plain run keeps all that they make."""
+    names = ["x", *(f"y{i}" for i in range(length))]
+    return {
+        "format": "remat.graph/1",
+        "name": "chain",
+        "kind": "forward",
+        "tensors": [{"name": name, "bytes": size} for name in names],
+        "ops": [
+            {"name": f"op{i}", "type": "Relu", "inputs": [names[i]], "outputs": [names[i + 1]], "time": 10}
+            for i in range(length)
+        ],
+    }
+
+
+def write_graphs(folder: Path, *names: str, size: int = 100) -> list[Path]:
+    """Write the same chain under several names."""
+    folder.mkdir(exist_ok=True)
+    paths = [folder / f"{name}.json" for name in names]
+    for path in paths:
+        path.write_text(json.dumps(chain(size=size)))
+    return paths
+
+
+def way(planner: str = "keep_all", **options: Any) -> Way:
+    """A planner with options."""
+    return Way(planner, RunConfig(planner=planner, options=options))
+
+
+def jobs_on(*graphs: Path, budget: str = "100%", planner: str = "keep_all", **options: Any) -> list[Job]:
+    """A job for each graph."""
+    request = Request(graphs, budgets=(parse_budget(budget),), ways=(way(planner, **options),))
+    return jobs_of([request], default_planner="keep_all", one_worker=True)
+
+
+class Here:
+    """Executes jobs in this very process, one at a time."""
+
+    def __init__(self) -> None:
+        self.ran: list[Job] = []
+        self._ended: list[tuple[Job, Outcome]] = []
+
+    trouble = ""
+
+    @property
+    def has_room(self) -> bool:
+        return not self._ended
+
+    def submit(self, job: Job) -> None:
+        self.ran.append(job)
+        self._ended.append((job, carry_out(job)))
+
+    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        self._ended = []

@@ -1,0 +1,120 @@
+"""Jobs: their identity, and the names of their files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remat_cli.batch.job import Job
+from remat_cli.batch.requests import Request, jobs_of, matching_files, schedule_names
+from remat_cli.config import GraphOptions
+from remat_cli.errors import GraphError, UsageError
+from remat_cli.units import parse_budget
+from tests.unit.batch.models import way, write_graphs
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    return Request(tuple(write_graphs(tmp_path, "g")), budgets=(parse_budget("80%"),), ways=(way("retention"),))
+
+
+def jobs(*requests: Request, one_worker: bool = False) -> list[Job]:
+    return jobs_of(requests, default_planner="keep_all", one_worker=one_worker)
+
+
+def key(request: Request, **changes: Any) -> str:
+    return jobs(replace(request, **changes))[0].key
+
+
+def test_everything_that_the_result_depends_on_is_in_the_identity(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "times.yaml"
+    table.write_text("Relu: 7\n")
+    device = tmp_path / "mine.yaml"
+    device.write_text((Path(__file__).parents[3] / "configs" / "devices" / "a100.yaml").read_text())
+    keys = [
+        key(request_),
+        key(request_, budgets=(parse_budget("81%"),)),
+        key(request_, budgets=(parse_budget("min"),)),
+        key(request_, max_overhead=0.1),
+        key(request_, ways=(way("keep_all"),)),
+        key(request_, ways=(way("retention", seed=1),)),
+        key(request_, options=GraphOptions(mode="inference")),
+        key(request_, options=GraphOptions(measurements=str(table))),
+        key(request_, options=GraphOptions(device=str(device))),
+        key(request_, graphs=tuple(write_graphs(tmp_path, "other_name"))),
+    ]
+    table.write_text("Relu: 8\n")
+    keys.append(key(request_, options=GraphOptions(measurements=str(table))))
+    write_graphs(tmp_path, "g", size=101)
+    keys.append(key(request_))
+    monkeypatch.setattr("remat_cli.batch.requests.__version__", "99")
+    keys.append(key(request_))
+    assert len(set(keys)) == len(keys)
+
+
+def test_what_the_result_does_not_depend_on_is_not_in_the_identity(request_: Request, tmp_path: Path) -> None:
+    same = key(request_)
+    assert key(request_, ways=(way("retention", seed=0),)) == same  # the default, written out
+    assert key(request_, graphs=tuple(write_graphs(tmp_path / "elsewhere", "g"))) == same
+    assert jobs(request_, one_worker=True)[0].key == same
+
+
+def test_beside_others_a_planner_gets_one_worker_unless_told_otherwise(request_: Request) -> None:
+    told = replace(request_, ways=(way("retention", workers=3), way("keep_all")))
+    assert [job.planner_options for job in jobs(request_)] == [{}]
+    assert [job.planner_options for job in jobs(request_, one_worker=True)] == [{"workers": 1}]
+    assert [job.planner_options for job in jobs(told, one_worker=True)] == [{"workers": 3}, {}]
+
+
+def test_what_is_asked_for_twice_is_done_once(request_: Request) -> None:
+    twice = replace(request_, budgets=(parse_budget("80%"), parse_budget("0.8%"), parse_budget("80.0%")))
+    assert [str(job.budget) for job in jobs(twice, request_)] == ["80%", "0.8%"]
+
+
+def test_a_missing_budget_and_a_missing_device_are_found_before_anything_runs(request_: Request) -> None:
+    with pytest.raises(UsageError, match="retention is to be planned at no budget"):
+        jobs(replace(request_, budgets=()))
+    with pytest.raises(UsageError, match="no such file"):
+        jobs(replace(request_, options=GraphOptions(device="a1000")))
+
+
+def test_a_file_that_cannot_be_read_is_left_for_its_job_to_tell(request_: Request) -> None:
+    request_.graphs[0].chmod(0)
+    assert len(jobs(request_)) == 1
+
+
+def test_names_of_schedules_tell_jobs_apart_and_are_safe(request_: Request, tmp_path: Path) -> None:
+    named = write_graphs(tmp_path / "x", "plain", "été %7 x", "CASE", "case")
+    budgets = tuple(map(parse_budget, ("80%", "8GB", "8000000001")))
+    asked = jobs(replace(request_, graphs=(*named, *write_graphs(tmp_path / "y", "plain", size=7)), budgets=budgets))
+    names = schedule_names(asked)
+    assert len({name.lower() for name in names.values()}) == len(asked) == 15
+    of = {(str(job.graph.relative_to(tmp_path)), str(job.budget)): names[job.key] for job in asked}
+    assert of["x/été %7 x.json", "80%"] == "_t__pct7_x-80pct-retention.json"
+    assert of["x/CASE.json", "80%"].startswith("CASE-80pct-retention-")
+    assert all(
+        name.startswith("plain-8.000GB-retention-") for (_, b), name in of.items() if "plain" in name and "G" in b
+    )
+
+
+def test_above_wins_name_by_name() -> None:
+    below = GraphOptions(mode="training", dims={"a": 1, "b": 1}, strict=True)
+    assert below.under(GraphOptions(dims={"b": 2}, device="a100")) == GraphOptions(
+        mode="training", dims={"a": 1, "b": 2}, strict=True, device="a100"
+    )
+
+
+def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_graphs(tmp_path / "m", "b", "a", "[1]")
+    assert [path.name for path in matching_files("m/*.json")] == ["[1].json", "a.json", "b.json"]
+    assert matching_files("**/a.json") == (Path("m/a.json"),)
+    assert matching_files("m/[1].json") == (Path("m/[1].json"),)
+    for pattern, message in (("m/c.json", "no such file"), ("m/*.onnx", "no file matches"), ("m", "is a directory")):
+        with pytest.raises(GraphError, match=message):
+            matching_files(pattern)

@@ -1,0 +1,76 @@
+"""The loop of a batch, and Ctrl-C in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from remat_cli.batch.job import Job, Outcome
+from remat_cli.batch.run import Interruption, run_jobs
+from remat_cli.problem import Observer
+from remat_cli.reports.batch_lines import JobLine
+from tests.unit.batch.models import Here, jobs_on, write_graphs
+
+
+class Slots(Here):
+    """Takes two jobs at a time, which then end together, one told after the other."""
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._ended) < 2
+
+    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+        return [self._ended.pop(0)] if self._ended else []
+
+
+class Phases(Observer):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def phase(self, text: str) -> None:
+        self.told.append(text)
+
+
+def record(job: Job, outcome: Outcome) -> JobLine:
+    return JobLine(**vars(outcome.ended), job=job.key, graph=job.graph.stem, budget="", config="", planner="")
+
+
+def test_every_job_is_run_in_order_and_told(tmp_path: Path) -> None:
+    jobs = jobs_on(*write_graphs(tmp_path, "a", "b", "c"))
+    executor, observe = Slots(), Phases()
+    with Interruption() as interruption:
+        lines = run_jobs(jobs, executor, record, interruption, observe)
+    assert [line.graph for line in lines] == ["a", "b", "c"]
+    assert observe.told == [
+        "0 of 3 jobs done · 2 running",
+        "1 of 3 jobs done · 2 running",
+        "2 of 3 jobs done · 1 running",
+    ]
+
+
+def test_after_ctrl_c_nothing_is_started_and_what_has_ended_is_recorded(tmp_path: Path) -> None:
+    jobs = jobs_on(*write_graphs(tmp_path, "a", "b", "c"))
+    executor = Slots()
+
+    def interrupted(job: Job, outcome: Outcome) -> JobLine:
+        if job is jobs[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+        return record(job, outcome)
+
+    with Interruption() as interruption:
+        lines = run_jobs(jobs, executor, interrupted, interruption, Observer())
+    assert [line.graph for line in lines] == ["a", "b"]
+    assert executor.ran == jobs[:2]
+
+
+def test_ctrl_c_twice_is_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.wanted
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
