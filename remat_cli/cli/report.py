@@ -1,0 +1,55 @@
+"""`remat report`: a schedule as a page to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remat_cli.cli.help import Verb
+from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
+from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.replay import broken_claim, budget_bytes, replay, with_mode
+from remat_cli.reports.schedule_json import read_schedule
+
+
+@click.command("report", cls=Verb)
+@click.argument("schedule", type=click.Path(path_type=Path), metavar="SCHEDULE")
+@graph_argument
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the page here; - is stdout."
+)
+@click.option("--budget", metavar="SIZE", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
+@graph_options
+@output_options
+def command(schedule: Path, graph: Path, output: Path, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Write SCHEDULE, replayed on GRAPH, as one HTML file that needs no network.
+
+    It shows memory over time before and after, the life of every tensor, when and why it was dropped and recomputed,
+    what is run again and what that costs. GRAPH is the file that was planned, with the same options, or what convert
+    wrote of it; SCHEDULE may come from any tool, and is replayed, not believed.
+
+    \b
+    Examples:
+      remat report schedule.json model.onnx --dim batch=8 -o report.html
+      remat plan model.onnx --dim batch=8 --budget 8GB --html report.html
+    """
+    from remat_cli.reports.html import schedule_page
+    from remat_cli.reports.summary import verify_summary
+    from remat_cli.reports.terminal import verify_report
+
+    file = read_schedule(schedule)
+    config = merge_config(given)
+    prepared, trace = replay(graph, with_mode(config.graph, file.mode), file, schedule)
+    budget = budget_bytes(config.budget, file, prepared)
+    page = schedule_page(prepared, file, trace, budget_bytes=budget)
+    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
+    streams.write(output, page)
+    streams.report(
+        lambda: verify_report(prepared, file.schedule, trace, budget_bytes=budget),
+        lambda: verify_summary(prepared, trace, budget_bytes=budget) | {"report": str(output)},
+    )
+    # The page is there to see what is wrong.
+    if (broken := broken_claim(file, trace, budget)) is not None:
+        raise broken

@@ -1,0 +1,115 @@
+"""`remat report` and `remat plan --html` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calls import Remat
+
+GRAPHS = Path(__file__).parents[2] / "graphs"
+SKIP_CHAIN = GRAPHS / "skip_chain.json"
+
+
+@pytest.fixture
+def schedule(remat: Remat, tmp_path: Path) -> Path:
+    path = tmp_path / "s.json"
+    assert remat("plan", SKIP_CHAIN, "--budget", "80%", "-o", path, "-q", "--planner", "approx_dp").code == 0
+    return path
+
+
+def test_plan_writes_a_page_beside_the_schedule(remat: Remat, tmp_path: Path) -> None:
+    schedule, page = tmp_path / "s.json", tmp_path / "r.html"
+    ended = remat("plan", SKIP_CHAIN, "--budget", "80%", "-o", schedule, "--html", page)
+    assert (ended.code, ended.err) == (0, "")
+    assert page.read_text().startswith("<!doctype html>")
+    assert "The plan fits" in ended.out
+    assert "The plan fits" in page.read_text()
+    assert schedule.exists()
+
+
+def test_a_plan_that_does_not_exist_has_a_page_too(remat: Remat, tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    assert remat("plan", SKIP_CHAIN, "--budget", "1%", "--html", page, "-q").code == 3
+    assert "What could be done" in page.read_text()
+
+
+def test_only_one_thing_goes_to_stdout(remat: Remat) -> None:
+    ended = remat("plan", SKIP_CHAIN, "--budget", "80%", "--html", "-", "-o", "-")
+    assert (ended.code, ended.out) == (2, "")
+    assert "cannot both go to stdout" in ended.err
+
+
+def test_report_writes_a_page_and_says_what_verify_says(remat: Remat, schedule: Path, tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    ended = remat("report", schedule, SKIP_CHAIN, "-o", page)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == remat("verify", SKIP_CHAIN, schedule).out
+    assert "The schedule holds" in page.read_text()
+    summary = remat("report", schedule, SKIP_CHAIN, "-o", page, "--json").json
+    assert summary.pop("report") == str(page)
+    assert summary == remat("verify", SKIP_CHAIN, schedule, "--json").json
+
+
+def test_report_goes_to_stdout_too(remat: Remat, schedule: Path) -> None:
+    ended = remat("report", schedule, SKIP_CHAIN, "-o", "-")
+    assert ended.out.startswith("<!doctype html>")
+    assert "The schedule holds" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"budget_bytes": 1}, "is above the budget"),
+        ({"time": 1}, "the file says time 1"),
+        ({"peak_bytes": 7}, "says peak"),
+    ],
+)
+def test_what_does_not_hold_is_shown_and_fails(
+    remat: Remat, schedule: Path, tmp_path: Path, change: dict[str, int], says: str
+) -> None:
+    schedule.write_text(json.dumps(json.loads(schedule.read_text()) | change))
+    page = tmp_path / "r.html"
+    ended = remat("report", schedule, SKIP_CHAIN, "-o", page)
+    assert ended.code == 5
+    assert says in ended.err
+    assert page.exists()
+
+
+def test_a_schedule_that_does_not_replay_leaves_no_page(remat: Remat, schedule: Path, tmp_path: Path) -> None:
+    document = json.loads(schedule.read_text())
+    schedule.write_text(json.dumps(document | {"steps": document["steps"][1:]}))
+    page = tmp_path / "r.html"
+    ended = remat("report", schedule, SKIP_CHAIN, "-o", page)
+    assert ended.code == 5
+    assert "step 0" in ended.err
+    assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("no.json", SKIP_CHAIN, "-o", "r.html"), 6, "no.json"),
+        ((SKIP_CHAIN, SKIP_CHAIN, "-o", "r.html"), 6, "unknown format"),
+        (("SCHEDULE", GRAPHS / "unet.json", "-o", "r.html"), 6, "another graph"),
+        (("SCHEDULE", SKIP_CHAIN, "-o", "no/r.html"), 2, "cannot be written"),
+        (("SCHEDULE", SKIP_CHAIN, "-o", "r.html", "--budget", "min"), 2, "--budget min"),
+        (("SCHEDULE", SKIP_CHAIN), 2, "-o"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(
+    remat: Remat,
+    schedule: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str | Path, ...],
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = remat("report", *(schedule if argument == "SCHEDULE" else argument for argument in arguments))
+    assert ended.code == code
+    assert says in ended.err
+    assert not (tmp_path / "r.html").exists()
