@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUNS ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint type check golden bench reproduce clean
+.PHONY: help install demo test lint type check golden bench fuzz reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,6 +45,10 @@ golden: install ## remake the example graphs and the output shown in the README
 
 bench: install ## time the planners on fixed graphs; TABLES="methods scale" prints these only
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.bench $(TABLES)
+
+fuzz: install ## mutate files of every format that is read, coverage-guided; RUNS=100000 tries more
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --runs $(RUNS)
 
 reproduce: install ## print the tables of Kusumoto et al. 2019 beside ours
 	$(BIN)/python -m tests.bench.reproduce

@@ -108,3 +108,11 @@ def test_what_has_no_rule_or_does_not_fit_it_stays_an_estimate(
 def test_a_result_beyond_the_first_without_a_rule_stays_an_estimate(tmp_path: Path) -> None:
     reading = model(Case("FastGelu", (2, 3), ()), ["y", "more"]).read(tmp_path)
     assert reading.estimated == ("op",)
+
+
+def test_an_unknown_op_that_makes_nothing_is_no_trouble(tmp_path: Path) -> None:
+    model = Model(
+        [node("Relu", ["x"], ["y"]), node("Print", ["y"], [], domain="com.acme")], inputs=[float_input("x", 4)]
+    )
+    prepared = prepare(model.save(tmp_path), GraphOptions(mode="inference"))
+    assert prepared.graph.tensors["y"].bytes == 16

@@ -33,6 +33,12 @@ def test_calls_become_the_nodes_of_the_function(tmp_path: Path) -> None:
     assert tensor(reading, "y").shape == (2, 3)
 
 
+def test_a_call_with_too_many_inputs_is_refused(tmp_path: Path) -> None:
+    once = function("Once", [node("Relu", ["a"], ["b"])])
+    with pytest.raises(GraphError, match="local functions cannot be inlined"):
+        model([node("Once", ["x", "x"], ["y"], domain="local")], [once]).read(tmp_path)
+
+
 def test_functions_may_call_functions(tmp_path: Path) -> None:
     inner = function("Inner", [node("Relu", ["a"], ["b"])])
     outer = function("Outer", [call("Inner", "a", "r"), node("Neg", ["r"], ["b"])])
