@@ -117,6 +117,20 @@ class Observer:
     def bound(self, time: int, scope: Scope) -> None:
         """The planner has proven that no plan in scope takes less than `time`."""
 
+    def asks(self, planner: str) -> None:
+        """A portfolio turns to this planner; what is found from now on is found by it."""
+
+    def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
+        """There is a better plan or bound: both as shares of the plain run's time beyond it.
+
+        Told by whoever verifies plans, not by planners.
+
+        Args:
+            overhead: of the best plan so far.
+            bound: no plan has less, in the scope in which that was proven.
+            found_by: of a portfolio: the planner whose plan it is.
+        """
+
 
 class Planner(Protocol):
     """A frozen dataclass whose fields are its options, checked against a YAML config.

@@ -80,22 +80,37 @@ class _Incumbent(Observer):
         self.trace: Trace | None = None
         self.time_bound: int | None = None
         self.scope = Scope.PLANNER
+        self._planner: str | None = None
+        self._found_by: str | None = None
 
     def phase(self, text: str) -> None:
         self._observe.phase(text)
+
+    def asks(self, planner: str) -> None:
+        self._planner = planner
+        self._observe.asks(planner)
 
     def found(self, schedule: Schedule) -> None:
         trace = _replay(self._problem, schedule)
         if trace.peak_bytes <= self._problem.budget.device_bytes and (
             self.trace is None or trace.time < self.trace.time
         ):
-            self.best, self.trace = schedule, trace
+            self.best, self.trace, self._found_by = schedule, trace, self._planner
             self._observe.found(schedule)
+            self._tell_standing()
 
     def bound(self, time: int, scope: Scope) -> None:
         if self.time_bound is None or time > self.time_bound:
             self.time_bound, self.scope = time, scope
             self._observe.bound(time, scope)
+            self._tell_standing()
+
+    def _tell_standing(self) -> None:
+        if self.trace is None:
+            return
+        plain = self._problem.graph.total_time
+        bound = plain if self.time_bound is None or self.time_bound > self.trace.time else self.time_bound
+        self._observe.standing(share_over(self.trace.time, plain), share_over(bound, plain), self._found_by)
 
     def is_better_than(self, trace: Trace | None) -> bool:
         """Tell whether a plan was found that takes less time than this one, or any where this is none."""
@@ -109,7 +124,11 @@ class _Incumbent(Observer):
         assert self.trace is not None
         holds = self.time_bound is not None and self.time_bound <= self.trace.time
         return PlanResult(
-            Status.FEASIBLE, self.scope, schedule=self.best, time_bound=self.time_bound if holds else None
+            Status.FEASIBLE,
+            self.scope,
+            schedule=self.best,
+            time_bound=self.time_bound if holds else None,
+            found_by=self._found_by,
         )
 
 

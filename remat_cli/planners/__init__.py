@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from remat_cli.planners.acg.planner import ACG
+from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.checkmate.lp_planner import CheckmateLP
 from remat_cli.planners.checkmate.planner import Checkmate
 from remat_cli.planners.dtr.planner import DTR
@@ -14,12 +15,14 @@ from remat_cli.planners.lower_sets.chen import Chen
 from remat_cli.planners.lower_sets.exact_dp import ExactDP
 from remat_cli.planners.lower_sets.exhaustive import Exhaustive
 from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.neighbourhoods.planner import Neighbourhoods
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.problem import Planner
 
 PLANNERS: Mapping[str, type[Planner]] = {
+    "auto": Auto,
     "keep_all": KeepAll,
     "approx_dp": ApproxDP,
     "exact_dp": ExactDP,
@@ -32,5 +35,6 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "rotor": Rotor,
     "pofo": Pofo,
     "acg": ACG,
+    "neighbourhoods": Neighbourhoods,
     "retention": Retention,
 }

@@ -51,7 +51,7 @@ class SolverLimits:
         time_limit: seconds on the clock.
         work_limit: the solver's deterministic time, which counts work done and takes no notice of how busy the machine
             is; None for no such limit.
-        workers: threads; 0 for as many as there are cores that may be used.
+        workers: threads; 0 for as many as there are cores that may be used. A model with a hint has one.
         seed: of the solver's random choices.
     """
 
@@ -151,7 +151,7 @@ class _Search:
         self._model = model
         self._on_solution = on_solution
         self._on_bound = on_bound
-        self._solver = _solver(limits, settings)
+        self._solver = _solver(limits, settings, has_hint=bool(model.proto.solution_hint.vars))
         self._solver.best_bound_callback = lambda bound: self._news.put(_whole_bound(bound))
         self._bound: int | None = None
         # Solutions and bounds in the order in which they came up; None once the solver has ended.
@@ -227,16 +227,19 @@ class _Search:
             self._thread.join(timeout=_LOOK)
 
 
-def _solver(limits: SolverLimits, settings: Mapping[str, int]) -> CpSolver:
+def _solver(limits: SolverLimits, settings: Mapping[str, int], *, has_hint: bool) -> CpSolver:
     solver = CpSolver()
+    # With a hint, threads that take turns end the whole process where presolve leaves little ("Check failed:
+    # heuristics.fixed_search != nullptr", OR-tools 9.15).
+    threads = 1 if has_hint else limits.threads
     parameters = solver.parameters
     parameters.max_time_in_seconds = limits.time_limit
     if limits.work_limit is not None:
         parameters.max_deterministic_time = limits.work_limit
-    parameters.num_workers = limits.threads
+    parameters.num_workers = threads
     parameters.random_seed = limits.seed
     # Threads that share what they learn as it comes up would make the outcome a matter of chance.
-    parameters.interleave_search = limits.threads > 1
+    parameters.interleave_search = threads > 1
     # Ctrl-C is Python's: the solver's own handler would swallow it.
     parameters.catch_sigint_signal = False
     for name, value in settings.items():

@@ -10,6 +10,7 @@ from hypothesis import given
 
 from remat_cli.graph import Graph
 from remat_cli.planners.cp_sat import SolverLimits
+from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.cover_bound import cover_bound
 from remat_cli.planners.retention.cut_bound import cut_bound, tightest_cuts
 from remat_cli.planners.retention.options import OrderChoice
@@ -42,6 +43,33 @@ def test_cover_bound_is_never_above_the_least_overhead_in_the_fixed_order(proble
     if truth is not None:
         assert bound is not None
         assert problem.graph.total_time + bound <= truth.time
+
+
+@given(problem=problems(GRAPHS))
+def test_any_order_bound_is_never_above_the_least_overhead_in_any_order(problem: Problem) -> None:
+    room = problem.budget.device_bytes - problem.graph.fixed_bytes
+    bound = any_order_bound(problem.graph, room, SolverLimits(60.0))
+    truth = least_time(problem.graph, problem.budget.device_bytes, Scope.ANY_ORDER)
+    if truth is not None:
+        assert bound is not None
+        assert problem.graph.total_time + bound <= truth.time
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_on_a_chain_no_order_can_do_with_less_than_the_cover_bound(length: int) -> None:
+    graph = training_chain(length)
+    for budget in budgets(graph):
+        cover = bound_of(graph, budget)
+        bound = any_order_bound(graph, budget - graph.fixed_bytes, SolverLimits(60.0))
+        assert cover is not None
+        assert bound is not None
+        assert bound >= cover > 0
+
+
+@given(problem=problems(GRAPHS))
+def test_where_no_order_fits_by_the_bound_the_oracle_finds_none(problem: Problem) -> None:
+    room = least_peak(problem.graph).peak_bytes - problem.graph.fixed_bytes
+    assert any_order_bound(problem.graph, room, SolverLimits(60.0)) is not None
 
 
 @given(problem=problems(GRAPHS))

@@ -1,4 +1,4 @@
-"""How time and memory grow with the graph: training steps of ever deeper transformers.
+"""How time and memory grow with the graph: training steps of ever deeper transformers, and other families.
 
 Each graph is handled, and planned, in a process of its own, whose peak of resident memory is shown; some 30 MB of that
 are Python itself. Handling is timed in CPU seconds, as it neither waits nor runs in parallel; planning in seconds of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from math import log
@@ -22,8 +22,15 @@ from typing import ParamSpec, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from remat_cli.generate import Generator
+from remat_cli.generate.chain import Chain
+from remat_cli.generate.layered import Layered
 from remat_cli.generate.transformer import Transformer
-from remat_cli.planners.approx_dp import ApproxDP
+from remat_cli.generate.unet import UNet
+from remat_cli.planners.dtr.planner import DTR
+from remat_cli.planners.lower_sets.approx_dp import ApproxDP
+from remat_cli.planners.neighbourhoods.planner import Neighbourhoods
+from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.problem import Budget, Planner, Problem
 from remat_cli.readers import read_graph
 from remat_cli.readers.native import graph_bytes
@@ -33,10 +40,24 @@ from remat_cli.solve import baseline_of, solve
 from remat_cli.synthesis import synthesize
 from remat_cli.units import format_bytes, format_share
 
-SIZES = (1_000, 10_000, 100_000)
+SIZES = (2_000, 10_000, 100_000)
 BUDGET_SHARE = 0.5
 # Planners, and the largest number of ops for which each is run.
-PLANNED: Mapping[str, tuple[Planner, int]] = {"approx_dp": (ApproxDP(), 1_000)}
+PLANNED: Mapping[str, tuple[Planner, int]] = {
+    "approx_dp": (ApproxDP(), 2_000),
+    "rotor": (Rotor(), 10_000),
+    "dtr": (DTR(), 10_000),
+    "neighbourhoods": (Neighbourhoods(), 100_000),
+}
+# Other graphs that `neighbourhoods` plans: family, ops, and share of the plain peak.
+OTHERS: Sequence[tuple[str, Generator, int, float]] = (
+    ("U-Net", UNet(), 10_000, 0.5),
+    ("U-Net", UNet(), 2_000, 0.3),
+    ("chain", Chain(), 10_000, 0.5),
+    ("chain", Chain(), 2_000, 0.1),
+    ("transformer", Transformer(), 2_000, 0.3),
+    ("layered", Layered(), 2_000, 0.9),
+)
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -66,6 +87,7 @@ class Planning:
     Attributes:
         ops: of the graph.
         seconds: of planning, with the replay of every plan; reading the graph is not in it.
+        cpu_seconds: the same, of the CPU.
         memory_bytes: peak of the process, the graph included.
         status: how it ended.
         overhead: of the plan; None without.
@@ -74,6 +96,7 @@ class Planning:
 
     ops: int
     seconds: float
+    cpu_seconds: float
     memory_bytes: int
     status: str
     overhead: float | None
@@ -95,9 +118,16 @@ def _plan(path: Path, planner: Planner, share: float) -> Planning:
     graph = read_graph(path).graph
     problem = Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes)))
     start = perf_counter()
-    solution = solve(problem, planner)
-    seconds = perf_counter() - start
-    return Planning(len(graph.ops), seconds, peak_memory(), str(solution.status), solution.overhead, solution.gap)
+    solution, cpu_seconds = _cpu_timed(solve, problem, planner)
+    return Planning(
+        ops=len(graph.ops),
+        seconds=perf_counter() - start,
+        cpu_seconds=cpu_seconds,
+        memory_bytes=peak_memory(),
+        status=str(solution.status),
+        overhead=solution.overhead,
+        gap=solution.gap,
+    )
 
 
 def _cpu_timed(call: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> tuple[Result, float]:
@@ -105,9 +135,9 @@ def _cpu_timed(call: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> 
     return call(*args, **kwargs), process_time() - start
 
 
-def _write_transformer(path: Path, ops: int) -> float:
-    """Write a transformer's training graph, and return the CPU seconds that it took to make it."""
-    made, seconds = _cpu_timed(synthesize, Transformer(), ops=ops)
+def _write(path: Path, generator: Generator, ops: int) -> float:
+    """Write a generated graph, for training where the family is, and return the CPU seconds that it took to make it."""
+    made, seconds = _cpu_timed(synthesize, generator, ops=ops)
     path.write_bytes(graph_bytes(made.graph))
     return seconds
 
@@ -139,11 +169,12 @@ def scale(console: Console, sizes: Sequence[int] = SIZES) -> None:
     """Print what it takes to handle graphs of these sizes, and to plan them."""
     with TemporaryDirectory() as folder:
         paths = {size: Path(folder) / f"{size}.json" for size in sizes}
-        generated = {size: in_own_process(_write_transformer, path, size) for size, path in paths.items()}
+        generated = {size: in_own_process(_write, path, Transformer(), size) for size, path in paths.items()}
         console.print(_handling_table([in_own_process(_handle, paths[size], generated[size]) for size in sizes]))
         for name, (planner, most) in PLANNED.items():
             rows = [measure(path, planner) for size, path in paths.items() if size <= most]
             console.print(_planning_table(name, rows))
+        console.print(_others_table(Path(folder) / "other.json"))
 
 
 def _handling_table(rows: Sequence[Handling]) -> Table:
@@ -162,15 +193,34 @@ def _handling_table(rows: Sequence[Handling]) -> Table:
 
 
 def _planning_table(name: str, rows: Sequence[Planning]) -> Table:
-    table = _table(
-        f"{name} at {BUDGET_SHARE:.0%} of the plain peak", ("ops", "status", "overhead", "gap", "seconds", "memory")
-    )
+    table = _table(f"{name} at {BUDGET_SHARE:.0%} of the plain peak", ("ops", *_PLANNING))
     for row in rows:
-        shares = ("" if share is None else format_share(share) for share in (row.overhead, row.gap))
-        table.add_row(f"{row.ops:,}", row.status, *shares, f"{row.seconds:.2f}", format_bytes(row.memory_bytes))
-    columns: list[list[float]] = [[row.seconds for row in rows], [row.memory_bytes for row in rows]]
+        table.add_row(f"{row.ops:,}", *_planning_cells(row))
+    columns: list[list[float]] = [
+        [row.seconds for row in rows],
+        [row.cpu_seconds for row in rows],
+        [row.memory_bytes for row in rows],
+    ]
     table.add_row("slope", "", "", "", *(slope([row.ops for row in rows], column) for column in columns))
     return table
+
+
+def _others_table(path: Path) -> Table:
+    table = _table("neighbourhoods on other graphs and budgets", ("family", "ops", "budget", *_PLANNING))
+    for family, generator, ops, share in OTHERS:
+        in_own_process(_write, path, generator, ops)
+        row = measure(path, Neighbourhoods(), share)
+        table.add_row(family, f"{row.ops:,}", f"{share:.0%}", *_planning_cells(row))
+    return table
+
+
+_PLANNING = ("status", "overhead", "gap", "seconds", "CPU s", "memory")
+
+
+def _planning_cells(row: Planning) -> Iterator[str]:
+    yield row.status
+    yield from ("" if share is None else format_share(share) for share in (row.overhead, row.gap))
+    yield from (f"{row.seconds:.2f}", f"{row.cpu_seconds:.2f}", format_bytes(row.memory_bytes))
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:

@@ -13,8 +13,10 @@ class AutoOptions:
 
     time_limit: float = 30.0
     work_limit: float | None = None
-    workers: int = 0
+    gap: float = 0.0001
+    patience: float = 1.0
+    workers: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_least(self, time_limit=0, workers=0, seed=0)
+        check_least(self, time_limit=0, gap=0, patience=0, workers=0, seed=0)

@@ -16,16 +16,20 @@ class Auto(AutoOptions):
 
     Source: ours; the planners are those of this list.
     Takes: any graph.
-    Searches: what its planners do: dtr, approx_dp and rotor on training graphs, then retention from the best of their
-        plans.
-    Proves: that a plan without recomputation is the fastest of all; else nothing beyond what holds for every plan.
-    Complexity: that of its planners; it ends when the time is up, or nothing is left to try.
+    Searches: what its planners do: keep_all, dtr, neighbourhoods, on training graphs rotor and approx_dp, then
+        retention from the best of their plans.
+    Proves: how much any plan must recompute, or that none fits (scope any-order).
+    Complexity: that of its planners; it ends when the time is up, nothing is left to try, or more search does not pay.
 
     Attributes:
         time_limit: seconds for all planners together.
         work_limit: of the solver's counted work; the planners that count nothing then take the time that they need, so
-            that the result can be had again on any machine.
-        workers: threads of the solver; 0: as many as there are cores.
+            that the result can be had again on any machine. Without it that holds too, unless the time is up first.
+        gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
+        patience: how much work without a gain ends the search, as a multiple of the work until the last gain; 0: none
+            does.
+        workers: processes of neighbourhoods; 0: as many as there are cores. How many makes no difference to the plan,
+            unless the time is up first.
         seed: of random choices.
     """
 

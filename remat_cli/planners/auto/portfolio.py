@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from time import monotonic
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Phase
 from remat_cli.planners.auto.options import AutoOptions
+from remat_cli.planners.cp_sat import SolverLimits, usable_cores
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
-from remat_cli.planners.retention.planner import Retention
+from remat_cli.planners.neighbourhoods.options import SearchLimits
+from remat_cli.planners.neighbourhoods.planner import Neighbourhoods
+from remat_cli.planners.neighbourhoods.search import improve
+from remat_cli.planners.rerun_removal import without_needless_reruns
+from remat_cli.planners.retention.any_order_bound import any_order_bound
+from remat_cli.planners.retention.options import RetentionOptions
+from remat_cli.planners.retention.search import Known, RetentionSearch
 from remat_cli.planners.rotor.planner import Rotor
-from remat_cli.problem import Observer, Planner, PlanResult, Problem, Scope, Status
-from remat_cli.schedule import Schedule, plain_run
+from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.schedule import Schedule, plain_run, with_frees
 from remat_cli.simulate import simulate
 
 # Up to how many ops each planner is worth its time.
-_MOST_FOR_APPROX_DP = 3_000
+_MOST_FOR_HEURISTICS = 3_000
 _MOST_FOR_RETENTION = 5_000
-# What may take how much of the time that is left when its turn comes.
-_SHARE_OF_QUICK = 0.15
+_MOST_FOR_SMALL_GAPS = 1_000
+# The solver's counted work for the bound.
+_WORK_OF_BOUND = 0.5
+# Nearer to the bound than this, rotor and approx_dp have nothing to add, and retention little for its time.
+_GAP_FOR_HEURISTICS = 0.002
+# What a quick planner may take of the time that is left when its turn comes. On graphs of usual size none needs it, and
+# what they find does not depend on the clock.
+_SHARE_OF_QUICK = 0.25
+# A greedy run is given up after so many times the plain time.
+_SLOWEST_EVICTION = 1.5
 _UNLIMITED = 1e9
 
 
@@ -38,6 +54,7 @@ class Portfolio(Observer):
         self._closest: Schedule | None = None
         self._closest_bytes: int | None = None
         self._found_by: str | None = None
+        self._time_bound = problem.graph.total_time
 
     def phase(self, text: str) -> None:
         """Pass it on, with the planner's name."""
@@ -54,53 +71,106 @@ class Portfolio(Observer):
             self._observe.found(schedule)
 
     def bound(self, time: int, scope: Scope) -> None:
-        """Keep nothing: a planner's bounds hold for its own order or family, and other plans are beyond them."""
+        """Keep what holds for plans in any order: a planner's other bounds do not hold for the others' plans."""
+        if scope is Scope.ANY_ORDER and time > self._time_bound:
+            self._time_bound = time
+            self._observe.bound(time, scope)
 
     def run(self) -> PlanResult:
         """Ask one planner after the other, until nothing can be better or the time is up."""
-        graph = self._problem.graph
-        plain = plain_run(graph)
-        self._planner = "keep_all"
-        self.found(plain)
-        for name, planner in self._members():
-            if self._is_done() or monotonic() >= self._end:
+        self._ask("keep_all")
+        self.found(plain_run(self._problem.graph))
+        if not self._is_over() and not self._prove():
+            reason = "what must be there together in any order does not fit, whatever is recomputed"
+            return PlanResult(Status.INFEASIBLE, Scope.ANY_ORDER, closest=self._closest, reason=reason)
+        for name, ask in self._members():
+            if self._is_over():
                 break
-            self._planner = name
-            self._ask(planner)
+            self._ask(name)
+            try:
+                self._keep(ask())
+            except PlannerRefuses as refusal:
+                self.phase(refusal.message)
         return self._result()
 
-    def _members(self) -> Iterator[tuple[str, Planner]]:
-        graph = self._problem.graph
-        yield "dtr", DTR(time_limit=self._seconds(_SHARE_OF_QUICK))
-        is_training = any(op.phase is Phase.BACKWARD for op in graph.ops)
-        if is_training and len(graph.ops) <= _MOST_FOR_APPROX_DP:
-            yield "rotor", Rotor(time_limit=self._seconds(_SHARE_OF_QUICK))
-            yield "approx_dp", ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK))
-        if len(graph.ops) <= _MOST_FOR_RETENTION:
-            options = self._options
-            yield (
-                "retention",
-                Retention(
-                    time_limit=self._seconds(1.0),
-                    work_limit=options.work_limit,
-                    workers=options.workers,
-                    seed=options.seed,
-                ),
-            )
+    def _ask(self, planner: str) -> None:
+        self._planner = planner
+        self._observe.asks(planner)
 
-    def _ask(self, planner: Planner) -> None:
-        try:
-            if isinstance(planner, Retention):
-                start = None if self._best is None else self._best.computes
-                result = planner.plan(self._problem, self, start)
-            else:
-                result = planner.plan(self._problem, self)
-        except PlannerRefuses as refusal:
-            self.phase(refusal.message)
-            return
+    def _prove(self) -> bool:
+        """Bound what plans in any order cost; tell whether any can fit."""
+        graph = self._problem.graph
+        self._observe.phase("proving a bound")
+        room = self._problem.budget.device_bytes - graph.fixed_bytes
+        extra = any_order_bound(graph, room, SolverLimits(self._seconds(_SHARE_OF_QUICK), work_limit=_WORK_OF_BOUND))
+        if extra is not None:
+            self.bound(graph.total_time + extra, Scope.ANY_ORDER)
+        return extra is not None
+
+    def _members(self) -> Iterator[tuple[str, Callable[[], PlanResult]]]:
+        """Yield the planners in turn; each begins with what is left of the time when its turn comes."""
+        graph = self._problem.graph
+        count = len(graph.ops)
+        if count <= _MOST_FOR_HEURISTICS:
+            yield "dtr", self._evict
+        yield "neighbourhoods", self._search_neighbourhoods
+        has_backward = any(op.phase is Phase.BACKWARD for op in graph.ops)
+        if count <= _MOST_FOR_HEURISTICS and has_backward and self._gap > _GAP_FOR_HEURISTICS:
+            yield "rotor", lambda: Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)).plan(self._problem, self)
+            yield "approx_dp", lambda: ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK)).plan(self._problem, self)
+        if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):
+            yield "retention", self._retain
+        if self._found_by != "neighbourhoods":
+            yield "neighbourhoods", self._improve_in_neighbourhoods
+
+    def _evict(self) -> PlanResult:
+        """Evict greedily: quickly, as on tangled graphs that goes from bad to worse."""
+        seconds = self._seconds(_SHARE_OF_QUICK)
+        return DTR(candidates=2, limit=_SLOWEST_EVICTION, time_limit=seconds).plan(self._problem, self)
+
+    def _search_neighbourhoods(self) -> PlanResult:
+        # Where retention follows, it should have its time.
+        share = _SHARE_OF_QUICK if len(self._problem.graph.ops) <= _MOST_FOR_RETENTION else 1.0
+        given = self._options
+        planner = Neighbourhoods(self._seconds(share), gap=given.gap, seed=given.seed, jobs=self._jobs)
+        return planner.plan(self._problem, self)
+
+    def _improve_in_neighbourhoods(self) -> PlanResult:
+        if self._best is None:
+            return self._result()
+        limits = SearchLimits(self._seconds(1.0), gap=self._options.gap, seed=self._options.seed, jobs=self._jobs)
+        self.found(improve(self._problem, self._best, limits, self))
+        return self._result()
+
+    @property
+    def _jobs(self) -> int:
+        return self._options.workers or usable_cores()
+
+    def _retain(self) -> PlanResult:
+        given = self._options
+        options = RetentionOptions(
+            time_limit=self._seconds(1.0),
+            work_limit=given.work_limit,
+            patience=given.patience,
+            seed=given.seed,
+        )
+        known = Known(() if self._best is None else self._best.computes, self._time_bound)
+        return RetentionSearch(self._problem, options, self, known).run()
+
+    def _keep(self, result: PlanResult) -> None:
+        """Keep what a planner found, and what becomes of it without needless reruns."""
         for schedule in (result.schedule, result.closest):
             if schedule is not None:
                 self.found(schedule)
+        if result.schedule is not None and len(self._problem.graph.ops) <= _MOST_FOR_RETENTION:
+            self._improve(result.schedule.computes)
+
+    def _improve(self, computes: Sequence[str]) -> None:
+        """Leave out of a plan what the budget has room to do without."""
+        graph = self._problem.graph
+        index = graph.arrays.op_index
+        runs = without_needless_reruns(graph, [index[name] for name in computes], self._problem.budget.device_bytes)
+        self.found(with_frees(graph, (graph.ops[number].name for number in runs)))
 
     def _seconds(self, share: float) -> float:
         """Return the seconds that a planner may take of those that are left."""
@@ -108,13 +178,27 @@ class Portfolio(Observer):
             return _UNLIMITED
         return max(0.0, self._end - monotonic()) * share
 
+    def _is_over(self) -> bool:
+        return self._is_done() or monotonic() >= self._end
+
     def _is_done(self) -> bool:
-        return self._best_time == self._problem.graph.total_time
+        return self._gap <= self._options.gap
+
+    @property
+    def _gap(self) -> float:
+        """Time beyond the bound, as a share of the plain run's; without a plan there is no end to it."""
+        if self._best_time is None:
+            return inf
+        return (self._best_time - self._time_bound) / max(self._problem.graph.total_time, 1)
 
     def _result(self) -> PlanResult:
         if self._best is None:
             reason = "no plan was found within the limits, which proves nothing"
             return PlanResult(Status.UNKNOWN, closest=self._closest, reason=reason)
-        status = Status.OPTIMAL if self._is_done() else Status.FEASIBLE
-        total = self._problem.graph.total_time
-        return PlanResult(status, Scope.ANY_ORDER, schedule=self._best, time_bound=total, found_by=self._found_by)
+        return PlanResult(
+            Status.OPTIMAL if self._best_time == self._time_bound else Status.FEASIBLE,
+            Scope.ANY_ORDER,
+            schedule=self._best,
+            time_bound=self._time_bound,
+            found_by=self._found_by,
+        )

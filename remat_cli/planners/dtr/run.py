@@ -156,11 +156,11 @@ class GreedyRun:
 
     def _least(self) -> int:
         """Return the tensor of the lowest score. Scores may be lower bounds until the lowest one is exact."""
+        if not self._can_go.any():
+            raise _GivenUp
         scores = np.where(self._can_go, self._scores(slice(None)), np.inf)
         while True:
             least = int(scores.argmin())
-            if not self._can_go[least]:
-                raise _GivenUp
             if not self._costs.settle(least):
                 return least
             scores[least] = self._scores(least)

@@ -35,7 +35,7 @@ class _ListScheduling:
         # Sum of the numbers of the ops that have yet to read a tensor: once there is one, its number.
         self._to_read = [sum(readers) for readers in self._readers]
         self._unmade = [sum(is_made[tensor] for tensor in inputs) for inputs in self._inputs]
-        needed = (arrays.is_output | np.array([count > 0 for count in self._unread])).tolist()
+        needed = (arrays.is_output | np.array([count > 0 for count in self._unread], dtype=np.bool_)).tolist()
         sizes = arrays.tensor_bytes.tolist()
         self._adds = [sum(sizes[tensor] for tensor in outputs if needed[tensor]) for outputs in self._outputs]
         self._queue: list[tuple[int, int]] = []

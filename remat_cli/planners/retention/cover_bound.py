@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.cp_sat import SolverLimits, solve_model
 from remat_cli.planners.retention.model import Terms, add_rows
-from remat_cli.planners.stages import Ints, Stages
+from remat_cli.planners.stages import Bools, Ints, Stages
 from remat_cli.problem import Status
 
 
@@ -26,53 +28,73 @@ def cover_bound(stages: Stages, room: int, limits: SolverLimits) -> int | None:
     Returns:
         Extra time at least; None where the gaps cannot cover it: no plan with this order fits.
     """
-    lacking = stages.plain_bytes - room
-    if not (lacking > 0).any():
+    tensor, end = stages.read_tensor, stages.read_stage
+    start = np.where(np.diff(tensor, prepend=-1) > 0, stages.made_at[tensor], np.roll(end, 1))
+    # In a gap that starts where an op can take over the tensor's storage, it can be gone while that op runs.
+    takes_over = np.append(stages.shared_input, -1)[start] == tensor
+    shared = np.where(takes_over, np.append(stages.shared_bytes, 0)[start], 0)
+    return cheapest_cover(stages, Gaps(tensor, start + 1, end, shared), stages.plain_bytes - room, limits)
+
+
+@dataclass(frozen=True, eq=False)
+class Gaps:
+    """Stretches of rows during each of which a tensor may be missing, at the price of one recomputation.
+
+    Attributes:
+        tensor: [G] of each gap.
+        first: [G] the first row through which the tensor can be missing.
+        end: [G] the row before which it is there again.
+        shared: [G] bytes that it can save in the row before the first, whose op takes over its storage; 0 for none.
+    """
+
+    tensor: Ints
+    first: Ints
+    end: Ints
+    shared: Ints
+
+    def of(self, kept: Bools) -> Gaps:
+        """Return some of the gaps."""
+        return Gaps(self.tensor[kept], self.first[kept], self.end[kept], self.shared[kept])
+
+
+def cheapest_cover(stages: Stages, gaps: Gaps, lacking: Ints, limits: SolverLimits) -> int | None:
+    """Return a lower bound on what it takes to save in each row the bytes that it lacks.
+
+    Args:
+        stages: the graph; only its tensors and their makers matter here.
+        gaps: what can be chosen.
+        lacking: [rows] bytes.
+        limits: of the search.
+
+    Returns:
+        Time of the recomputations; None where all gaps together do not save enough.
+    """
+    is_tight = lacking > 0
+    if not is_tight.any():
         return 0
-    cover = _Cover(stages, lacking)
-    outcome = solve_model(cover.model(), limits)
+    tight = np.concatenate([[0], np.cumsum(is_tight)])
+    first = np.where(gaps.shared > 0, gaps.first - 1, gaps.first)
+    end = np.maximum(gaps.end, gaps.first)
+    gaps = gaps.of(stages.recomputable[stages.made_at[gaps.tensor]] & (tight[end] > tight[np.minimum(first, end)]))
+    outcome = solve_model(_cover_model(stages, gaps, lacking), limits)
     if outcome.status is Status.INFEASIBLE:
         return None
     return max(0, outcome.bound or 0)
 
 
-class _Cover:
-    """The model: one variable for each gap between neighbouring reads of a tensor that can be made again."""
-
-    def __init__(self, stages: Stages, lacking: Ints) -> None:
-        self._stages = stages
-        self._lacking = lacking
-        tensor, end = stages.read_tensor, stages.read_stage
-        start = np.where(np.diff(tensor, prepend=-1) > 0, stages.made_at[tensor], np.roll(end, 1))
-        tight = np.concatenate([[0], np.cumsum(lacking > 0)])
-        maker = stages.made_at[tensor]
-        # In a gap that starts where an op can take over the tensor's storage, it can be gone while that op runs.
-        takes_over = np.append(stages.shared_input, -1)[start] == tensor
-        first = start + ~takes_over
-        useful = stages.recomputable[maker] & (tight[end] > tight[np.minimum(first, end)])
-        self._tensor, self._start, self._end = tensor[useful], start[useful], end[useful]
-        self._takes_over = takes_over[useful]
-
-    def model(self) -> CpModel:
-        stages, tensor = self._stages, self._tensor
-        model = CpModel()
-        for _ in range(len(tensor)):
-            model.proto.variables.add().domain.extend((0, 1))
-        add_rows(model, self._savings(), self._lacking, 0)
-        maker = stages.made_at[tensor]
-        # One run serves all outputs of an op, so each is charged its share.
-        outputs = np.diff(stages.outputs.start)[maker]
-        cost = stages.time[maker] // np.maximum(outputs, 1)
-        costly = np.flatnonzero(cost)
-        model.proto.objective.vars.extend(costly.tolist())
-        model.proto.objective.coeffs.extend(cost[costly].tolist())
-        return model
-
-    def _savings(self) -> Terms:
-        """Return minus the bytes that each gap can save in each stage that lacks memory."""
-        stages = self._stages
-        inside = Terms.over(self._start + 1, self._end, np.arange(len(self._tensor)), -stages.bytes[self._tensor])
-        taken = np.flatnonzero(self._takes_over)
-        shared = -stages.shared_bytes[self._start[taken]]
-        tight = self._lacking > 0
-        return inside.and_also(self._start[taken], taken, shared).of_rows(tight)
+def _cover_model(stages: Stages, gaps: Gaps, lacking: Ints) -> CpModel:
+    model = CpModel()
+    for _ in range(len(gaps.tensor)):
+        model.proto.variables.add().domain.extend((0, 1))
+    savings = Terms.over(gaps.first, gaps.end, np.arange(len(gaps.tensor)), -stages.bytes[gaps.tensor])
+    taken = np.flatnonzero(gaps.shared)
+    savings = savings.and_also(gaps.first[taken] - 1, taken, -gaps.shared[taken]).of_rows(lacking > 0)
+    add_rows(model, savings, lacking, 0)
+    maker = stages.made_at[gaps.tensor]
+    # One run serves all outputs of an op, so each is charged its share.
+    outputs = np.diff(stages.outputs.start)[maker]
+    cost = stages.time[maker] // np.maximum(outputs, 1)
+    costly = np.flatnonzero(cost)
+    model.proto.objective.vars.extend(costly.tolist())
+    model.proto.objective.coeffs.extend(cost[costly].tolist())
+    return model

@@ -24,8 +24,9 @@ class RetentionOptions:
     depth: int = 6
     time_limit: float = 60.0
     work_limit: float | None = None
-    workers: int = 0
+    patience: float = 1.0
+    workers: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_least(self, orders=1, depth=1, time_limit=0, workers=0, seed=0)
+        check_least(self, orders=1, depth=1, time_limit=0, patience=0, workers=0, seed=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +19,8 @@ class Retention(RetentionOptions):
     Takes: any graph of up to a few thousand ops.
     Searches: orders of first runs; in each of the best few, recomputation of growing depth (of what recomputation
         needs, and so on).
-    Proves: with the input order, how much any plan in that order must recompute, or that none fits (scope fixed-order).
+    Proves: how much any plan must recompute, or that none fits (scope any-order); with the input order also how much
+        any plan in that order must (scope fixed-order).
     Complexity: a CP-SAT model with a variable for each gap and each chance to recompute.
 
     Attributes:
@@ -28,15 +29,17 @@ class Retention(RetentionOptions):
         depth: how deep recomputation may go, at most.
         time_limit: seconds, the search for orders included.
         work_limit: instead of seconds, counted work, so that a result can be had again on any machine.
+        patience: how much work without a gain ends the search, as a multiple of the work until the last gain; 0: none
+            does.
         workers: threads of the solver; 0: as many as there are cores.
         seed: of random choices.
     """
 
     starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
 
-    def plan(self, problem: Problem, observe: Observer, start: Sequence[str] | None = None) -> PlanResult:
-        """Plan `problem`, from a plan that fits if there is one: the names of its ops in the order they run."""
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        """Plan `problem`."""
         # ortools comes with this; the options must be readable without it.
         from remat_cli.planners.retention.search import RetentionSearch
 
-        return RetentionSearch(problem, self, observe, start).run()
+        return RetentionSearch(problem, self, observe).run()

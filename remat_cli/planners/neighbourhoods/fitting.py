@@ -1,0 +1,131 @@
+"""Making a tape fit a budget by priced cuts: memory is brought down moment by moment, the worst first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_cli.planners.cp_sat import SolverLimits
+from remat_cli.planners.neighbourhoods.cut import Moment
+from remat_cli.planners.neighbourhoods.tape import GraphReads, Tape
+from remat_cli.planners.neighbourhoods.window import Window
+from remat_cli.planners.rerun_removal import without_needless_reruns
+from remat_cli.planners.stages import Bools
+
+# A tape that takes so many times the time of the plain run is given up, or one that does not fit after so many cuts.
+_MOST_TIMES = 3
+_MOST_CUTS = 200
+# Runs whose laying out takes as long as that of an empty tape.
+_LEAST_WORK = 500
+# The solver's counted work for one window, how many runs are laid out in the time of one unit of it, and seconds that
+# no window takes.
+_WINDOW_WORK = 0.5
+_RUNS_A_UNIT = 400_000
+_LONGEST = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """How the prices of bytes differ, so that equal parts of a graph do not all choose alike.
+
+    Attributes:
+        tilt: a tensor made at the start costs so much more, as a share, and one made at the end so much less. What is
+            made early is needed late in a training step: there is most room to make it again.
+        noise: the share up to which prices are raised at random.
+        seed: of the noise.
+        margin: the share of the budget that is left free of what is kept, for what is made again.
+        window: how many runs, drawn by the seed, are decided exactly at the first moment.
+    """
+
+    tilt: float = 0.1
+    noise: float = 0.0
+    seed: int = 0
+    margin: float = 0.0
+    window: int = 0
+
+    def weights(self, reads: GraphReads) -> NDArray[np.float64]:
+        """[T] factor on the price of each tensor."""
+        producer = np.maximum(reads.graph.arrays.producer, 0)
+        weights: NDArray[np.float64] = 1 + self.tilt * (1 - 2 * producer / len(reads.graph.ops))
+        if self.noise:
+            weights *= 1 + self.noise * np.random.default_rng(self.seed).random(len(weights))
+        return weights
+
+
+@dataclass
+class Work:
+    """What a search may still use: runs of ops that are laid out, which is what takes its time, and the clock.
+
+    Attributes:
+        deadline: `time.monotonic()` at which it ends.
+        left: runs that may still be laid out.
+    """
+
+    deadline: float = inf
+    left: float = inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a limit is reached."""
+        return self.left <= 0 or monotonic() >= self.deadline
+
+    def count(self, tape: Tape) -> None:
+        """Count the runs of a tape, and what laying out even the shortest one takes."""
+        self.left -= len(tape) + _LEAST_WORK
+
+
+def fit(tape: Tape, budget_bytes: int, prices: Prices, work: Work) -> Tape:
+    """Return the tape with what it takes to run again so that it fits; of the least peak found where it does not.
+
+    Args:
+        tape: whose reruns stay unless they become useless.
+        budget_bytes: device memory.
+        prices: that decide what is kept.
+        work: limits; what is used is counted.
+    """
+    weights = prices.weights(tape.reads)
+    most_time = _MOST_TIMES * tape.reads.graph.total_time
+    free = int(prices.margin * (budget_bytes - tape.reads.graph.fixed_bytes))
+    closest = tape
+    for number in range(min(_MOST_CUTS, len(tape))):
+        if tape.peak <= budget_bytes or tape.time > most_time or work.is_over:
+            break
+        moment = Moment(tape, int(tape.memory.argmax()))
+        room = budget_bytes - moment.own_bytes
+        again = _choice(moment, room - free, weights, prices if number == 0 else None, work)
+        if again is None and free:
+            again = _choice(moment, room, weights, None, work)
+        if again is None:
+            break
+        before, tape = tape, tape.with_reruns(moment.at, again).without_useless_reruns()
+        work.count(tape)
+        if np.array_equal(tape.ops, before.ops):
+            break
+        closest = min(closest, tape, key=lambda each: each.peak)
+    return closest
+
+
+def _choice(moment: Moment, room: int, weights: NDArray[np.float64], prices: Prices | None, work: Work) -> Bools | None:
+    """Return which runs to carry out again, exactly in a window if the prices ask for one; None where nothing fits."""
+    choice = moment.cheapest(room, weights)
+    if choice is None or prices is None or not prices.window:
+        return None if choice is None else choice.again
+    most = max(0, moment.at - prices.window)
+    start = int(np.random.default_rng(prices.seed).integers(most + 1))
+    is_free = np.zeros(moment.at, dtype=np.bool_)
+    is_free[start : start + prices.window] = True
+    limits = SolverLimits(time_limit=min(max(0.0, work.deadline - monotonic()), _LONGEST), work_limit=_WINDOW_WORK)
+    outcome = Window(moment, choice.again, is_free).solve(room, limits, weights)
+    work.left -= _RUNS_A_UNIT * outcome.work
+    return choice.again if outcome.values is None else outcome.values[: moment.at].astype(np.bool_)
+
+
+def without_needless(tape: Tape, budget_bytes: int, work: Work) -> Tape:
+    """Return a tape that fits without the reruns that the budget has room to do without."""
+    work.count(tape)
+    ops = without_needless_reruns(tape.reads.graph, tape.ops.tolist(), budget_bytes)
+    return Tape(tape.reads, np.array(ops, dtype=np.int64))

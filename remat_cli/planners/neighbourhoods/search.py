@@ -1,0 +1,286 @@
+"""Large neighbourhood search over plans of graphs of any size, in rounds that several processes share.
+
+A move drops part of a plan's reruns, makes it fit again by cuts at other prices, and leaves out what the budget has
+room to do without. Each task of a round makes a few moves from the round's best plan; the best of the tasks is the next
+round's.
+
+Source: Shaw, Using Constraint Programming and Local Search Methods to Solve Vehicle Routing Problems, CP 1998; ruin and
+recreate: Schrimpf et al., Record Breaking Optimization Results, J. Comput. Phys. 2000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, inf
+from multiprocessing import get_context
+from signal import SIG_IGN, SIGINT, signal
+from time import monotonic
+
+import numpy as np
+
+from remat_cli.graph import Graph
+from remat_cli.planners.cp_sat import SolverLimits
+from remat_cli.planners.neighbourhoods.cut import Moment
+from remat_cli.planners.neighbourhoods.fitting import Work, fit, without_needless
+from remat_cli.planners.neighbourhoods.moves import STARTS, move
+from remat_cli.planners.neighbourhoods.options import SearchLimits
+from remat_cli.planners.neighbourhoods.tape import GraphReads, Tape
+from remat_cli.planners.neighbourhoods.window import Window
+from remat_cli.planners.stages import Ints
+from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.schedule import Free, Schedule, with_frees
+
+_TASKS = 4
+_MOVES = 4
+# A search ends after so many rounds in a row that find nothing better; sooner where a plan has few reruns.
+_PATIENCE = 4
+_RERUNS_A_ROUND = 4
+_MILLION = 1_000_000
+# Moments at which the bound is taken: about one for each of so many ops, as long as there are not more than this.
+_MOST_MOMENTS = 8
+_OPS_FOR_ALL_MOMENTS = 400_000
+# Up to how many ops the choice at a moment is solved exactly, and the solver's counted work that it may take.
+_MOST_FOR_EXACT = 20_000
+_BOUND_WORK = 2.0
+
+
+def improve(problem: Problem, schedule: Schedule, limits: SearchLimits, observe: Observer) -> Schedule:
+    """Return the best plan found from a plan, never one that is slower; first runs keep its order.
+
+    Args:
+        problem: what is planned.
+        schedule: a valid plan that fits. One with transfers is given back as it is: moves know recomputation only.
+        limits: where the search stops.
+        observe: is told of better plans.
+    """
+    computes = schedule.computes
+    if len(computes) + _frees(schedule) != len(schedule.steps) or limits.seconds <= 0:
+        return schedule
+    index = problem.graph.arrays.op_index
+    ops = np.fromiter((index[name] for name in computes), dtype=np.int64, count=len(computes))
+    search = Search(problem, limits, observe, ops)
+    search.prove()
+    search.sharpen()
+    search.improve()
+    return schedule if search.best_schedule is None else search.best_schedule
+
+
+def _frees(schedule: Schedule) -> int:
+    return sum(isinstance(step, Free) for step in schedule.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A few moves from one plan.
+
+    Attributes:
+        ops: of the plan.
+        budget_bytes: device memory.
+        seed: of the random choices.
+        seconds: on the clock.
+        work: runs of ops that may be laid out.
+    """
+
+    ops: Ints
+    budget_bytes: int
+    seed: tuple[int, ...]
+    seconds: float
+    work: float
+
+
+def carry_out(reads: GraphReads, task: Task) -> tuple[Ints, float]:
+    """Return the ops of the best plan that a task comes to, and the work that it took."""
+    work = Work(monotonic() + task.seconds, task.work)
+    rng = np.random.default_rng(task.seed)
+    best = Tape(reads, task.ops)
+    for _ in range(_MOVES):
+        if work.is_over:
+            break
+        tape = move(best, task.budget_bytes, rng, work)
+        if tape is not None and tape.time <= best.time:
+            best = tape
+    return best.ops, task.work - work.left
+
+
+class Search:
+    """One search: first plans, then rounds of moves."""
+
+    def __init__(self, problem: Problem, limits: SearchLimits, observe: Observer, start: Ints | None = None) -> None:
+        """Prepare a search, from a plan that fits if one is given: the ops that it runs, in order."""
+        graph = problem.graph
+        self._problem = problem
+        self._limits = limits
+        self._observe = observe
+        self._budget = problem.budget.device_bytes
+        self._reads = GraphReads.of(graph)
+        self._work = Work(monotonic() + limits.seconds, inf if limits.work is None else limits.work * _MILLION)
+        self._tightest: Moment | None = None  # the moment that the bound is of
+        self._nothing_fits = False
+        self.rounds = 0
+        self.time_bound = graph.total_time
+        self.closest: Tape | None = None
+        self.best: Tape | None = None
+        self.best_schedule: Schedule | None = None
+        if start is None:
+            self._plain = Tape(self._reads, np.arange(len(graph.ops)))
+        else:
+            self.best = Tape(self._reads, start)
+            self._plain = Tape(self._reads, start[~self.best.is_rerun])
+
+    @property
+    def plain_fits(self) -> bool:
+        """Whether nothing needs to be recomputed."""
+        return self._plain.peak <= self._budget
+
+    def prove(self) -> None:
+        """Bound what plans with this order of first runs cost."""
+        self._observe.phase("proving a bound")
+        extra = self._least_rerun_time()
+        if extra > self._problem.graph.total_time:  # to run everything again would take no longer
+            self._nothing_fits = True
+        else:
+            self._raise_bound(extra)
+
+    def start(self) -> None:
+        """Look for first plans."""
+        self._observe.phase("first plans by minimum cuts")
+        for prices in STARTS:
+            if self.is_done:
+                return
+            tape = fit(self._plain, self._budget, prices, self._work)
+            if tape.peak <= self._budget:
+                tape = without_needless(tape, self._budget, self._work)
+            self._take(tape)
+
+    def improve(self) -> None:
+        """Make moves until they no longer pay, the gap is closed, or the limits are reached."""
+        if self.best is None:
+            return
+        self._observe.phase("searching neighbourhoods")
+        fruitless = 0
+        with ExitStack() as stack:
+            run_all = _runner(self._problem.graph, self._reads, self._limits.jobs, stack)
+            while fruitless < self._patience(self.best) and not self.is_done:
+                before = self.best.time
+                for ops, work in run_all(self._tasks()):
+                    self._work.left -= work
+                    self._take(Tape(self._reads, ops))
+                self.rounds += 1
+                fruitless = 0 if self.best.time < before else fruitless + 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a limit is reached, or the best plan is as near to the bound as is asked for."""
+        if self._work.is_over or self._nothing_fits:
+            return True
+        near = self.time_bound + self._limits.gap * self._problem.graph.total_time
+        return self.best is not None and self.best.time <= near
+
+    def result(self) -> PlanResult:
+        """Return the best plan, that there is none, or that none was found."""
+        stats = {"rounds": self.rounds}
+        if self._nothing_fits:
+            reason = "what is needed at one moment of the input order does not fit, whatever is recomputed"
+            return PlanResult(Status.INFEASIBLE, Scope.FIXED_ORDER, reason=reason, stats=stats)
+        if self.best is None:
+            return PlanResult(
+                Status.UNKNOWN,
+                Scope.FIXED_ORDER,
+                time_bound=self.time_bound,
+                closest=None if self.closest is None else self.schedule(self.closest),
+                reason="no plan was found that fits, which proves nothing",
+                stats=stats,
+            )
+        is_met = self.best.time == self.time_bound
+        status = Status.OPTIMAL if is_met else Status.FEASIBLE
+        return PlanResult(
+            status, Scope.FIXED_ORDER, schedule=self.best_schedule, time_bound=self.time_bound, stats=stats
+        )
+
+    @staticmethod
+    def _patience(tape: Tape) -> int:
+        return min(_PATIENCE, ceil(int(tape.is_rerun.sum()) / _RERUNS_A_ROUND))
+
+    def sharpen(self) -> None:
+        """Raise the bound to the exact optimum of the choice at the moment where most must be run again."""
+        if self.is_done or self._tightest is None or len(self._plain) > _MOST_FOR_EXACT:
+            return
+        moment = self._tightest
+        none = np.zeros(moment.at, dtype=np.bool_)
+        limits = SolverLimits(time_limit=max(0.0, self._work.deadline - monotonic()) / 4, work_limit=_BOUND_WORK)
+        outcome = Window(moment, none, ~none).solve(self._budget - moment.least_own_bytes, limits)
+        if outcome.status is Status.INFEASIBLE:
+            self._nothing_fits = True
+        elif outcome.bound is not None:
+            self._raise_bound(outcome.bound)
+
+    def _raise_bound(self, extra: int) -> None:
+        bound = self._problem.graph.total_time + extra
+        if bound > self.time_bound:
+            self.time_bound = bound
+            self._observe.bound(bound, Scope.FIXED_ORDER)
+
+    def _least_rerun_time(self) -> int:
+        plain = self._plain
+        parts = max(1, min(_MOST_MOMENTS, _OPS_FOR_ALL_MOMENTS // len(plain)))
+        best = 0
+        for part in np.array_split(np.arange(len(plain)), min(parts, len(plain))):
+            at = int(part[plain.memory[part].argmax()])
+            if plain.memory[at] > self._budget:
+                moment = Moment(plain, at)
+                extra = moment.bound(self._budget - moment.least_own_bytes)
+                if extra > best:
+                    best, self._tightest = extra, moment
+        return best
+
+    def _tasks(self) -> list[Task]:
+        assert self.best is not None
+        seconds = max(0.0, self._work.deadline - monotonic())
+        share = self._work.left / _TASKS
+        return [
+            Task(self.best.ops, self._budget, (self._limits.seed, self.rounds, number), seconds, share)
+            for number in range(_TASKS)
+        ]
+
+    def _take(self, tape: Tape) -> None:
+        """Keep a plan if it is the best so far."""
+        if tape.peak > self._budget:
+            if self.closest is None or tape.peak < self.closest.peak:
+                self.closest = tape
+        elif self.best is None or tape.time < self.best.time:
+            self.best = tape
+            self.best_schedule = self.schedule(tape)
+            self._observe.found(self.best_schedule)
+
+    def schedule(self, tape: Tape) -> Schedule:
+        """Return a tape as a schedule."""
+        graph = self._problem.graph
+        return with_frees(graph, [graph.ops[op].name for op in tape.ops.tolist()])
+
+
+_RunAll = Callable[[Sequence[Task]], Iterable[tuple[Ints, float]]]
+
+
+def _runner(graph: Graph, reads: GraphReads, jobs: int, stack: ExitStack) -> _RunAll:
+    """Return what carries out tasks: one by one, or in processes that end with `stack`."""
+    if jobs == 1:
+        return partial(map, partial(carry_out, reads))
+    # New processes rather than forks: a solver's threads may be running. Ctrl-C is for the one that started them.
+    pool = get_context("spawn").Pool(min(jobs, _TASKS), initializer=_prepare, initargs=(graph,))
+    return partial(stack.enter_context(pool).imap, _carry_out)
+
+
+_own_reads: GraphReads  # of a process of the pool
+
+
+def _prepare(graph: Graph) -> None:
+    global _own_reads
+    signal(SIGINT, SIG_IGN)
+    _own_reads = GraphReads.of(graph)
+
+
+def _carry_out(task: Task) -> tuple[Ints, float]:
+    return carry_out(_own_reads, task)

@@ -1,0 +1,183 @@
+"""What recomputation costs at the least in whatever order ops run for the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from remat_cli.graph import Graph
+from remat_cli.planners.cp_sat import SolverLimits
+from remat_cli.planners.neighbourhoods.cut import Moment
+from remat_cli.planners.neighbourhoods.tape import GraphReads, Tape
+from remat_cli.planners.retention.ancestry import Ancestry
+from remat_cli.planners.retention.cover_bound import Gaps, cheapest_cover
+from remat_cli.planners.stages import Bools, Ints, Stages
+
+# Moments at which the cut bound is taken.
+_MOST_MOMENTS = 8
+# Up to so many ops the path is worked out, which takes time and memory that grow with the square.
+_MOST_OPS = 3_000
+
+
+def any_order_bound(graph: Graph, room: int, limits: SolverLimits) -> int | None:
+    """Return a lower bound on the time that recomputation takes in any plan.
+
+    The ops of a path through the graph run for the first time in the order of the path, whatever the plan. The path is
+    the one whose ops together lack most memory. Two bounds are taken along it.
+
+    *Cover.* While one of the path's ops runs for the first time, every tensor must be in memory that is made by one of
+    its ancestors and read by one of its descendants, unless it is recomputed before that reader. So the cover bound
+    holds for the path's ops as stages, with these tensors alone.
+
+    *Cut.* After an op's first run all its descendants have yet to run, from what is in memory then, or made of that
+    again. Of what runs after it, its ancestors have run before; the other ops may do so for the first time.
+
+    Args:
+        graph: what is planned.
+        room: bytes for what ops make: the budget without the graph's fixed bytes.
+        limits: of the search for the cheapest cover.
+
+    Returns:
+        Extra time at least; None where no plan fits.
+    """
+    stages = Stages.of(graph)
+    if len(stages) > _MOST_OPS:
+        return _worst(graph, room, _moments(np.arange(len(stages)), stages.plain_bytes - room))
+    ancestry = Ancestry(stages, room)
+    if not (ancestry.lacking > 0).any():
+        return 0
+    path = ancestry.path()
+    cut = _worst(graph, room, _moments(path, ancestry.lacking[path]))
+    cover = cheapest_cover(stages, _Rows(ancestry, path).gaps(), ancestry.lacking[path], limits)
+    return None if cover is None or cut is None else max(cover, cut)
+
+
+def _moments(ops: Ints, lacking: Ints) -> Ints:
+    """Return the op that lacks most in each part of a sequence."""
+    ops, lacking = ops[lacking > 0], lacking[lacking > 0]
+    count = min(_MOST_MOMENTS, len(ops))
+    parts = np.array_split(np.arange(len(ops)), count) if count else []
+    return np.array([ops[part[lacking[part].argmax()]] for part in parts], dtype=np.int64)
+
+
+def _worst(graph: Graph, room: int, ops: Ints) -> int | None:
+    """Return the largest cut bound of some ops."""
+    reads = GraphReads.of(graph)
+    cut = max((_cut_bound(reads, room, op) for op in ops.tolist()), default=0)
+    # It would take no longer to run everything again: what is needed at one moment does not fit.
+    return None if cut > graph.total_time else cut
+
+
+def _cut_bound(reads: GraphReads, room: int, op: int) -> int:
+    """Return what it costs at the least that no more is kept while `op` runs for the first time than fits."""
+    graph = reads.graph
+    is_before, is_after = _around(graph, op)
+    is_free = ~(is_before | is_after)
+    is_free[op] = False
+    # An op that may run for the first time afterwards costs nothing then, and even an op that runs only once can.
+    reads = GraphReads(graph, reads.inputs, reads.outputs, reads.kept, reads.recomputable | is_free)
+    before = np.flatnonzero(is_before | is_free)
+    tape = _FreeTape(reads, np.concatenate([before, [op], np.flatnonzero(is_after)]), is_free)
+    moment = Moment(tape, len(before))
+    return moment.bound(room + graph.fixed_bytes - moment.least_own_bytes)
+
+
+def _around(graph: Graph, op: int) -> tuple[Bools, Bools]:
+    """[N] Return which ops must run before an op, and which can only run after it."""
+    arrays = graph.arrays
+    producer = arrays.producer.tolist()
+    is_before, is_after = np.zeros(len(graph.ops), dtype=np.bool_), np.zeros(len(graph.ops), dtype=np.bool_)
+    stack = [op]
+    while stack:
+        for tensor in arrays.inputs[stack.pop()]:
+            maker = producer[tensor]
+            if maker >= 0 and not is_before[maker]:
+                is_before[maker] = True
+                stack.append(maker)
+    reached = bytearray(len(producer))
+    for tensor in arrays.outputs[op]:
+        reached[tensor] = True
+    for later in range(op + 1, len(graph.ops)):
+        if any(reached[tensor] for tensor in arrays.inputs[later]):
+            is_after[later] = True
+            for tensor in arrays.outputs[later]:
+                reached[tensor] = True
+    return is_before, is_after
+
+
+@dataclass(frozen=True, eq=False)
+class _FreeTape(Tape):
+    """A tape on which some ops cost nothing.
+
+    Attributes:
+        is_free: [N] which ones.
+    """
+
+    is_free: Bools
+
+    @cached_property
+    def run_time(self) -> Ints:
+        """[M] time of each run."""
+        return np.where(self.is_free[self.ops], 0, self.reads.graph.arrays.op_time[self.ops])
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """A path, whose ops are the rows of the cover."""
+
+    ancestry: Ancestry
+    path: Ints
+
+    def gaps(self) -> Gaps:
+        """Return the gaps in which tensors can be missing along the path."""
+        first, last = self._around()
+        gaps = [
+            (tensor, begin + 1, end, self._shared(tensor, begin))
+            for tensor in range(len(self.ancestry.stages.bytes))
+            for begin, end in self._gaps_of(tensor, first, last)
+        ]
+        return Gaps(*np.array(gaps, dtype=np.int64).reshape(-1, 4).T)
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Return, for each op and the end, the first row that runs no earlier, and the last that runs no later."""
+        ancestry, path = self.ancestry, self.path
+        first = np.full(len(ancestry.stages) + 1, len(path))
+        last = np.full(len(ancestry.stages) + 1, -1)
+        last[-1] = len(path)
+        for row in range(len(path)):
+            op = int(path[row])
+            last[:-1][ancestry.members(ancestry.descendants[op] | 1 << op)] = row
+        for row in range(len(path) - 1, -1, -1):
+            op = int(path[row])
+            first[:-1][ancestry.members(ancestry.ancestors[op] | 1 << op)] = row
+        return first.tolist(), last.tolist()
+
+    def _gaps_of(self, tensor: int, first: list[int], last: list[int]) -> Iterator[tuple[int, int]]:
+        """Yield where each gap of a tensor begins and ends: from the row after, to the row before.
+
+        Of its readers those are taken, one after the other, of which each surely runs before the next. The gaps between
+        them are disjoint in time, so each costs a recomputation of its own.
+        """
+        maker = int(self.ancestry.stages.made_at[tensor])
+        # It is surely there from the maker on, or from the first row that runs after it.
+        made = first[maker] - (first[maker] != last[maker])
+        readers = self.ancestry.readers[tensor]
+        begin = reached = made
+        for reader in sorted(readers, key=lambda each: (first[each], last[each])):
+            if last[reader] >= reached and first[reader] > made:
+                yield begin, first[reader]
+                begin, reached = max(last[reader], made), first[reader]
+        # Whoever reads it surely after a row, even if it is not known before which.
+        end = max((last[reader] + (last[reader] != first[reader]) for reader in readers), default=0)
+        if end > begin:
+            yield begin, end
+
+    def _shared(self, tensor: int, row: int) -> int:
+        """Return the bytes that the op of a row saves by taking over a tensor's storage."""
+        stages, path = self.ancestry.stages, self.path
+        if 0 <= row < len(path) and stages.shared_input[path[row]] == tensor:
+            return int(stages.shared_bytes[path[row]])
+        return 0
