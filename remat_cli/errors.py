@@ -52,6 +52,12 @@ class FalseClaim(RematError):
     exit_code = 5
 
 
+class ClusterLost(RematError):
+    """The machines on which jobs run cannot be reached any more."""
+
+    exit_code = 4
+
+
 class GraphError(RematError):
     """A graph, or the file it comes from, is bad."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import logging
 import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -20,9 +23,16 @@ VERBS: Mapping[str, str] = {
     "convert": "Write a graph in the native JSON format.",
     "plan": "Plan a graph under a budget, prove the plan by simulation, and write it.",
     "budget": "Search the smallest budget: proven and found.",
+    "sweep": "Show overhead against budget: a table, a chart, CSV, PNG or SVG.",
+    "compare": "Set planners side by side on one or more graphs.",
+    "fit": "Search the largest batch (or other dimension) that fits, with and without a plan.",
     "verify": "Replay a schedule on its graph; name the first broken step.",
+    "check": "Hold the models of a project to budgets and limits: memory as a CI check.",
+    "report": "Write a schedule as an HTML page: memory, the life of every tensor, overhead by op.",
+    "batch": "Plan many graphs, on one machine or a cluster; what fails is recorded, the rest goes on.",
     "apply": "Write an ONNX model that runs a schedule.",
     "generate": "Write a synthetic graph of any size.",
+    "completion": "Print the script by which a shell completes verbs, options and names.",
     "planners": "List the planners, their options, defaults and sources.",
 }
 
@@ -31,13 +41,15 @@ Exit codes:
   0    done: a verified plan, or the check holds
   1    a bug in remat
   2    a wrong call or config
-  3    proven not to fit
+  3    proven not to fit, or a check that fails
   4    stopped without a plan
   5    a schedule failed verification
   6    the graph or file is bad
   130  interrupted"""
 
 INTERRUPTED = 130
+# A disk or a share of it that is full, a file beyond what is allowed, a device that fails.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Verbs(click.Group):
@@ -76,23 +88,53 @@ class _Verbs(click.Group):
 )
 @click.version_option(__version__, prog_name="remat")
 @click.option("--debug", is_flag=True, help="Show a traceback where something goes wrong.")
-def cli(debug: bool) -> None:
+@click.option(
+    "--log-file", type=click.Path(path_type=Path), help="Append what is done, and when, to this file; tracebacks too."
+)
+def cli(debug: bool, log_file: Path | None) -> None:
     """Plan what a neural network keeps, recomputes or offloads, so that its peak memory fits a budget.
 
     \b
-    remat inspect model.onnx --dim batch=8
-    remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json
-    remat verify model.onnx schedule.json --dim batch=8
+    Examples:
+      remat inspect model.onnx --dim batch=8
+      remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json
+      remat verify model.onnx schedule.json --dim batch=8
     """
+    if log_file is not None:
+        from remat_cli.cli.log import start
+
+        start(log_file)
 
 
 def main() -> NoReturn:
-    """Run the command line, and turn whatever ends it into a message and an exit code."""
+    """Run the command line, turn whatever ends it into a message and an exit code, and note both where asked to."""
+    try:
+        _run()
+    except SystemExit as end:
+        _note(end)
+        raise
+
+
+def _note(end: SystemExit) -> None:
+    """Write how the call ended to the log, if there is one; where remat is to blame, with a traceback."""
+    log, error = logging.getLogger("remat"), end.__context__
+    if not log.isEnabledFor(logging.INFO):
+        return
+    from remat_cli.cli.log import stop
+
+    if isinstance(error, RematError | click.ClickException):
+        log.info("error: %s", error.message)
+    log.info("ended with exit code %s", end.code, exc_info=error if end.code == 1 else None)
+    stop()
+
+
+def _run() -> NoReturn:
     # A large graph is a million objects and no cycles: the collector would go through them again and again.
     gc.set_threshold(100_000, 50, 100)
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("REMAT_DEBUG"))
     try:
         code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Abort:
         _fail("interrupted", "", INTERRUPTED)
     except click.ClickException as error:
@@ -105,18 +147,30 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         _fail("interrupted", "nothing had been found yet", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read the output has left (`remat ... | head`); there is nobody to tell. The interpreter would
-        # complain while it closes stdout, so that is pointed elsewhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has left (`remat ... | head`); there is nobody to tell.
+        _drop_stdout()
         sys.exit(0)
-    except MemoryError:
-        _fail("out of memory", "use a smaller graph, or a planner for large graphs: dtr", 4)
     except Exception as error:
         if debug:
             raise
-        name = type(error).__name__
-        _fail(f"a bug in remat: {name}: {error}", "run it again as 'remat --debug ...' for a traceback to report", 1)
+        _fail(*_described(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _described(error: Exception) -> tuple[str, str, int]:
+    """Return message, hint and exit code for what no module of ours has put into words."""
+    if isinstance(error, MemoryError):
+        return "out of memory", "use a smaller graph, or a planner for large graphs: dtr", 4
+    if isinstance(error, OSError) and error.errno in _FULL:
+        _drop_stdout()
+        return f"the output cannot be written: {error.strerror}", "make room, or send it elsewhere", 2
+    name = type(error).__name__
+    return f"a bug in remat: {name}: {error}", "run it again as 'remat --debug ...' for a traceback to report", 1
+
+
+def _drop_stdout() -> None:
+    """Point stdout elsewhere: the interpreter would complain while it closes one that takes nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, hint: str, code: int) -> NoReturn:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from os.path import exists  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 from typing import Any
 
 import click
 
+from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.replay import replay, with_mode
@@ -20,7 +22,7 @@ from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of
 
 
-@click.command("apply")
+@click.command("apply", cls=Verb)
 @click.argument("model", type=click.Path(path_type=Path), metavar="MODEL.onnx")
 @click.argument("schedule", type=click.Path(path_type=Path), metavar="SCHEDULE")
 @click.option(
@@ -36,9 +38,10 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
     opened: where they lie in files of their own, write the result beside them.
 
     \b
-    remat plan model.onnx --mode inference --dim batch=8 --budget 2GB -o schedule.json
-    remat apply model.onnx schedule.json --dim batch=8 -o planned.onnx
-    remat verify model.onnx schedule.json --dim batch=8 --execute
+    Examples:
+      remat plan model.onnx --mode inference --dim batch=8 --budget 2GB -o schedule.json
+      remat apply model.onnx schedule.json --dim batch=8 -o planned.onnx
+      remat verify model.onnx schedule.json --dim batch=8 --execute
     """
     from remat_cli.reports.running import apply_report, apply_summary
     from remat_cli.runtime.applying import apply_schedule, check_can_apply, checked, model_bytes
@@ -77,5 +80,5 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
 
 
 def _check_is_another_file(model: Path, output: Path) -> None:
-    if output.exists() and os.path.samefile(model, output):
+    if exists(output) and os.path.samefile(model, output):
         raise UsageError(f"{output} is the model itself, which would be lost", hint="choose another name with -o")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
 from remat_cli.cli.output import Output
 from remat_cli.cli.plan import EXIT_CODE
@@ -15,7 +16,7 @@ from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
 
 
-@click.command("budget")
+@click.command("budget", cls=Verb)
 @graph_argument
 @click.option("--max-overhead", metavar="SHARE", help="Take only plans of at most this overhead, such as 10%.")
 @graph_options
@@ -25,8 +26,9 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> int:
     """Search the smallest budget for GRAPH: no plan fits less (proven), and a plan fits this (found).
 
     \b
-    remat budget model.onnx --dim batch=8
-    remat budget graph.json --max-overhead 10%
+    Examples:
+      remat budget model.onnx --dim batch=8
+      remat budget graph.json --max-overhead 10%
     """
     from remat_cli.budget_search import smallest_budget
     from remat_cli.reports.summary import budget_summary

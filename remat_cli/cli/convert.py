@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config
 from remat_cli.cli.output import Output
 from remat_cli.errors import UsageError
@@ -14,7 +15,7 @@ from remat_cli.prepare import prepare
 from remat_cli.readers.native import graph_bytes
 
 
-@click.command("convert")
+@click.command("convert", cls=Verb)
 @graph_argument
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the graph here; - is stdout."
@@ -30,8 +31,9 @@ def command(graph: Path, output: Path, training: bool, quiet: bool, **given: Any
     the schedule.
 
     \b
-    remat convert model.onnx -o graph.json --dim batch=8
-    remat convert model.onnx -o training.json --dim batch=8 --training
+    Examples:
+      remat convert model.onnx -o graph.json --dim batch=8
+      remat convert model.onnx -o training.json --dim batch=8 --training
     """
     config = merge_config(given)
     options = config.graph

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from remat_cli.cli.help import Verb
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.config import GIVEN_COSTS, GraphOptions, make_generator, parse_option
 from remat_cli.costs import COST_MODELS
@@ -19,7 +20,7 @@ from remat_cli.synthesis import synthesize
 from remat_cli.training import OPTIMIZERS
 
 
-@click.command("generate")
+@click.command("generate", cls=Verb)
 @click.argument("family", required=False)
 @click.option("--list", "lists", is_flag=True, help="List the families, their options, defaults and sources.")
 @click.option("--json", "as_json", is_flag=True, help="With --list: print a machine-readable summary to stdout.")
@@ -59,10 +60,11 @@ def command(
     derived, and ops get their times, as for a file; a graph of kind forward keeps the marks to do so later.
 
     \b
-    remat generate --list
-    remat generate transformer --option layers=24 --option batch=4 --device a100 -o graph.json
-    remat generate layered --option nodes=1000 --seed 7 -o graph.json
-    remat generate unet --ops 2000 --kind forward -o graph.json
+    Examples:
+      remat generate --list
+      remat generate transformer --option layers=24 --option batch=4 --device a100 -o graph.json
+      remat generate layered --option nodes=1000 --seed 7 -o graph.json
+      remat generate unet --ops 2000 --kind forward -o graph.json
     """
     if lists:
         _list_families(as_json)

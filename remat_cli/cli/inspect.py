@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
+from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
 from remat_cli.prepare import prepare
 
 
-@click.command("inspect")
+@click.command("inspect", cls=Verb)
 @graph_argument
 @graph_options
 @click.option("--division", is_flag=True, help="Show the division tree too: the independent segments that acg plans.")
@@ -21,9 +22,10 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
     """Show what GRAPH needs: its plain peak, what fills it, and the least that any plan needs.
 
     \b
-    remat inspect model.onnx --dim batch=8 --dim seq=512
-    remat inspect graph.json --json
-    remat inspect graph.json --division
+    Examples:
+      remat inspect model.onnx --dim batch=8 --dim seq=512
+      remat inspect graph.json --json
+      remat inspect graph.json --division
     """
     from remat_cli.reports.division import division_report, division_summary
     from remat_cli.reports.summary import inspect_summary

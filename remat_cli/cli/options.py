@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from remat_cli.cli.help import GRAPH, OUTPUT, PLANNER, SectionedOption
+from remat_cli.cli.names import config_names, device_names, option_keys, planner_names
 from remat_cli.config import GIVEN_COSTS, MODES, GraphOptions, RunConfig, load_config, make_planner, parse_option
 from remat_cli.costs import COST_MODELS
 from remat_cli.errors import UsageError
@@ -20,49 +23,78 @@ from remat_cli.units import parse_budget, parse_duration, parse_share
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-DEFAULT_PLANNER = "approx_dp"
+DEFAULT_PLANNER = "auto"
 
-_CONFIG = click.option(
+_graph = partial(click.option, cls=SectionedOption, section=GRAPH)
+_planner = partial(click.option, cls=SectionedOption, section=PLANNER)
+_output = partial(click.option, cls=SectionedOption, section=OUTPUT)
+
+_CONFIG = _graph(
     "-c",
     "--config",
     type=click.Path(path_type=Path),
+    shell_complete=config_names,
     help="YAML file, or the name of one that comes with remat (such as approx_dp). The command line wins over it.",
 )
 
+_DIM = _graph("--dim", "dims", multiple=True, metavar="NAME=N", help="Value of a symbolic dimension. Repeatable.")
+_SEARCHED_DIM = _graph(
+    "--dim",
+    "dims",
+    multiple=True,
+    metavar="NAME[=N]",
+    help="The symbolic dimension to search; written NAME=N, the value of another one. Repeatable.",
+)
+
 _GRAPH_OPTIONS = (
-    click.option("--mode", type=click.Choice(MODES), help="Derive the training graph, or plan the graph as it is."),
-    click.option("--dim", "dims", multiple=True, metavar="NAME=N", help="Value of a symbolic dimension. Repeatable."),
-    click.option(
+    _graph("--mode", type=click.Choice(MODES), help="Derive the training graph, or plan the graph as it is."),
+    _DIM,
+    _graph(
         "--input-shape", "input_shapes", multiple=True, metavar="X:1,3,224,224", help="Shape of an input. Repeatable."
     ),
-    click.option(
+    _graph(
         "--value-shape",
         "value_shapes",
         multiple=True,
         metavar="Y:1,64,56,56",
         help="Shape of a value that cannot be inferred. Repeatable.",
     ),
-    click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Whose state stays in memory."),
-    click.option("--cost-model", type=click.Choice([GIVEN_COSTS, *COST_MODELS]), help="What gives each op its time."),
-    click.option("--device", metavar="NAME|FILE", help="Device profile, such as a100, or a YAML file."),
-    click.option("--measurements", metavar="FILE", help="Measured times: op names or types to nanoseconds."),
-    click.option(
-        "--aliasing", type=click.Choice([str(a) for a in Aliasing]), help="Which ops are views or work in place."
+    _graph("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Whose state stays in memory."),
+    _graph("--cost-model", type=click.Choice([GIVEN_COSTS, *COST_MODELS]), help="What gives each op its time."),
+    _graph(
+        "--device",
+        metavar="NAME|FILE",
+        shell_complete=device_names,
+        help="Device profile, such as a100, or a YAML file.",
     ),
-    click.option("--strict", is_flag=True, default=None, help="Make every estimate an error."),
-    click.option("--link-bandwidth", metavar="RATE", help="Of the link to the host, such as 12GB/s."),
+    _graph("--measurements", metavar="FILE", help="Measured times: op names or types to nanoseconds."),
+    _graph("--aliasing", type=click.Choice([str(a) for a in Aliasing]), help="Which ops are views or work in place."),
+    _graph("--strict", is_flag=True, default=None, help="Make every estimate an error."),
+    _graph("--link-bandwidth", metavar="RATE", help="Of the link to the host, such as 12GB/s."),
 )
 
 _PLANNER_OPTIONS = (
-    click.option("--planner", metavar="NAME", help=f"One of {', '.join(PLANNERS)}. [default: {DEFAULT_PLANNER}]"),
-    click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the planner. Repeatable."),
-    click.option("--time-limit", metavar="30s", help="Stop the planner after this time."),
-    click.option("--seed", type=int, help="Seed of a planner that draws."),
+    _planner(
+        "--planner",
+        metavar="NAME",
+        shell_complete=planner_names,
+        help=f"One of {', '.join(PLANNERS)}. [default: {DEFAULT_PLANNER}]",
+    ),
+    _planner(
+        "--option",
+        "options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        shell_complete=option_keys,
+        help="Option of the planner. Repeatable.",
+    ),
+    _planner("--time-limit", metavar="30s", help="Stop the planner after this time."),
+    _planner("--seed", type=int, help="Seed of a planner that draws."),
 )
 
 _OUTPUT_OPTIONS = (
-    click.option("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout."),
-    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+    _output("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout."),
+    _output("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
 )
 
 
@@ -75,7 +107,9 @@ def _apply(options: tuple[Callable[[Command], Command], ...]) -> Callable[[Comma
     return decorate
 
 
+graph_settings = _apply(_GRAPH_OPTIONS)
 graph_options = _apply((_CONFIG, *_GRAPH_OPTIONS))
+searched_graph_options = _apply((_CONFIG, *(_SEARCHED_DIM if option is _DIM else option for option in _GRAPH_OPTIONS)))
 planner_options = _apply(_PLANNER_OPTIONS)
 output_options = _apply(_OUTPUT_OPTIONS)
 graph_argument = click.argument("graph", type=click.Path(path_type=Path), metavar="GRAPH")

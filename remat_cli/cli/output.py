@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat_cli.problem import Observer
 from remat_cli.reports.files import write_file
-from remat_cli.schedule import Schedule
+from remat_cli.units import format_share
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -56,7 +57,16 @@ class Output:
 
     @contextmanager
     def progress(self) -> Iterator[Observer]:
-        """Show what a planner does while it works, with the elapsed time; on a terminal only."""
+        """Show what a planner does while it works, with the elapsed time; on a terminal only. Note it in the log."""
+        with self._shown_progress() as observe:
+            if logging.getLogger("remat").isEnabledFor(logging.INFO):
+                from remat_cli.cli.log import Logged
+
+                observe = Logged(observe)
+            yield observe
+
+    @contextmanager
+    def _shown_progress(self) -> Iterator[Observer]:
         if self._quiet or not sys.stderr.isatty():
             yield Observer()
             return
@@ -76,25 +86,27 @@ class Output:
 
 
 class _Progress(Observer):
-    """Shows the phase a planner is in and the number of plans found so far; the elapsed time runs by itself."""
+    """Shows the phase a planner is in and the best plan so far; the elapsed time runs by itself."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task = progress.add_task("")
         self._phase = ""
-        self._found = 0
+        self._standing = ""
 
     def phase(self, text: str) -> None:
         self._phase = text
         self._show()
 
-    def found(self, schedule: Schedule) -> None:
-        self._found += 1
+    def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
+        by = f" by {found_by}" if found_by else ""
+        self._standing = (
+            f"best {format_share(overhead)}{by} · bound {format_share(bound)} · gap {format_share(overhead - bound)} · "
+        )
         self._show()
 
     def _show(self) -> None:
-        found = f" · {self._found} found" if self._found else ""
-        self._progress.update(self._task, description=self._phase + found)
+        self._progress.update(self._task, description=self._standing + self._phase)
 
 
 def _console(*, to_stderr: bool) -> Console:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.errors import UsageError
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Observer, Planner, Problem, Status
+from remat_cli.problem import Budget, Problem, Status
 from remat_cli.reports.schedule_json import options_of, schedule_bytes
-from remat_cli.solve import Solution, baseline_of, solve
-from remat_cli.units import BudgetSpec
 
 EXIT_CODE = {Status.OPTIMAL: 0, Status.FEASIBLE: 0, Status.INFEASIBLE: 3, Status.UNKNOWN: 4}
 
 
-@click.command("plan")
+@click.command("plan", cls=Verb)
 @graph_argument
 @click.option(
     "--budget",
@@ -30,17 +28,21 @@ EXIT_CODE = {Status.OPTIMAL: 0, Status.FEASIBLE: 0, Status.INFEASIBLE: 3, Status
 )
 @click.option("--max-overhead", metavar="SHARE", help="With --budget min: the smallest budget at this overhead.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
 @graph_options
 @planner_options
 @output_options
-def command(graph: Path, output: Path | None, as_json: bool, quiet: bool, **given: Any) -> int:
+def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, quiet: bool, **given: Any) -> int:
     """Plan GRAPH under a budget, prove the plan by simulation, and write it.
 
     \b
-    remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json
-    remat plan graph.json --budget 80% --planner approx_dp --option strategy=time
-    remat plan graph.json --budget min -c approx_dp
+    Examples:
+      remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json
+      remat plan graph.json --budget 80% --planner approx_dp --option strategy=time
+      remat plan graph.json --budget min -c approx_dp
+      remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json --html report.html
     """
+    from remat_cli.budget_search import plan_at
     from remat_cli.reports.summary import plan_summary
     from remat_cli.reports.terminal import plan_report
 
@@ -50,14 +52,20 @@ def command(graph: Path, output: Path | None, as_json: bool, quiet: bool, **give
         raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
     if call.config.max_overhead is not None and not budget.smallest:
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
-    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
+    if output == html == STDOUT:
+        raise UsageError("-o and --html cannot both go to stdout", hint="give one of them a file")
+    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=STDOUT in (output, html))
     with streams.progress() as observe:
         observe.phase("reading the graph")
         prepared = prepare(graph, call.config.graph)
         problem = Problem(prepared.graph, Budget(0), prepared.bytes_per_time)
-        solution = _solved(problem, budget, call.config.max_overhead, call.planner, observe)
+        solution = plan_at(problem, budget, call.planner, observe, max_overhead=call.config.max_overhead)
     if output is not None:
         streams.write(output, schedule_bytes(solution, prepared.mode, call.planner_name, call.planner))
+    if html is not None:
+        from remat_cli.reports.html import plan_page
+
+        streams.write(html, plan_page(solution, prepared, planner=call.planner_name, options=call.config.options))
     streams.report(
         lambda: plan_report(
             solution, prepared, planner=call.planner_name, options=call.config.options, shown=call.config.report
@@ -65,15 +73,3 @@ def command(graph: Path, output: Path | None, as_json: bool, quiet: bool, **give
         lambda: plan_summary(solution, prepared, planner=call.planner_name, options=options_of(call.planner)),
     )
     return INTERRUPTED if solution.interrupted else EXIT_CODE[solution.status]
-
-
-def _solved(
-    problem: Problem, budget: BudgetSpec, max_overhead: float | None, planner: Planner, observe: Observer
-) -> Solution:
-    """Plan at the budget that was asked for; where that is the smallest, search it."""
-    if not budget.smallest:
-        size = budget.bytes_of(baseline_of(problem.graph).peak_bytes)
-        return solve(replace(problem, budget=Budget(size)), planner, observe)
-    from remat_cli.budget_search import smallest_budget
-
-    return smallest_budget(problem, planner, observe, max_overhead=max_overhead).solution

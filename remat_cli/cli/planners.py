@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import click
 
+from remat_cli.cli.help import Verb
 from remat_cli.cli.output import Output
 
 
-@click.command("planners")
+@click.command("planners", cls=Verb)
 @click.option("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout.")
 @click.option("--schema", is_flag=True, help="Print a JSON Schema of every planner's options.")
 def command(as_json: bool, schema: bool) -> None:
     """List the planners: what each takes, searches and proves, its options and defaults, and its source.
 
     \b
-    remat planners
-    remat planners --schema
+    Examples:
+      remat planners
+      remat planners --schema
     """
     from remat_cli.config import planner_schemas
     from remat_cli.reports.summary import planners_summary

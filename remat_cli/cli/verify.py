@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
-from remat_cli.cli.replay import replay, with_mode
+from remat_cli.cli.replay import broken_claim, budget_bytes, replay, with_mode
 from remat_cli.config import GraphOptions
-from remat_cli.errors import InvalidSchedule, UsageError
+from remat_cli.errors import InvalidSchedule
 from remat_cli.prepare import Prepared
 from remat_cli.reports.schedule_json import ScheduleFile, read_schedule
-from remat_cli.simulate import Trace
-from remat_cli.solve import baseline_of
-from remat_cli.units import BudgetSpec, format_bytes, parse_duration
+from remat_cli.units import format_bytes, parse_duration
 
 if TYPE_CHECKING:
     from remat_cli.problem import Observer
     from remat_cli.runtime.execution import Execution
 
 
-@click.command("verify")
+@click.command("verify", cls=Verb)
 @graph_argument
 @click.argument("schedule", type=click.Path(path_type=Path), metavar="SCHEDULE")
 @click.option("--budget", metavar="SIZE", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
@@ -52,9 +51,10 @@ def command(
     order that of the schedule, and the measured peak the predicted one, to within 2 MiB or 3 %.
 
     \b
-    remat verify model.onnx schedule.json --dim batch=8
-    remat verify graph.json schedule.json --budget 8GB
-    remat verify model.onnx schedule.json --dim batch=8 --execute
+    Examples:
+      remat verify model.onnx schedule.json --dim batch=8
+      remat verify graph.json schedule.json --budget 8GB
+      remat verify model.onnx schedule.json --dim batch=8 --execute
     """
     from remat_cli.reports.running import executed_report, execution_summary
     from remat_cli.reports.summary import verify_summary
@@ -67,8 +67,8 @@ def command(
     if execute:
         _check_can_execute(graph, options, file)
     prepared, trace = replay(graph, options, file, schedule)
-    budget = _budget_bytes(config.budget, file, prepared)
-    broken = _broken_claim(file, trace, budget)
+    budget = budget_bytes(config.budget, file, prepared)
+    broken = broken_claim(file, trace, budget)
     streams = Output(as_json=as_json, quiet=quiet)
     execution = None
     if execute and broken is None:
@@ -82,35 +82,6 @@ def command(
         broken = _broken_promise(execution, prepared)
     if broken is not None:
         raise broken
-
-
-def _budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared) -> int | None:
-    if spec is None:
-        return file.budget_bytes
-    if spec.smallest:
-        raise UsageError("verify cannot hold a schedule against --budget min", hint="give a size, such as 8GB or 80%")
-    return spec.bytes_of(baseline_of(prepared.graph).peak_bytes)
-
-
-def _broken_claim(file: ScheduleFile, trace: Trace, budget: int | None) -> InvalidSchedule | None:
-    """Hold what the file says of itself against the replay."""
-    if budget is not None and trace.peak_bytes > budget:
-        return InvalidSchedule(
-            f"step {trace.peak_step}: the peak, {format_bytes(trace.peak_bytes)} ({trace.peak_bytes} bytes), is above "
-            f"the budget of {format_bytes(budget)} ({budget} bytes)",
-            step=trace.peak_step,
-            hint="plan again with this budget",
-        )
-    for what, claimed, measured in (
-        ("peak_bytes", file.peak_bytes, trace.peak_bytes),
-        ("time", file.time, trace.time),
-    ):
-        if claimed is not None and claimed != measured:
-            return InvalidSchedule(
-                f"the file says {what} {claimed}, but the replay comes to {measured}",
-                hint="the steps or the graph were changed after it was planned; plan again",
-            )
-    return None
 
 
 def _check_can_execute(model: Path, options: GraphOptions, file: ScheduleFile) -> None:

@@ -31,14 +31,15 @@ def plan_summary(solution: Solution, prepared: Prepared, *, planner: str, option
         options: all its options, as JSON values.
     """
     return {
-        "graph": _graph(prepared),
+        "graph": graph_summary(prepared),
         "planner": {"name": planner, "options": dict(options)},
-        **_result(solution),
+        **solution_summary(solution),
         "notes": list(prepared.notes),
     }
 
 
-def _result(solution: Solution) -> Summary:
+def solution_summary(solution: Solution) -> Summary:
+    """Return status, figures and proof of a verified result."""
     trace, result, closest = solution.trace, solution.result, solution.closest
     bound = solution.bound_overhead
     return {
@@ -71,7 +72,8 @@ def _measured(trace: Trace | None) -> Summary:
     }
 
 
-def _graph(prepared: Prepared) -> Summary:
+def graph_summary(prepared: Prepared) -> Summary:
+    """Return what identifies a graph: name, kind, mode, size, hash, and what its times are."""
     graph = prepared.graph
     return {
         "name": graph.name,
@@ -94,7 +96,7 @@ def inspect_summary(prepared: Prepared) -> Summary:
     plain, working_set = Run.plain(graph), largest_working_set(graph)
     backward = sum(1 for op in graph.ops if op.phase is Phase.BACKWARD)
     return {
-        "graph": _graph(prepared),
+        "graph": graph_summary(prepared),
         "ops": {"forward": len(graph.ops) - backward, "backward": backward},
         "types": dict(Counter(op.type for op in graph.ops)),
         "tensors": len(graph.tensors),
@@ -118,7 +120,7 @@ def inspect_summary(prepared: Prepared) -> Summary:
 def budget_summary(search: SmallestBudget, prepared: Prepared, *, planner: str) -> Summary:
     """Return the summary of `remat budget`; `found_bytes` is null where no budget gave a plan."""
     return {
-        "graph": _graph(prepared),
+        "graph": graph_summary(prepared),
         "planner": planner,
         "proven_bytes": search.proven_bytes,
         "scope": search.scope.value,
@@ -135,7 +137,7 @@ def verify_summary(prepared: Prepared, trace: Trace, *, budget_bytes: int | None
     """Return the summary of `remat verify` on a schedule that replays."""
     baseline = baseline_of(prepared.graph)
     return {
-        "graph": _graph(prepared),
+        "graph": graph_summary(prepared),
         "budget_bytes": budget_bytes,
         "fits": None if budget_bytes is None else trace.peak_bytes <= budget_bytes,
         "baseline": {"peak_bytes": baseline.peak_bytes, "time": baseline.time},

@@ -31,7 +31,7 @@ _LONGEST_NAME = 40
 _LONGEST_IN_HEADING = 32
 _LONGEST_TYPE = 20
 _MOST_TYPES = 8
-_STATUS_STYLES = {
+STATUS_STYLES = {
     Status.OPTIMAL: "green",
     Status.FEASIBLE: "green",
     Status.INFEASIBLE: "red",
@@ -56,26 +56,34 @@ def plan_report(
         options: its options, as the user would write them.
         shown: what to show; by default everything.
     """
+    title = facts(plan_facts(solution, prepared, planner, options))
+    verdict = Text(words.verdict(solution), f"bold {STATUS_STYLES[solution.status]}")
+    why = why_there_is_no_plan(solution, prepared.optimizer)
+    findings = _findings(solution, shown or ReportOptions())
+    return Report(title, verdict, *why, *findings, *notes_section(prepared))
+
+
+def plan_facts(
+    solution: Solution, prepared: Prepared, planner: str, options: Mapping[str, object]
+) -> list[tuple[str, Cell]]:
+    """Return what was planned, by which planner, and under which budget: labels and values."""
     budget = solution.problem.budget.device_bytes
     share = f"{format_share(budget / max(1, solution.baseline.peak_bytes))} of the plain peak"
-    title = facts([*_subject(prepared, planner, options), ("budget", _titled(format_bytes(budget), share))])
-    verdict = Text(words.verdict(solution), f"bold {_STATUS_STYLES[solution.status]}")
-    why = _why_there_is_no_plan(solution, prepared.optimizer)
-    findings = _findings(solution, shown or ReportOptions())
-    return Report(title, verdict, *why, *findings, *_notes(prepared))
+    return [*_subject(prepared, planner, options), ("budget", _titled(format_bytes(budget), share))]
 
 
 def _subject(prepared: Prepared, planner: str, options: Mapping[str, object]) -> list[tuple[str, Cell]]:
     """Return what was planned, and by which planner."""
     chosen = ", ".join(f"{key} {shorten(str(value), _LONGEST_NAME)}" for key, value in options.items())
     return [
-        ("graph", _graph_title(prepared.graph)),
+        ("graph", graph_title(prepared.graph)),
         ("times", clean(prepared.costs)),
         ("planner", _titled(clean(planner), chosen)),
     ]
 
 
-def _graph_title(graph: Graph) -> Text:
+def graph_title(graph: Graph) -> Text:
+    """Return name, kind and size of a graph."""
     return _titled(shorten(graph.name, _LONGEST_NAME), f"{graph.kind.value} · {len(graph.ops):,} ops")
 
 
@@ -83,18 +91,17 @@ def _titled(name: str, more: str) -> Text:
     return Text.assemble((name, "bold"), f" · {more}" if more else "")
 
 
-def _why_there_is_no_plan(solution: Solution, optimizer: str | None) -> list[RenderableType]:
+def why_there_is_no_plan(solution: Solution, optimizer: str | None) -> list[RenderableType]:
+    """Return sections that say why there is no plan and what could be done; none where there is one."""
     said = {"Why": words.reasons(solution), "What could be done": words.remedies(solution, optimizer)}
     return [section(title, bullets(sentences)) for title, sentences in said.items() if sentences]
 
 
 def _findings(solution: Solution, shown: ReportOptions) -> list[RenderableType]:
     """Return table, chart and tensors of the plan or, without one, of the closest run that was found."""
-    plain, run = Run.plain(solution.problem.graph), _shown_run(solution)
+    plain, (name, run) = Run.plain(solution.problem.graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
-    name = "" if run is None else "plan" if solution.trace is not None else "closest"
-    rows = plain_rows(plain, budget) if run is None else comparison_rows(plain, run, budget)
-    parts: list[RenderableType] = [_comparison(name, rows + _model_rows(solution) + _proof_rows(solution))]
+    parts: list[RenderableType] = [_comparison(name, plan_rows(solution))]
     if shown.timeline and run is None:
         parts.append(_chart(MemoryTimeline(plain, budget_bytes=budget), "plain run"))
     elif shown.timeline and run is not None:
@@ -108,13 +115,22 @@ def _comparison(name: str, rows: Sequence[Row]) -> RenderableType:
     return indented(columns(["", "plain run", name, ""], rows, right=(1, 2)))
 
 
-def _shown_run(solution: Solution) -> Run | None:
+def plan_rows(solution: Solution) -> list[Row]:
+    """Return the rows of the table of `remat plan`: as `comparison_rows`, and what the plan's method and proof say."""
+    plain, (_, run) = Run.plain(solution.problem.graph), shown_run(solution)
+    budget = solution.problem.budget.device_bytes
+    rows = plain_rows(plain, budget) if run is None else comparison_rows(plain, run, budget)
+    return rows + _model_rows(solution) + _proof_rows(solution)
+
+
+def shown_run(solution: Solution) -> tuple[str, Run | None]:
+    """Return the run that a report shows beside the plain one, and its name: the plan, or the closest found."""
     graph, result = solution.problem.graph, solution.result
     if result.schedule is not None and solution.trace is not None:
-        return Run(graph, result.schedule, solution.trace)
+        return "plan", Run(graph, result.schedule, solution.trace)
     if result.closest is not None and solution.closest is not None:
-        return Run(graph, result.closest, solution.closest)
-    return None
+        return "closest", Run(graph, result.closest, solution.closest)
+    return "", None
 
 
 def _model_rows(solution: Solution) -> list[Row]:
@@ -146,7 +162,7 @@ def _proof_rows(solution: Solution) -> list[Row]:
         rows.append(["hard limit", "", least, "no plan in any order needs less"])
     if solution.result.found_by is not None:
         rows.append(["found by", "", clean(solution.result.found_by), "the planner whose plan is the best"])
-    status = Text(solution.status.value, _STATUS_STYLES[solution.status])
+    status = Text(solution.status.value, STATUS_STYLES[solution.status])
     return [*rows, ["status", "", status, words.status_in_words(solution)]]
 
 
@@ -160,7 +176,8 @@ def _peak(plain: Run, plan: Run | None, largest: int) -> RenderableType:
     return section(f"Largest tensors at the plain run's peak ({at})", PeakTable(plain, plan, largest))
 
 
-def _notes(prepared: Prepared) -> list[RenderableType]:
+def notes_section(prepared: Prepared) -> list[RenderableType]:
+    """Return a section of what the user should know about the graph; none where there is nothing."""
     return [section("Notes", bullets([clean(note) for note in prepared.notes]))] if prepared.notes else []
 
 
@@ -171,7 +188,7 @@ def inspect_report(prepared: Prepared, *, shown: ReportOptions | None = None) ->
     plain, working_set = Run.plain(graph), largest_working_set(graph)
     room = [words.working_set_in_words(graph, working_set), words.room_in_words(plain.trace.peak_bytes, working_set)]
     parts: list[RenderableType] = [
-        facts([("graph", _graph_title(graph)), *_counts(graph), ("times", clean(prepared.costs))]),
+        facts([("graph", graph_title(graph)), *_counts(graph), ("times", clean(prepared.costs))]),
         section("Bytes", columns(["", "", ""], _sizes(prepared), right=(1,))),
         section("The plain run", columns(["", "", ""], _limits(plain, working_set), right=(1,))),
     ]
@@ -179,7 +196,7 @@ def inspect_report(prepared: Prepared, *, shown: ReportOptions | None = None) ->
         parts.append(_chart(MemoryTimeline(plain), "plain run"))
     if shown.largest:
         parts.append(_peak(plain, None, shown.largest))
-    return Report(*parts, section("Room for a plan", bullets(room)), *_notes(prepared))
+    return Report(*parts, section("Room for a plan", bullets(room)), *notes_section(prepared))
 
 
 def _counts(graph: Graph) -> list[tuple[str, Cell]]:
@@ -256,9 +273,9 @@ def budget_report(search: SmallestBudget, prepared: Prepared, *, planner: str, o
         overhead = format_share(search.solution.overhead or 0.0)
         rows.append(row("found", search.found_bytes, f"{overhead} time overhead"))
     table = columns(["", "budget", "bytes", "of plain", ""], rows, right=(1, 2, 3))
-    verdict = Text(words.smallest_budget(search), f"bold {_STATUS_STYLES[search.solution.status]}")
-    why = _why_there_is_no_plan(search.solution, prepared.optimizer)
-    return Report(facts(_subject(prepared, planner, options)), verdict, *why, indented(table), *_notes(prepared))
+    verdict = Text(words.smallest_budget(search), f"bold {STATUS_STYLES[search.solution.status]}")
+    why = why_there_is_no_plan(search.solution, prepared.optimizer)
+    return Report(facts(_subject(prepared, planner, options)), verdict, *why, indented(table), *notes_section(prepared))
 
 
 def verify_report(prepared: Prepared, schedule: Schedule, trace: Trace, *, budget_bytes: int | None = None) -> Report:
@@ -273,11 +290,11 @@ def verify_report(prepared: Prepared, schedule: Schedule, trace: Trace, *, budge
     plain, run = Run.plain(prepared.graph), Run(prepared.graph, schedule, trace)
     style = "red" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "green"
     return Report(
-        facts([("graph", _graph_title(prepared.graph)), ("schedule", f"{len(schedule.steps):,} steps")]),
+        facts([("graph", graph_title(prepared.graph)), ("schedule", f"{len(schedule.steps):,} steps")]),
         Text(words.verdict_on_schedule(trace.peak_bytes, budget_bytes), f"bold {style}"),
         _comparison("schedule", comparison_rows(plain, run, budget_bytes)),
         _chart(MemoryTimeline(run, behind=plain, budget_bytes=budget_bytes), "schedule", "plain run"),
-        *_notes(prepared),
+        *notes_section(prepared),
     )
 
 

@@ -29,6 +29,9 @@ _IN_ASCII = str.maketrans(
         "│": "|",
         "·": ".",
         "×": "x",
+        # The marks of a chart of several curves.
+        **dict(zip("●▲■◆○△□◇", "o^#*0A%+", strict=True)),
+        "╎": ":",
         "µ": "u",
         _ELLIPSIS: "~",
     }

@@ -23,9 +23,22 @@ LAYERS = (
     ("remat_cli.simulate", "remat_cli.bounds"),
     ("remat_cli.readers", "remat_cli.training", "remat_cli.costs", "remat_cli.generate", "remat_cli.planners"),
     ("remat_cli.solve", "remat_cli.config"),
-    ("remat_cli.prepare", "remat_cli.synthesis", "remat_cli.budget_search"),
+    (
+        "remat_cli.prepare",
+        "remat_cli.synthesis",
+        "remat_cli.budget_search",
+        "remat_cli.progress",
+        "remat_cli.sweep",
+        "remat_cli.fit",
+        "remat_cli.project",
+        "remat_cli.baseline",
+        "remat_cli.advice",
+        "remat_cli.check",
+    ),
     ("remat_cli.runtime",),
     ("remat_cli.reports",),
+    # Each job writes a schedule as a report does, and has its line in the results.
+    ("remat_cli.batch",),
     ("remat_cli.cli",),
     ("remat_cli.__main__",),
 )
@@ -38,12 +51,32 @@ HOMES = {
     "onnx": ("remat_cli.readers.onnx", "remat_cli.runtime"),
     "onnxruntime": ("remat_cli.runtime",),
     "google": ("remat_cli.readers.onnx",),
-    "ortools": ("remat_cli.planners.cp_sat", "remat_cli.planners.moccasin", "remat_cli.planners.retention"),
+    "ortools": (
+        "remat_cli.planners.cp_sat",
+        "remat_cli.planners.moccasin",
+        "remat_cli.planners.neighbourhoods",
+        "remat_cli.planners.retention",
+    ),
     "pulp": ("remat_cli.planners.checkmate",),
     "pydantic": ("remat_cli.config",),
     "yaml": ("remat_cli.config",),
+    "matplotlib": ("remat_cli.reports.plot",),
+    "distributed": ("remat_cli.batch.cluster",),
+    "dask": ("remat_cli.batch.cluster",),
 }
-HEAVY = ("google", "networkx", "numpy", "onnx", "onnxruntime", "ortools", "pulp", "pydantic", "rich")
+HEAVY = (
+    "distributed",
+    "google",
+    "matplotlib",
+    "networkx",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "ortools",
+    "pulp",
+    "pydantic",
+    "rich",
+)
 
 
 def module_name(path: Path) -> str:

@@ -23,3 +23,15 @@ def test_every_config_travels_in_the_package() -> None:
     configs = ROOT / SETUPTOOLS["package-dir"]["remat_cli.configs"]
     packed = {path for pattern in SETUPTOOLS["package-data"]["remat_cli.configs"] for path in configs.glob(pattern)}
     assert packed == set(configs.rglob("*.yaml"))
+
+
+def test_every_file_that_is_no_code_travels_in_the_package() -> None:
+    package = ROOT / "remat_cli"
+    packed = {
+        path
+        for name, patterns in SETUPTOOLS["package-data"].items()
+        for pattern in patterns
+        for path in ROOT.joinpath(*name.split(".")).glob(pattern)
+    }
+    others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others <= packed

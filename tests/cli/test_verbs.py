@@ -84,7 +84,7 @@ class TestPlan:
         assert "steps" not in schedule
 
     def test_without_a_proof_it_ends_without_a_plan(self, remat: Remat, graph: Path) -> None:
-        ended = remat("plan", graph, "--budget", "70%", "--option", "candidates=0")
+        ended = remat("plan", graph, "--budget", "70%", "-c", "approx_dp", "--option", "candidates=0")
         assert ended.code == 4
         assert "unknown" in ended.out
 
@@ -107,7 +107,7 @@ class TestPlan:
     def test_a_graph_without_a_backward_is_refused_with_a_planner_that_takes_it(
         self, remat: Remat, graph: Path
     ) -> None:
-        ended = remat("plan", graph, "--budget", "100%", "--mode", "inference")
+        ended = remat("plan", graph, "--budget", "100%", "--mode", "inference", "-c", "approx_dp")
         assert ended.code == 2
         assert "no backward ops" in ended.err
         assert "dtr" in ended.err
@@ -262,8 +262,14 @@ WRONG_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "a budget of nothing": (("plan", "GRAPH", "--budget", "0%"), "must be above 0"),
     "an unknown verb": (("pln",), "there is no verb 'pln'. Did you mean 'plan'?"),
     "an unknown planner": (("plan", "GRAPH", "--budget", "80%", "--planner", "aprox_dp"), "did you mean 'approx_dp'?"),
-    "an unknown option": (("plan", "GRAPH", "--budget", "80%", "--option", "stratgy=time"), "did you mean 'strategy'?"),
-    "a seed that the planner does not have": (("plan", "GRAPH", "--budget", "80%", "--seed", "1"), "seed: unknown key"),
+    "an unknown option": (
+        ("plan", "GRAPH", "--budget", "80%", "-c", "chen", "--option", "candidats=1"),
+        "did you mean 'candidates'?",
+    ),
+    "a seed that the planner does not have": (
+        ("plan", "GRAPH", "--budget", "80%", "-c", "chen", "--seed", "1"),
+        "seed: unknown key",
+    ),
     "a dim without a number": (("inspect", "GRAPH", "--dim", "batch=many"), "--dim 'batch=many' is not understood"),
     "a shape that is none": (("inspect", "GRAPH", "--input-shape", "x"), "--input-shape 'x' is not understood"),
     "an optimizer on JSON": (("inspect", "GRAPH", "--optimizer", "adam"), "--optimizer needs a file"),
@@ -344,7 +350,7 @@ def test_ctrl_c_keeps_the_best_plan_until_then(
 
     monkeypatch.setattr(LowerSetSearch, "_refine", interrupted)
     output = tmp_path / "s.json"
-    ended = remat("plan", graph, "--budget", "90%", "-o", output)
+    ended = remat("plan", graph, "--budget", "90%", "-c", "approx_dp", "-o", output)
     assert ended.code == 130
     assert json.loads(output.read_text())["status"] == "feasible"
     assert remat("verify", graph, output).code == 0

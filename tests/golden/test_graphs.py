@@ -37,6 +37,7 @@ def test_rebuilding_gives_the_committed_bytes(rebuilt: Path, name: str) -> None:
 
 def test_no_example_is_left_out_of_the_rebuild(rebuilt: Path) -> None:
     committed = {path.relative_to(GRAPHS) for path in GRAPHS.rglob("*") if path.suffix in (".onnx", ".json")}
+    committed.remove(Path("remat.baseline.json"))  # no graph: what `remat check` measured of them
     assert {path.relative_to(rebuilt) for path in rebuilt.rglob("*") if path.is_file()} == committed
 
 

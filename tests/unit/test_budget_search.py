@@ -107,3 +107,26 @@ def test_an_interrupted_search_keeps_what_it_found() -> None:
 def test_an_interruption_before_anything_was_found_goes_on() -> None:
     with pytest.raises(KeyboardInterrupt):
         smallest_budget(problem(), Interrupted(asked=[1]))
+
+
+@dataclass(frozen=True)
+class StoppedWithAPlan:
+    """Has a plan from 5 bytes on, and is then interrupted by the user; asked again, it is not."""
+
+    asked: list[int] = field(default_factory=list)
+    starved: ClassVar[Mapping[str, object]] = {}
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        if problem.budget.device_bytes < 5:
+            return PlanResult(Status.UNKNOWN)
+        self.asked.append(problem.budget.device_bytes)
+        observe.found(RECOMPUTING)
+        if len(self.asked) > 1:
+            return PlanResult(Status.UNKNOWN)
+        raise KeyboardInterrupt
+
+
+def test_a_planner_that_is_interrupted_with_a_plan_in_hand_ends_the_search() -> None:
+    planner = StoppedWithAPlan()
+    search = smallest_budget(problem(), planner)
+    assert (search.found_bytes, search.solution.interrupted, planner.asked) == (5, True, [5])

@@ -1,0 +1,84 @@
+"""`--log-file`: what a call did and when, for long runs that nobody watches and for reports of bugs."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shlex
+import sys
+from pathlib import Path
+
+from remat_cli import __version__
+from remat_cli.errors import UsageError
+from remat_cli.problem import Observer, Scope
+from remat_cli.schedule import Compute, Schedule
+
+_LOG = logging.getLogger("remat")
+
+
+class _OneLine(logging.Formatter):
+    """Keeps names from files from ending a line, or from steering the terminal that shows the log."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # the name is logging's
+        record.message = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in record.message)
+        return super().formatMessage(record)
+
+
+def start(path: Path) -> None:
+    """Append to the file from now on.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UsageError(
+            f"--log-file {path}: {error.strerror or error}", hint="name a file that can be written"
+        ) from None
+    handler.setFormatter(_OneLine("%(asctime)s %(process)d %(message)s"))
+    _LOG.addHandler(handler)
+    _LOG.setLevel(logging.INFO)
+    _LOG.propagate = False
+    system = f"Python {platform.python_version()}, {platform.platform()}"
+    _LOG.info("remat %s, %s: %s", __version__, system, shlex.join(sys.argv[1:]))
+
+
+def stop() -> None:
+    """Close the file."""
+    for handler in tuple(_LOG.handlers):
+        _LOG.removeHandler(handler)
+        handler.close()
+    _LOG.setLevel(logging.NOTSET)
+
+
+class Logged(Observer):
+    """Notes what a planner finds, and passes it on."""
+
+    def __init__(self, observe: Observer) -> None:
+        self._observe = observe
+
+    def phase(self, text: str) -> None:
+        """The planner starts something."""
+        _LOG.info("%s", text)
+        self._observe.phase(text)
+
+    def found(self, schedule: Schedule) -> None:
+        """The planner has a plan."""
+        _LOG.info("found a plan of %d op runs", sum(isinstance(step, Compute) for step in schedule.steps))
+        self._observe.found(schedule)
+
+    def bound(self, time: int, scope: Scope) -> None:
+        """The planner has proven a bound."""
+        _LOG.info("no plan takes less than %d units of time (%s)", time, scope)
+        self._observe.bound(time, scope)
+
+    def asks(self, planner: str) -> None:
+        """A portfolio turns to another planner."""
+        _LOG.info("asking %s", planner)
+        self._observe.asks(planner)
+
+    def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
+        """There is a better plan or bound."""
+        _LOG.info("best overhead %.6f, bound %.6f%s", overhead, bound, f", by {found_by}" if found_by else "")
+        self._observe.standing(overhead, bound, found_by)
