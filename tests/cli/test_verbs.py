@@ -16,27 +16,13 @@ import pytest
 from remat_cli.cli import EXIT_CODES, VERBS, cli
 from remat_cli.planners import PLANNERS
 from tests.cli.calls import Ended, Remat
-
-
-def chain(length: int = 6, *, size: int = 100) -> dict[str, Any]:
-    """A chain of ops to train: the plain run keeps all that they make."""
-    names = ["x", *(f"y{i}" for i in range(length))]
-    return {
-        "format": "remat.graph/1",
-        "name": "chain",
-        "kind": "forward",
-        "tensors": [{"name": name, "bytes": size} for name in names],
-        "ops": [
-            {"name": f"op{i}", "type": "Relu", "inputs": [names[i]], "outputs": [names[i + 1]], "time": 10}
-            for i in range(length)
-        ],
-    }
+from tests.documents import chain_document
 
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
     path = tmp_path / "chain.json"
-    path.write_text(json.dumps(chain(12)))
+    path.write_text(json.dumps(chain_document(12)))
     return path
 
 
@@ -186,14 +172,14 @@ class TestVerify:
 
     def test_refuses_a_schedule_of_another_graph(self, remat: Remat, schedule: Path, tmp_path: Path) -> None:
         other = tmp_path / "other.json"
-        other.write_text(json.dumps(chain(12, size=101)))
+        other.write_text(json.dumps(chain_document(12, size=101)))
         ended = remat("verify", other, schedule)
         assert ended.code == 6
         assert "sha256 differs" in ended.err
 
     def test_accepts_what_another_tool_wrote(self, remat: Remat, tmp_path: Path) -> None:
         graph, foreign = tmp_path / "g.json", tmp_path / "foreign.json"
-        graph.write_text(json.dumps({**chain(1), "kind": "inference"}))
+        graph.write_text(json.dumps({**chain_document(1), "kind": "inference"}))
         foreign.write_text('{"format": "remat.schedule/1", "steps": [["compute", "op0"]]}')
         assert remat("verify", graph, foreign, "--budget", "200").code == 0
         assert remat("verify", graph, foreign, "--budget", "199").code == 5
@@ -308,7 +294,7 @@ def test_a_bad_graph_ends_with_6_and_no_traceback(verb: str, remat: Remat, tmp_p
 
 
 def test_control_characters_in_a_message_do_not_reach_the_terminal(remat: Remat, tmp_path: Path) -> None:
-    document = chain(1)
+    document = chain_document(1)
     document["ops"][0]["inputs"] = ["\x1b[31mred"]
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(document))

@@ -17,25 +17,11 @@ from remat_cli.check import Failure, Outcome, Verdict, check_model, worst_exit_c
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.problem import Observer, PlanResult, Problem, Status
 from remat_cli.project import ModelCheck, load_project
+from tests.documents import chain_document
 
 UNET = Path(__file__).parents[2] / "graphs" / "unet.onnx"
 # Of the chain below: its input, 12 results and two gradients.
 PLAIN_PEAK = 1500
-
-
-def chain(length: int = 12, *, size: int = 100) -> dict[str, Any]:
-    """A chain of ops to train: the plain run keeps all that they make."""
-    names = ["x", *(f"y{i}" for i in range(length))]
-    return {
-        "format": "remat.graph/1",
-        "name": "chain",
-        "kind": "forward",
-        "tensors": [{"name": name, "bytes": size} for name in names],
-        "ops": [
-            {"name": f"op{i}", "type": "Relu", "inputs": [names[i]], "outputs": [names[i + 1]], "time": 10}
-            for i in range(length)
-        ],
-    }
 
 
 def fan() -> dict[str, Any]:
@@ -60,7 +46,7 @@ class Checks:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "chain.json").write_text(json.dumps(chain()))
+        (folder / "chain.json").write_text(json.dumps(chain_document()))
 
     def model(self, **keys: object) -> ModelCheck:
         path = self.folder / "remat.yaml"
@@ -136,7 +122,7 @@ def test_too_slow_a_plan_fails(check: Checks) -> None:
 
 def test_an_overhead_that_is_proven_to_be_out_of_reach_says_so(check: Checks) -> None:
     # On a chain of equal ops the exhaustive planner knows the fastest of its plans.
-    (check.folder / "chain.json").write_text(json.dumps(chain(5)))
+    (check.folder / "chain.json").write_text(json.dumps(chain_document(5)))
     failure = only_failure(check(budget="90%", max_overhead="1%", planner="exhaustive"))
     assert failure.reason.endswith("; proven: no plan of this planner keeps to it")
 

@@ -13,25 +13,11 @@ from remat_cli.batch.requests import Request, Way, jobs_of
 from remat_cli.batch.work import carry_out
 from remat_cli.config import RunConfig
 from remat_cli.units import parse_budget
+from tests.documents import chain_document
 
 needs_proc = pytest.mark.skipif(
     not any(Path("/proc/self/task").glob("*/children")), reason="this system does not tell which process started which"
 )
-
-
-def chain(length: int = 12, *, size: int = 100) -> dict[str, Any]:
-    """A chain of ops to train: the plain run keeps all that they make."""
-    names = ["x", *(f"y{i}" for i in range(length))]
-    return {
-        "format": "remat.graph/1",
-        "name": "chain",
-        "kind": "forward",
-        "tensors": [{"name": name, "bytes": size} for name in names],
-        "ops": [
-            {"name": f"op{i}", "type": "Relu", "inputs": [names[i]], "outputs": [names[i + 1]], "time": 10}
-            for i in range(length)
-        ],
-    }
 
 
 def write_graphs(folder: Path, *names: str, size: int = 100) -> list[Path]:
@@ -39,7 +25,7 @@ def write_graphs(folder: Path, *names: str, size: int = 100) -> list[Path]:
     folder.mkdir(exist_ok=True)
     paths = [folder / f"{name}.json" for name in names]
     for path in paths:
-        path.write_text(json.dumps(chain(size=size)))
+        path.write_text(json.dumps(chain_document(size=size)))
     return paths
 
 

@@ -1,0 +1,20 @@
+"""Graphs in the native format, as a user would write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def chain_document(length: int = 12, *, size: int = 100) -> dict[str, Any]:
+    """A chain of ops to train, in the native format: the plain run keeps all that they make."""
+    names = ["x", *(f"y{i}" for i in range(length))]
+    return {
+        "format": "remat.graph/1",
+        "name": "chain",
+        "kind": "forward",
+        "tensors": [{"name": name, "bytes": size} for name in names],
+        "ops": [
+            {"name": f"op{i}", "type": "Relu", "inputs": [names[i]], "outputs": [names[i + 1]], "time": 10}
+            for i in range(length)
+        ],
+    }
