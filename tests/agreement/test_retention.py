@@ -18,7 +18,7 @@ from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.stages import Stages
 from remat_cli.problem import Budget, Problem, Scope, Status
 from remat_cli.solve import baseline_of, solve
-from tests.graphs import in_place, problems, small_graphs, training_chain, training_graphs, training_unet
+from tests.graphs import graph_of, in_place, op, problems, small_graphs, training_chain, training_graphs, training_unet
 from tests.oracle import least_peak, least_time
 
 GRAPHS = training_graphs(max_forward_ops=3) | small_graphs(max_ops=7)
@@ -64,6 +64,24 @@ def test_on_a_chain_no_order_can_do_with_less_than_the_cover_bound(length: int) 
         assert cover is not None
         assert bound is not None
         assert bound >= cover > 0
+
+
+@pytest.mark.parametrize("may_run_again", [True, False])
+def test_what_may_run_later_for_the_first_time_costs_nothing(may_run_again: bool) -> None:
+    # While `large` runs, `t` has no room and `p` must run again; `a` and `u` may come before it, but need not.
+    graph = graph_of(
+        op("a", "", "x"),
+        op("u", "x", "y", time=7, recomputable=may_run_again),
+        op("p", "", "t s"),
+        op("large", "s", "z", workspace_bytes=20),
+        op("end", "t y z", "out"),
+        sizes={"x": 1, "y": 9, "t": 5, "s": 1, "z": 1},
+    )
+    budget = 22
+    truth = least_time(graph, budget)
+    assert truth is not None
+    assert truth.time == graph.total_time + 1
+    assert any_order_bound(graph, budget, SolverLimits(60.0)) == 1
 
 
 @given(problem=problems(GRAPHS))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -18,13 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.config import GraphOptions
+from remat_cli.errors import PlannerRefuses
+from remat_cli.planners import PLANNERS
 from remat_cli.planners.forward_part import ForwardPart
-from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.lower_sets.dp import LowerSetDP
 from remat_cli.planners.lower_sets.families import LowerSets, all_lower_sets, pruned_family
 from remat_cli.planners.lower_sets.options import Strategy
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Problem
+from remat_cli.problem import Budget, Planner, Problem
 from remat_cli.readers import read_graph
 from remat_cli.solve import baseline_of, solve
 from remat_cli.training import training_graph
@@ -32,10 +34,11 @@ from remat_cli.units import format_bytes, format_share
 from tests.bench.execution import execution
 from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
+from tests.bench.portfolio import portfolio
 from tests.bench.scale import scale
 
 GRAPHS = Path(__file__).parents[2] / "graphs"
-SHARES = (0.9, 0.8, 0.6)
+SHARE, SECONDS = 0.6, 5.0
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -51,7 +54,7 @@ def files() -> Iterator[tuple[Path, GraphOptions]]:
     """The files to plan, and how each is read."""
     dims = {"unet": {"batch": 8}, "resnet50": {"batch": 32}, "gpt": {"batch": 8, "seq": 512}}
     for name, bound in dims.items():
-        yield GRAPHS / f"{name}.onnx", GraphOptions(dims=bound)
+        yield GRAPHS / f"{name}.onnx", GraphOptions(dims=bound, device="a100")
     if "REMAT_DATA" not in os.environ:
         return
     data = Path(os.environ["REMAT_DATA"])
@@ -68,29 +71,38 @@ def _data_dims(name: str) -> dict[str, int]:
 
 
 def planning(console: Console) -> None:
-    """approx_dp at three budgets on every file."""
-    table = Table(title="approx_dp: budget in % of the plain peak, overhead, peak, seconds", title_justify="left")
-    for column in ("graph", "ops", "read s", "plain peak", "budget", "status", "peak", "overhead", "plan s"):
-        table.add_column(column, justify="left" if column in ("graph", "status") else "right")
+    """Every planner on every file at one budget, within the same seconds."""
+    table = Table(title=f"Every planner at {SHARE:.0%} of the plain peak, within {SECONDS:g} s", title_justify="left")
+    for column in ("graph", "ops", "planner", "budget", "status", "overhead", "bound", "peak", "seconds"):
+        table.add_column(column, justify="left" if column in ("graph", "planner", "status") else "right")
     for path, options in files():
-        prepared, read_seconds = timed(prepare, path, options)
-        graph = prepared.graph
-        plain = baseline_of(graph).peak_bytes
-        for share in SHARES:
-            problem = Problem(graph, Budget(int(plain * share)))
-            solution, seconds = timed(solve, problem, ApproxDP())
-            table.add_row(
-                path.stem,
-                f"{len(graph.ops):,}",
-                f"{read_seconds:.2f}",
-                format_bytes(plain),
-                f"{share:.0%}",
-                str(solution.status),
-                "" if solution.trace is None else format_bytes(solution.trace.peak_bytes),
-                "" if solution.overhead is None else format_share(solution.overhead),
-                f"{seconds:.2f}",
-            )
+        prepared = prepare(path, options)
+        budget = Budget(int(SHARE * baseline_of(prepared.graph).peak_bytes))
+        problem = Problem(prepared.graph, budget, prepared.bytes_per_time)
+        first = (path.stem, f"{len(prepared.graph.ops):,}")
+        for name, planner in limited_planners():
+            table.add_row(*first, name, format_bytes(budget.device_bytes), *_planned(problem, planner))
+            first = ("", "")
+        table.add_section()
     console.print(table)
+
+
+def limited_planners() -> Iterator[tuple[str, Planner]]:
+    """Yield every planner but the baseline and the exponential ones, with the time limit where it has one."""
+    for name, planner in PLANNERS.items():
+        if name not in ("keep_all", "exact_dp", "exhaustive"):
+            has_limit = any(option.name == "time_limit" for option in fields(planner))
+            yield name, planner(**({"time_limit": SECONDS} if has_limit else {}))
+
+
+def _planned(problem: Problem, planner: Planner) -> tuple[str, ...]:
+    try:
+        solution, seconds = timed(solve, problem, planner)
+    except PlannerRefuses:
+        return ("refuses",)
+    shares = ("" if share is None else format_share(share) for share in (solution.overhead, solution.bound_overhead))
+    peak = "" if solution.trace is None else format_bytes(solution.trace.peak_bytes)
+    return (str(solution.status), *shares, peak, f"{seconds:.2f}")
 
 
 def lower_sets(console: Console) -> None:
@@ -135,6 +147,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "lower_sets": lower_sets,
     "methods": methods,
     "moccasin": published_tables,
+    "portfolio": lambda console: portfolio(console, files()),
     "scale": scale,
     "execution": execution,
 }

@@ -23,8 +23,8 @@ class Auto(AutoOptions):
 
     Attributes:
         time_limit: seconds for all planners together.
-        work_limit: of the solver's counted work; the planners that count nothing then take the time that they need, so
-            that the result can be had again on any machine. Without it that holds too, unless the time is up first.
+        work_limit: of retention's counted work. The other planners end by themselves, so that with or without it the
+            same plan can be had again on any machine, unless the time is up first.
         gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
         patience: how much work without a gain ends the search, as a multiple of the work until the last gain; 0: none
             does.

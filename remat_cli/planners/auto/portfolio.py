@@ -10,6 +10,7 @@ from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Phase
 from remat_cli.planners.auto.options import AutoOptions
 from remat_cli.planners.cp_sat import SolverLimits, usable_cores
+from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.neighbourhoods.options import SearchLimits
@@ -37,7 +38,6 @@ _GAP_FOR_HEURISTICS = 0.002
 _SHARE_OF_QUICK = 0.25
 # A greedy run is given up after so many times the plain time.
 _SLOWEST_EVICTION = 1.5
-_UNLIMITED = 1e9
 
 
 class Portfolio(Observer):
@@ -109,13 +109,11 @@ class Portfolio(Observer):
 
     def _members(self) -> Iterator[tuple[str, Callable[[], PlanResult]]]:
         """Yield the planners in turn; each begins with what is left of the time when its turn comes."""
-        graph = self._problem.graph
-        count = len(graph.ops)
+        count = len(self._problem.graph.ops)
         if count <= _MOST_FOR_HEURISTICS:
             yield "dtr", self._evict
         yield "neighbourhoods", self._search_neighbourhoods
-        has_backward = any(op.phase is Phase.BACKWARD for op in graph.ops)
-        if count <= _MOST_FOR_HEURISTICS and has_backward and self._gap > _GAP_FOR_HEURISTICS:
+        if count <= _MOST_FOR_HEURISTICS and self._is_training and self._gap > _GAP_FOR_HEURISTICS:
             yield "rotor", lambda: Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)).plan(self._problem, self)
             yield "approx_dp", lambda: ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK)).plan(self._problem, self)
         if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):
@@ -123,14 +121,19 @@ class Portfolio(Observer):
         if self._found_by != "neighbourhoods":
             yield "neighbourhoods", self._improve_in_neighbourhoods
 
+    @property
+    def _is_training(self) -> bool:
+        return any(op.phase is Phase.BACKWARD for op in self._problem.graph.ops)
+
     def _evict(self) -> PlanResult:
-        """Evict greedily: quickly, as on tangled graphs that goes from bad to worse."""
+        """Evict greedily for a plan at once; on tangled graphs that goes from bad to worse, and is soon given up."""
         seconds = self._seconds(_SHARE_OF_QUICK)
-        return DTR(candidates=2, limit=_SLOWEST_EVICTION, time_limit=seconds).plan(self._problem, self)
+        planner = DTR(Heuristic.LOCAL, candidates=1, limit=_SLOWEST_EVICTION, time_limit=seconds)
+        return planner.plan(self._problem, self)
 
     def _search_neighbourhoods(self) -> PlanResult:
-        # Where retention follows, it should have its time.
-        share = _SHARE_OF_QUICK if len(self._problem.graph.ops) <= _MOST_FOR_RETENTION else 1.0
+        # Without a backward pass much depends on the order, which only retention changes: it should have its time.
+        share = 1.0 if self._is_training else _SHARE_OF_QUICK
         given = self._options
         planner = Neighbourhoods(self._seconds(share), gap=given.gap, seed=given.seed, jobs=self._jobs)
         return planner.plan(self._problem, self)
@@ -174,8 +177,6 @@ class Portfolio(Observer):
 
     def _seconds(self, share: float) -> float:
         """Return the seconds that a planner may take of those that are left."""
-        if self._options.work_limit is not None:
-            return _UNLIMITED
         return max(0.0, self._end - monotonic()) * share
 
     def _is_over(self) -> bool:

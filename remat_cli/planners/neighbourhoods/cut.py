@@ -166,11 +166,9 @@ class Moment:
         best = 0
         weighted = self.tape.bytes[: self._count].astype(np.float64)
         for price, _, value in self._choices(room, weighted):
-            scale = self._scale(price, weighted)
-            # Products of floats may be off by a few parts in 2^53; the bound must not be.
-            best = max(
-                best, ceil((value - price * scale * room) / scale - _SLACK * (value + price * scale * room) / scale)
-            )
+            cost, saved = value / self._scale(price, weighted), price * room
+            # Floats may be off by a few parts in 2^53; the bound must not be.
+            best = max(best, ceil(cost - saved - _SLACK * (cost + saved)))
         return best
 
     def _choices(self, room: int, weighted: NDArray[np.float64]) -> Iterator[tuple[float, Choice, int]]:
@@ -193,9 +191,8 @@ class Moment:
             price = (below.time - above.time) / bytes_less
             choice, value = self.choose(price, weighted)
             yield price, choice, value
-            if choice.time + price * choice.weighted_bytes >= (1 - _SLACK) * (
-                above.time + price * above.weighted_bytes
-            ):
+            least = above.time + price * above.weighted_bytes
+            if choice.time + price * choice.weighted_bytes >= (1 - _SLACK) * least:
                 return
             if choice.bytes <= room:
                 below = choice

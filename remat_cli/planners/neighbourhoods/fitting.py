@@ -16,9 +16,8 @@ from remat_cli.planners.neighbourhoods.window import Window
 from remat_cli.planners.rerun_removal import without_needless_reruns
 from remat_cli.planners.stages import Bools
 
-# A tape that takes so many times the time of the plain run is given up, or one that does not fit after so many cuts.
+# A tape that takes so many times the time of the plain run is given up.
 _MOST_TIMES = 3
-_MOST_CUTS = 200
 # Runs whose laying out takes as long as that of an empty tape.
 _LEAST_WORK = 500
 # The solver's counted work for one window, how many runs are laid out in the time of one unit of it, and seconds that
@@ -78,7 +77,7 @@ class Work:
         self.left -= len(tape) + _LEAST_WORK
 
 
-def fit(tape: Tape, budget_bytes: int, prices: Prices, work: Work) -> Tape:
+def fit(tape: Tape, budget_bytes: int, prices: Prices, work: Work, most_cuts: int) -> Tape:
     """Return the tape with what it takes to run again so that it fits; of the least peak found where it does not.
 
     Args:
@@ -86,12 +85,13 @@ def fit(tape: Tape, budget_bytes: int, prices: Prices, work: Work) -> Tape:
         budget_bytes: device memory.
         prices: that decide what is kept.
         work: limits; what is used is counted.
+        most_cuts: after so many it is given up.
     """
     weights = prices.weights(tape.reads)
     most_time = _MOST_TIMES * tape.reads.graph.total_time
     free = int(prices.margin * (budget_bytes - tape.reads.graph.fixed_bytes))
     closest = tape
-    for number in range(min(_MOST_CUTS, len(tape))):
+    for number in range(min(most_cuts, len(tape))):
         if tape.peak <= budget_bytes or tape.time > most_time or work.is_over:
             break
         moment = Moment(tape, int(tape.memory.argmax()))

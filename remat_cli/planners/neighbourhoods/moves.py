@@ -28,7 +28,7 @@ _REGIONS = (1 / 64, 1 / 16, 1 / 4)
 _SCATTERED = (0.1, 0.3)
 # How likely a move drops all reruns, or scattered ones.
 _DROP_ALL, _DROP_SCATTERED = 0.1, 0.2
-# Cuts after which making a tape fit again is given up, on average.
+# Cuts after which making a tape fit again is given up.
 _MOST_CUTS = 60
 
 
@@ -49,11 +49,8 @@ def move(tape: Tape, budget_bytes: int, rng: np.random.Generator, work: Work) ->
         window=_WINDOW if rng.random() < _EXACT else 0,
     )
     ruined = _ruined(tape, rng)
-    allowance = Work(work.deadline, min(work.left, _MOST_CUTS * (len(tape) + 1)))
-    before = allowance.left
     work.count(tape)
-    fitted = fit(ruined, budget_bytes, prices, allowance)
-    work.left -= before - allowance.left
+    fitted = fit(ruined, budget_bytes, prices, work, _MOST_CUTS)
     return without_needless(fitted, budget_bytes, work) if fitted.peak <= budget_bytes else None
 
 

@@ -47,8 +47,5 @@ class Neighbourhoods(NeighbourhoodsOptions):
             return PlanResult(Status.OPTIMAL, Scope.ANY_ORDER, schedule=plain_run(problem.graph), time_bound=total)
         if not self.limits.seconds:
             return PlanResult(Status.UNKNOWN, reason="no time is allowed")
-        search.prove()
-        search.start()
-        search.sharpen()
-        search.improve()
+        search.run()
         return search.result()

@@ -24,7 +24,7 @@ import numpy as np
 from remat_cli.graph import Graph
 from remat_cli.planners.cp_sat import SolverLimits
 from remat_cli.planners.neighbourhoods.cut import Moment
-from remat_cli.planners.neighbourhoods.fitting import Work, fit, without_needless
+from remat_cli.planners.neighbourhoods.fitting import Prices, Work, fit, without_needless
 from remat_cli.planners.neighbourhoods.moves import STARTS, move
 from remat_cli.planners.neighbourhoods.options import SearchLimits
 from remat_cli.planners.neighbourhoods.tape import GraphReads, Tape
@@ -33,28 +33,33 @@ from remat_cli.planners.stages import Ints
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 from remat_cli.schedule import Free, Schedule, with_frees
 
+# Cuts after which a first plan is given up: at first, and where none was found so.
+_FEW_CUTS, _MANY_CUTS = 6, 200
 _TASKS = 4
 _MOVES = 4
+# A round that takes so many seconds is worth the time that it takes to start processes.
+_WORTH_PROCESSES = 1.0
 # A search ends after so many rounds in a row that find nothing better; sooner where a plan has few reruns.
 _PATIENCE = 4
 _RERUNS_A_ROUND = 4
 _MILLION = 1_000_000
-# Moments at which the bound is taken: about one for each of so many ops, as long as there are not more than this.
+# Moments at which the bound is taken, at most; fewer where they and the ops multiply to more than this.
 _MOST_MOMENTS = 8
-_OPS_FOR_ALL_MOMENTS = 400_000
+_OPS_FOR_ALL_MOMENTS = 100_000
 # Up to how many ops the choice at a moment is solved exactly, and the solver's counted work that it may take.
 _MOST_FOR_EXACT = 20_000
 _BOUND_WORK = 2.0
 
 
 def improve(problem: Problem, schedule: Schedule, limits: SearchLimits, observe: Observer) -> Schedule:
-    """Return the best plan found from a plan, never one that is slower; first runs keep its order.
+    """Return the best plan found from a schedule, never one that is slower; first runs keep its order.
 
     Args:
         problem: what is planned.
-        schedule: a valid plan that fits. One with transfers is given back as it is: moves know recomputation only.
+        schedule: a valid schedule. One that does not fit, such as the plain run in some order, is given back if no plan
+            is found; and one with transfers always, as moves know recomputation only.
         limits: where the search stops.
-        observe: is told of better plans.
+        observe: is told of better plans; and of the bound, where the order is the input order.
     """
     computes = schedule.computes
     if len(computes) + _frees(schedule) != len(schedule.steps) or limits.seconds <= 0:
@@ -62,9 +67,7 @@ def improve(problem: Problem, schedule: Schedule, limits: SearchLimits, observe:
     index = problem.graph.arrays.op_index
     ops = np.fromiter((index[name] for name in computes), dtype=np.int64, count=len(computes))
     search = Search(problem, limits, observe, ops)
-    search.prove()
-    search.sharpen()
-    search.improve()
+    search.run()
     return schedule if search.best_schedule is None else search.best_schedule
 
 
@@ -80,20 +83,20 @@ class Task:
         ops: of the plan.
         budget_bytes: device memory.
         seed: of the random choices.
-        seconds: on the clock.
+        deadline: `time.monotonic()`, which all processes share, at which it ends.
         work: runs of ops that may be laid out.
     """
 
     ops: Ints
     budget_bytes: int
     seed: tuple[int, ...]
-    seconds: float
+    deadline: float
     work: float
 
 
 def carry_out(reads: GraphReads, task: Task) -> tuple[Ints, float]:
     """Return the ops of the best plan that a task comes to, and the work that it took."""
-    work = Work(monotonic() + task.seconds, task.work)
+    work = Work(task.deadline, task.work)
     rng = np.random.default_rng(task.seed)
     best = Tape(reads, task.ops)
     for _ in range(_MOVES):
@@ -105,11 +108,14 @@ def carry_out(reads: GraphReads, task: Task) -> tuple[Ints, float]:
     return best.ops, task.work - work.left
 
 
+_RunAll = Callable[[Sequence[Task]], Iterable[tuple[Ints, float]]]
+
+
 class Search:
     """One search: first plans, then rounds of moves."""
 
     def __init__(self, problem: Problem, limits: SearchLimits, observe: Observer, start: Ints | None = None) -> None:
-        """Prepare a search, from a plan that fits if one is given: the ops that it runs, in order."""
+        """Prepare a search, from a schedule if one is given: the ops that it runs, in order."""
         graph = problem.graph
         self._problem = problem
         self._limits = limits
@@ -127,13 +133,22 @@ class Search:
         if start is None:
             self._plain = Tape(self._reads, np.arange(len(graph.ops)))
         else:
-            self.best = Tape(self._reads, start)
-            self._plain = Tape(self._reads, start[~self.best.is_rerun])
+            given = Tape(self._reads, start)
+            self._plain = Tape(self._reads, start[~given.is_rerun])
+            self.best = given if given.peak <= self._budget else None
+        self._is_input_order = np.array_equal(self._plain.ops, np.arange(len(graph.ops)))
 
     @property
     def plain_fits(self) -> bool:
         """Whether nothing needs to be recomputed."""
         return self._plain.peak <= self._budget
+
+    def run(self) -> None:
+        """Search until it no longer pays, the gap is closed, or the limits are reached."""
+        self.prove()
+        self.start()
+        self.sharpen()
+        self.improve()
 
     def prove(self) -> None:
         """Bound what plans with this order of first runs cost."""
@@ -148,12 +163,18 @@ class Search:
         """Look for first plans."""
         self._observe.phase("first plans by minimum cuts")
         for prices in STARTS:
-            if self.is_done:
-                return
-            tape = fit(self._plain, self._budget, prices, self._work)
-            if tape.peak <= self._budget:
-                tape = without_needless(tape, self._budget, self._work)
-            self._take(tape)
+            self._start_at(prices, _FEW_CUTS)
+        if self.best is None:  # much of what is made again must be made again again: leave room for that
+            for prices in reversed(STARTS):
+                self._start_at(prices, _MANY_CUTS)
+
+    def _start_at(self, prices: Prices, most_cuts: int) -> None:
+        if self.is_done:
+            return
+        tape = fit(self._plain, self._budget, prices, self._work, most_cuts)
+        if tape.peak <= self._budget:
+            tape = without_needless(tape, self._budget, self._work)
+        self._take(tape)
 
     def improve(self) -> None:
         """Make moves until they no longer pay, the gap is closed, or the limits are reached."""
@@ -161,15 +182,18 @@ class Search:
             return
         self._observe.phase("searching neighbourhoods")
         fruitless = 0
+        run_all: _RunAll = partial(map, partial(carry_out, self._reads))
+        is_alone = True
         with ExitStack() as stack:
-            run_all = _runner(self._problem.graph, self._reads, self._limits.jobs, stack)
             while fruitless < self._patience(self.best) and not self.is_done:
-                before = self.best.time
+                began, before = monotonic(), self.best.time
                 for ops, work in run_all(self._tasks()):
                     self._work.left -= work
                     self._take(Tape(self._reads, ops))
                 self.rounds += 1
                 fruitless = 0 if self.best.time < before else fruitless + 1
+                if is_alone and self._limits.jobs > 1 and monotonic() - began > _WORTH_PROCESSES:
+                    run_all, is_alone = _in_processes(self._problem.graph, self._limits.jobs, stack), False
 
     @property
     def is_done(self) -> bool:
@@ -221,7 +245,8 @@ class Search:
         bound = self._problem.graph.total_time + extra
         if bound > self.time_bound:
             self.time_bound = bound
-            self._observe.bound(bound, Scope.FIXED_ORDER)
+            if self._is_input_order:
+                self._observe.bound(bound, Scope.FIXED_ORDER)
 
     def _least_rerun_time(self) -> int:
         plain = self._plain
@@ -238,10 +263,11 @@ class Search:
 
     def _tasks(self) -> list[Task]:
         assert self.best is not None
-        seconds = max(0.0, self._work.deadline - monotonic())
-        share = self._work.left / _TASKS
+        work = self._work
         return [
-            Task(self.best.ops, self._budget, (self._limits.seed, self.rounds, number), seconds, share)
+            Task(
+                self.best.ops, self._budget, (self._limits.seed, self.rounds, number), work.deadline, work.left / _TASKS
+            )
             for number in range(_TASKS)
         ]
 
@@ -261,13 +287,8 @@ class Search:
         return with_frees(graph, [graph.ops[op].name for op in tape.ops.tolist()])
 
 
-_RunAll = Callable[[Sequence[Task]], Iterable[tuple[Ints, float]]]
-
-
-def _runner(graph: Graph, reads: GraphReads, jobs: int, stack: ExitStack) -> _RunAll:
-    """Return what carries out tasks: one by one, or in processes that end with `stack`."""
-    if jobs == 1:
-        return partial(map, partial(carry_out, reads))
+def _in_processes(graph: Graph, jobs: int, stack: ExitStack) -> _RunAll:
+    """Return what carries out tasks in processes that end with `stack`."""
     # New processes rather than forks: a solver's threads may be running. Ctrl-C is for the one that started them.
     pool = get_context("spawn").Pool(min(jobs, _TASKS), initializer=_prepare, initargs=(graph,))
     return partial(stack.enter_context(pool).imap, _carry_out)

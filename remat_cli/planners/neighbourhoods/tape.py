@@ -204,13 +204,12 @@ class Tape:
         while stack:
             run = stack[-1]
             due = next((p for i in self.inputs[run].tolist() if is_due[p := made_at[i]]), None)
-            if due is not None:
-                stack.append(due)
-                continue
-            stack.pop()
-            if is_due[run]:
+            if due is None:
+                stack.pop()
                 is_due[run] = False
                 yield run
+            else:
+                stack.append(due)
 
     @cached_property
     def _maker_of(self) -> list[int]:

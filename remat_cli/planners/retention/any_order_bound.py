@@ -158,18 +158,16 @@ class _Rows:
     def _gaps_of(self, tensor: int, first: list[int], last: list[int]) -> Iterator[tuple[int, int]]:
         """Yield where each gap of a tensor begins and ends: from the row after, to the row before.
 
-        Of its readers those are taken, one after the other, of which each surely runs before the next. The gaps between
-        them are disjoint in time, so each costs a recomputation of its own.
+        While it is missing, nobody reads it. So of the rows of such a time, the first comes after the last row that any
+        reader before them surely follows, and the last comes before the next reader: one gap holds them all.
         """
         maker = int(self.ancestry.stages.made_at[tensor])
         # It is surely there from the maker on, or from the first row that runs after it.
-        made = first[maker] - (first[maker] != last[maker])
+        begin = first[maker] - (first[maker] != last[maker])
         readers = self.ancestry.readers[tensor]
-        begin = reached = made
         for reader in sorted(readers, key=lambda each: (first[each], last[each])):
-            if last[reader] >= reached and first[reader] > made:
-                yield begin, first[reader]
-                begin, reached = max(last[reader], made), first[reader]
+            yield begin, first[reader]
+            begin = max(begin, last[reader])
         # Whoever reads it surely after a row, even if it is not known before which.
         end = max((last[reader] + (last[reader] != first[reader]) for reader in readers), default=0)
         if end > begin:

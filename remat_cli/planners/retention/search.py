@@ -41,9 +41,10 @@ _NEXT_DEPTH = 2.5
 # Models with exact reruns, and those in other orders than that of the best plan, wait as if they took so many times as
 # much work.
 _UNLIKELY = 3.0
-# Numbers of cuts for the bound on a fixed order; how much work each bound may take, and which share of the time left.
+# Numbers of cuts for the bound on a fixed order; how much work each bound may take, more in larger graphs, and which
+# share of the time left.
 _CUTS = (4, 12)
-_WORK_OF_BOUND = 0.5
+_WORK_OF_BOUND = 1.0
 _SHARE_OF_BOUND = 0.05
 # The search for orders may take this share of the time, or try this many moves for each unit of the solver's work.
 _SHARE_OF_ORDERS = 0.35
@@ -165,7 +166,8 @@ class RetentionSearch:
 
     def _raise_with(self, bound: _Bound, scope: Scope) -> bool:
         """Work out a bound; tell whether any plan in its scope can fit."""
-        extra = bound(self._limits(_WORK_OF_BOUND, _SHARE_OF_BOUND))
+        work = _WORK_OF_BOUND * max(1.0, len(self._graph.ops) / _USUAL_OPS)
+        extra = bound(self._limits(work, _SHARE_OF_BOUND))
         if extra is None:
             self._scope = scope
             return False

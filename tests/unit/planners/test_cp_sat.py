@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ortools.sat.python.cp_model import CpModel, IntVar
 
-from remat_cli.planners.cp_sat import SolverLimits, Values, solve_model, usable_cores
+from remat_cli.planners.cp_sat import SolverLimits, Values, _solver, solve_model, usable_cores
 from remat_cli.problem import Status
 
 AMPLE = SolverLimits(time_limit=60.0)
@@ -168,3 +168,14 @@ def test_ctrl_c_ends_the_search_and_loses_no_solution() -> None:
 def test_zero_workers_are_as_many_as_may_be_used() -> None:
     assert SolverLimits(1.0, workers=0).threads == usable_cores() >= 1
     assert SolverLimits(1.0, workers=3).threads == 3
+
+
+def test_a_model_with_a_hint_has_one_thread() -> None:
+    # With more, that take turns, OR-tools 9.15 ends the process on some models.
+    model, (x, y) = least_sum((0, 3), (0, 4), at_least=5)
+    limits = SolverLimits(60.0, workers=2)
+    assert _solver(limits, {}, has_hint=False).parameters.num_workers == 2
+    assert _solver(limits, {}, has_hint=True).parameters.num_workers == 1
+    model.add_hint(x, 3)
+    model.add_hint(y, 4)
+    assert solve_model(model, limits).objective == 5

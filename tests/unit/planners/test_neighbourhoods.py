@@ -12,11 +12,13 @@ from remat_cli.generate.layered import Layered
 from remat_cli.generate.transformer import Transformer
 from remat_cli.generate.unet import UNet
 from remat_cli.graph import Graph
+from remat_cli.planners.neighbourhoods import search
 from remat_cli.planners.neighbourhoods.options import SearchLimits
 from remat_cli.planners.neighbourhoods.planner import Neighbourhoods
 from remat_cli.planners.neighbourhoods.search import improve
 from remat_cli.problem import Budget, Observer, Problem, Scope, Status
 from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait, plain_run, with_frees
+from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of, solve
 from remat_cli.synthesis import synthesize
 from tests.graphs import graph_of, op, training_chain
@@ -54,7 +56,8 @@ def test_plain_run_that_fits_is_proven_the_best() -> None:
     assert solution.result.schedule == plain_run(graph)
 
 
-def test_how_many_processes_search_makes_no_difference() -> None:
+def test_how_many_processes_search_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_WORTH_PROCESSES", 0.0)
     graph = synthesize(UNet(), ops=150).graph
     problem = at_share(graph, 0.35)
     alone, together = (Neighbourhoods(work_limit=0.3, jobs=jobs).plan(problem, Observer()) for jobs in (1, 2))
@@ -78,11 +81,32 @@ def test_more_work_is_never_worse() -> None:
     assert times == sorted(times, reverse=True)
 
 
-def test_search_starts_from_a_plan_in_its_own_order() -> None:
-    graph = synthesize(Layered(), ops=60).graph
-    start = with_frees(graph, plain_run(graph).computes)
-    problem = Problem(graph, Budget(baseline_of(graph).peak_bytes))
-    assert improve(problem, start, SearchLimits(seconds=10, work=0.1), Observer()) == start
+def test_plans_in_the_order_of_what_it_starts_from() -> None:
+    graph = graph_of(
+        op("a", "", "ta"),
+        op("b", "", "tb"),
+        op("use_a", "ta", "x"),
+        op("use_b", "tb x", "y"),
+        op("end", "ta y", "z"),
+        sizes={"ta": 5, "tb": 5, "x": 1, "y": 1, "z": 1},
+    )
+
+    class NoBound(Observer):
+        def bound(self, time: int, scope: Scope) -> None:
+            raise AssertionError("a bound for another order was given out as one for the input order")
+
+    other = ("a", "use_a", "b", "use_b", "end")
+    start = with_frees(graph, other)
+    found = improve(Problem(graph, Budget(8)), start, SearchLimits(seconds=10), NoBound())
+    assert tuple(dict.fromkeys(found.computes)) == other
+    assert len(found.computes) == 6
+    assert simulate(graph, found).peak_bytes <= 8
+
+
+def test_schedule_that_cannot_be_made_to_fit_is_given_back() -> None:
+    graph = training_chain(3)
+    start = plain_run(graph)
+    assert improve(Problem(graph, Budget(1)), start, SearchLimits(seconds=10), Observer()) is start
 
 
 def test_plan_with_transfers_is_given_back_as_it_is() -> None:
