@@ -48,7 +48,11 @@ class Status(StrEnum):
 
 
 class Scope(StrEnum):
-    """The plans over which a proof holds."""
+    """The plans over which a proof holds: of these, all that move nothing to the host.
+
+    What the judge proves of every plan holds of the others as well: that no op is left out, and that what an op reads
+    and writes is in memory while it runs.
+    """
 
     ANY_ORDER = "any-order"  # every valid schedule
     FIXED_ORDER = "fixed-order"  # schedules whose ops run for the first time in the input order

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,6 +90,7 @@ _PLANNER_OPTIONS = (
     ),
     _planner("--time-limit", metavar="30s", help="Stop the planner after this time."),
     _planner("--seed", type=int, help="Seed of a planner that draws."),
+    _planner("-j", "--jobs", type=click.IntRange(min=0), metavar="N", help="Cores that the planner may use; 0: all."),
 )
 
 _OUTPUT_OPTIONS = (
@@ -176,8 +177,22 @@ def read_call(given: dict[str, Any]) -> Call:
     for option, value in (("time_limit", given.get("time_limit")), ("seed", given.get("seed"))):
         if value is not None:
             options[option] = parse_duration(value) if option == "time_limit" else value
+    if given.get("jobs") is not None:
+        options[_option_for_cores(name)] = given["jobs"]
     planner = make_planner(name, options, source="--option")
     return Call(replace(config, planner=name, options=options), name, planner)
+
+
+def _option_for_cores(planner: str) -> str:
+    """Return the option by which a planner is told how many cores it may use.
+
+    Raises:
+        UsageError: it uses one whatever it is told.
+    """
+    options = {option.name for option in fields(PLANNERS[planner])} if planner in PLANNERS else set()
+    if chosen := options & {"workers", "jobs", "threads"}:
+        return chosen.pop()
+    raise UsageError(f"--jobs: {planner} uses one core", hint="leave it out")
 
 
 def _dim(text: str) -> tuple[str, int]:

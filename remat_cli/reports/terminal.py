@@ -156,7 +156,7 @@ def _proof_rows(solution: Solution) -> list[Row]:
     if solution.gap is not None:
         rows.append(["gap", "", format_share(solution.gap), "the most that a better plan could save"])
     if overhead is not None or solution.status is Status.INFEASIBLE:
-        rows.append(["scope", "", scope.value, f"holds for all plans {words.WHICH_PLANS[scope]}"])
+        rows.append(["scope", "", scope.value, f"holds for all plans {words.which_plans(solution)}"])
     if solution.trace is None:
         least = format_bytes(solution.working_set.bytes)
         rows.append(["hard limit", "", least, "no plan in any order needs less"])

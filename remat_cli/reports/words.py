@@ -22,13 +22,24 @@ _LARGEST_SHOWN = 3
 _LITTLE_ROOM = 1.05
 
 
+def which_plans(solution: Solution) -> str:
+    """Return over which plans its proof holds, to be read after "plans"."""
+    if solution.status is Status.INFEASIBLE:
+        is_of_all = solution.problem.budget.device_bytes < solution.working_set.bytes
+    else:
+        is_of_all = not solution.bound_overhead
+    may_offload = solution.problem.bytes_per_time is not None
+    only = " without transfers" if may_offload and not is_of_all and solution.result.scope is not Scope.PLANNER else ""
+    return WHICH_PLANS[solution.result.scope] + only
+
+
 def status_in_words(solution: Solution) -> str:
     """Return what the status says and what it does not."""
     match solution.status:
         case Status.OPTIMAL if solution.overhead == 0:
             return "every op runs once: nothing can be faster"
         case Status.OPTIMAL:
-            return f"proven: the fastest plan {WHICH_PLANS[solution.result.scope]}"
+            return f"proven: the fastest plan {which_plans(solution)}"
         case Status.FEASIBLE if solution.interrupted:
             return "interrupted: the best plan until then"
         case Status.FEASIBLE:
@@ -44,7 +55,7 @@ def verdict(solution: Solution) -> str:
     budget = format_bytes(solution.problem.budget.device_bytes)
     if solution.trace is None or solution.overhead is None:
         if solution.status is Status.INFEASIBLE:
-            return f"No plan fits {budget}: proven for all plans {WHICH_PLANS[solution.result.scope]}."
+            return f"No plan fits {budget}: proven for all plans {which_plans(solution)}."
         return f"No plan was found for {budget}; that there is none is not proven."
     peak = format_bytes(solution.trace.peak_bytes)
     cost = f"for {format_share(solution.overhead)} more time" if solution.overhead else "and takes no extra time"

@@ -74,6 +74,11 @@ class TestPlan:
         assert ended.code == 4
         assert "unknown" in ended.out
 
+    def test_a_planner_is_given_cores(self, remat: Remat, graph: Path) -> None:
+        for planner, option in (("auto", "workers"), ("neighbourhoods", "jobs"), ("checkmate", "threads")):
+            ended = remat("plan", graph, "--budget", "80%", "-c", planner, "--jobs", "2", "--json")
+            assert ended.json["planner"]["options"][option] == 2
+
     def test_the_smallest_budget_is_planned_at(self, remat: Remat, graph: Path) -> None:
         smallest = remat("plan", graph, "--budget", "min", "--json").json
         assert smallest["peak_bytes"] == smallest["budget_bytes"]
@@ -256,6 +261,7 @@ WRONG_CALLS: dict[str, tuple[Sequence[str], str]] = {
         ("plan", "GRAPH", "--budget", "80%", "-c", "chen", "--seed", "1"),
         "seed: unknown key",
     ),
+    "cores for one that uses one": (("plan", "GRAPH", "--budget", "80%", "-c", "chen", "-j2"), "chen uses one core"),
     "a dim without a number": (("inspect", "GRAPH", "--dim", "batch=many"), "--dim 'batch=many' is not understood"),
     "a shape that is none": (("inspect", "GRAPH", "--input-shape", "x"), "--input-shape 'x' is not understood"),
     "an optimizer on JSON": (("inspect", "GRAPH", "--optimizer", "adam"), "--optimizer needs a file"),

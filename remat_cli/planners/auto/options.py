@@ -15,6 +15,7 @@ class AutoOptions:
     work_limit: float | None = None
     gap: float = 0.0001
     patience: float = 1.0
+    offload: bool = False
     workers: int = 1
     seed: int = 0
 

@@ -16,9 +16,10 @@ class Auto(AutoOptions):
 
     Source: ours; the planners are those of this list.
     Takes: any graph.
-    Searches: what its planners do: keep_all, dtr, neighbourhoods, on training graphs rotor and approx_dp, then
-        retention from the best of their plans.
-    Proves: how much any plan must recompute, or that none fits (scope any-order).
+    Searches: what its planners do: keep_all, dtr, neighbourhoods, on training graphs pofo (if it may offload), rotor
+        and approx_dp, then retention from the best of their plans.
+    Proves: how much any plan must recompute, or that none fits (scope any-order); if it may offload, nothing more than
+        holds for every plan.
     Complexity: that of its planners; it ends when the time is up, nothing is left to try, or more search does not pay.
 
     Attributes:
@@ -28,6 +29,7 @@ class Auto(AutoOptions):
         gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
         patience: how much work without a gain ends the search, as a multiple of the work until the last gain; 0: none
             does.
+        offload: also move tensors to the host and back, where its link is known.
         workers: processes of neighbourhoods; 0: as many as there are cores. How many makes no difference to the plan,
             unless the time is up first.
         seed: of random choices.

@@ -16,16 +16,18 @@ from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.neighbourhoods.options import SearchLimits
 from remat_cli.planners.neighbourhoods.planner import Neighbourhoods
 from remat_cli.planners.neighbourhoods.search import improve
+from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.rerun_removal import without_needless_reruns
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.options import RetentionOptions
 from remat_cli.planners.retention.search import Known, RetentionSearch
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
-from remat_cli.schedule import Schedule, plain_run, with_frees
+from remat_cli.schedule import Offload, Schedule, plain_run, with_frees
 from remat_cli.simulate import simulate
 
 # Up to how many ops each planner is worth its time.
+_MOST_FOR_OFFLOADING = 1_500
 _MOST_FOR_HEURISTICS = 3_000
 _MOST_FOR_RETENTION = 5_000
 _MOST_FOR_SMALL_GAPS = 1_000
@@ -36,6 +38,7 @@ _GAP_FOR_HEURISTICS = 0.002
 # What a quick planner may take of the time that is left when its turn comes. On graphs of usual size none needs it, and
 # what they find does not depend on the clock.
 _SHARE_OF_QUICK = 0.25
+_SHARE_OF_OFFLOADING = 0.6
 # A greedy run is given up after so many times the plain time.
 _SLOWEST_EVICTION = 1.5
 
@@ -54,7 +57,9 @@ class Portfolio(Observer):
         self._closest: Schedule | None = None
         self._closest_bytes: int | None = None
         self._found_by: str | None = None
+        # Of plans that move nothing to the host.
         self._time_bound = problem.graph.total_time
+        self._may_offload = options.offload and problem.bytes_per_time is not None
 
     def phase(self, text: str) -> None:
         """Pass it on, with the planner's name."""
@@ -62,7 +67,7 @@ class Portfolio(Observer):
 
     def found(self, schedule: Schedule) -> None:
         """Keep a plan that is faster than the best so far, and of those that do not fit the one of the least peak."""
-        trace = simulate(self._problem.graph, schedule)
+        trace = simulate(self._problem.graph, schedule, bytes_per_time=self._problem.bytes_per_time)
         if trace.peak_bytes > self._problem.budget.device_bytes:
             if self._closest_bytes is None or trace.peak_bytes < self._closest_bytes:
                 self._closest, self._closest_bytes = schedule, trace.peak_bytes
@@ -74,13 +79,14 @@ class Portfolio(Observer):
         """Keep what holds for plans in any order: a planner's other bounds do not hold for the others' plans."""
         if scope is Scope.ANY_ORDER and time > self._time_bound:
             self._time_bound = time
-            self._observe.bound(time, scope)
+            if not self._may_offload:
+                self._observe.bound(time, scope)
 
     def run(self) -> PlanResult:
         """Ask one planner after the other, until nothing can be better or the time is up."""
         self._ask("keep_all")
         self.found(plain_run(self._problem.graph))
-        if not self._is_over() and not self._prove():
+        if not self._is_over() and not self._prove() and not self._may_offload:
             reason = "what must be there together in any order does not fit, whatever is recomputed"
             return PlanResult(Status.INFEASIBLE, Scope.ANY_ORDER, closest=self._closest, reason=reason)
         for name, ask in self._members():
@@ -112,6 +118,8 @@ class Portfolio(Observer):
         count = len(self._problem.graph.ops)
         if count <= _MOST_FOR_HEURISTICS:
             yield "dtr", self._evict
+        if self._may_offload and count <= _MOST_FOR_OFFLOADING and self._is_training:
+            yield "pofo", lambda: Pofo(time_limit=self._seconds(_SHARE_OF_OFFLOADING)).plan(self._problem, self)
         yield "neighbourhoods", self._search_neighbourhoods
         if count <= _MOST_FOR_HEURISTICS and self._is_training and self._gap > _GAP_FOR_HEURISTICS:
             yield "rotor", lambda: Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)).plan(self._problem, self)
@@ -139,7 +147,7 @@ class Portfolio(Observer):
         return planner.plan(self._problem, self)
 
     def _improve_in_neighbourhoods(self) -> PlanResult:
-        if self._best is None:
+        if self._best is None or _offloads(self._best):
             return self._result()
         limits = SearchLimits(self._seconds(1.0), gap=self._options.gap, seed=self._options.seed, jobs=self._jobs)
         self.found(improve(self._problem, self._best, limits, self))
@@ -157,7 +165,8 @@ class Portfolio(Observer):
             patience=given.patience,
             seed=given.seed,
         )
-        known = Known(() if self._best is None else self._best.computes, self._time_bound)
+        start = () if self._best is None or _offloads(self._best) else self._best.computes
+        known = Known(start, self._time_bound)
         return RetentionSearch(self._problem, options, self, known).run()
 
     def _keep(self, result: PlanResult) -> None:
@@ -165,7 +174,8 @@ class Portfolio(Observer):
         for schedule in (result.schedule, result.closest):
             if schedule is not None:
                 self.found(schedule)
-        if result.schedule is not None and len(self._problem.graph.ops) <= _MOST_FOR_RETENTION:
+        is_small = len(self._problem.graph.ops) <= _MOST_FOR_RETENTION
+        if is_small and result.schedule is not None and not _offloads(result.schedule):
             self._improve(result.schedule.computes)
 
     def _improve(self, computes: Sequence[str]) -> None:
@@ -196,10 +206,16 @@ class Portfolio(Observer):
         if self._best is None:
             reason = "no plan was found within the limits, which proves nothing"
             return PlanResult(Status.UNKNOWN, closest=self._closest, reason=reason)
+        bound = self._problem.graph.total_time if self._may_offload else self._time_bound
         return PlanResult(
-            Status.OPTIMAL if self._best_time == self._time_bound else Status.FEASIBLE,
+            Status.OPTIMAL if self._best_time == bound else Status.FEASIBLE,
             Scope.ANY_ORDER,
             schedule=self._best,
-            time_bound=self._time_bound,
+            time_bound=bound,
             found_by=self._found_by,
         )
+
+
+def _offloads(schedule: Schedule) -> bool:
+    """Tell whether a plan moves tensors to the host: without that it would not fit."""
+    return any(isinstance(step, Offload) for step in schedule.steps)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +21,7 @@ from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Observer, Problem, Scope, Status
-from remat_cli.schedule import Schedule, plain_run
+from remat_cli.schedule import Offload, Schedule, plain_run
 from remat_cli.solve import baseline_of, solve
 from tests.graphs import diamond, graph_of, op, training_chain, training_unet
 from tests.oracle import least_peak
@@ -173,7 +176,31 @@ def test_a_limit_of_work_gives_the_same_plan_again() -> None:
     assert first.schedule != plain_run(problem.graph)
 
 
+def sent(schedule: Schedule | None) -> int:
+    """How many tensors a plan moves to the host."""
+    assert schedule is not None
+    return sum(isinstance(step, Offload) for step in schedule.steps)
+
+
+def test_offloads_only_where_it_may_and_then_proves_nothing_of_recomputation() -> None:
+    problem = replace(unet(0.6), bytes_per_time=Fraction(12))
+    stays, moves = (solve(problem, Auto(offload=offload)) for offload in (False, True))
+    assert sent(stays.result.schedule) == 0
+    assert sent(moves.result.schedule) > 0
+    assert moves.result.found_by == "pofo"
+    assert stays.result.time_bound is not None
+    assert moves.trace is not None
+    assert problem.graph.total_time <= moves.trace.time < stays.result.time_bound
+    assert moves.bound_overhead == 0
+
+
+def test_without_a_link_it_offloads_nothing() -> None:
+    may, may_not = (solve(unet(0.8), Auto(offload=offload)) for offload in (True, False))
+    assert may.result == may_not.result
+
+
 @pytest.mark.parametrize("option", ["time_limit", "gap", "patience", "workers", "seed"])
 def test_refuses_options_that_make_no_sense(option: str) -> None:
+    wrong: dict[str, Any] = {option: -1}
     with pytest.raises(UsageError, match=option):
-        Auto(**{option: -1})
+        Auto(**wrong)
