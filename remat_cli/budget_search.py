@@ -114,6 +114,30 @@ def _is_allowed(overhead: float | None, max_overhead: float | None) -> bool:
     return max_overhead is None or overhead is None or overhead <= max_overhead
 
 
+class _Enough(KeyboardInterrupt):
+    """Ends a planner as Ctrl-C does: a plan is there, and for the search any is as good as the best."""
+
+
+class _FirstPlan(Observer):
+    """Passes on what a planner starts, and ends it as soon as it has a plan of little enough overhead."""
+
+    def __init__(self, observe: Observer, max_overhead: float | None) -> None:
+        self._observe = observe
+        self._max_overhead = max_overhead
+        self.ended_it = False
+
+    def phase(self, text: str) -> None:
+        self._observe.phase(text)
+
+    def asks(self, planner: str) -> None:
+        self._observe.asks(planner)
+
+    def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
+        if _is_allowed(overhead, self._max_overhead):
+            self.ended_it = True
+            raise _Enough
+
+
 class _Search:
     """Keeps apart where the search has been (`floor`) and what is proven (`proven`)."""
 
@@ -129,6 +153,17 @@ class _Search:
         self.refusal: Solution
 
     def run(self) -> None:
+        self.bisect()
+        if self.found is not None and self.found.interrupted:
+            self.found = self.best_at(self.found)
+
+    def best_at(self, found: Solution) -> Solution:
+        """Return what the planner comes to at the smallest budget if it is let run on, or the plan that is known."""
+        solution = within_overhead(solve(found.problem, self.planner, self.observe), self.max_overhead)
+        is_better = solution.trace is not None and found.trace is not None and solution.trace.time <= found.trace.time
+        return solution if is_better else replace(found, interrupted=solution.interrupted)
+
+    def bisect(self) -> None:
         # Asked for too little, a planner says what came closest to fitting: a better start than halving from above.
         closest = self.ask(self.proven)
         for budget in (closest, baseline_of(self.problem.graph).peak_bytes):
@@ -158,11 +193,12 @@ class _Search:
     def ask(self, budget: int) -> int | None:
         """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says."""
         self.observe.phase(f"trying {format_bytes(budget)}")
-        solution = solve(replace(self.problem, budget=Budget(budget)), self.planner, self.observe)
+        observe = _FirstPlan(self.observe, self.max_overhead)
+        solution = solve(replace(self.problem, budget=Budget(budget)), self.planner, observe)
         taken = within_overhead(solution, self.max_overhead)
         if taken.trace is not None:
             self.found = taken
-        if solution.interrupted:
+        if solution.interrupted and not observe.ended_it:
             # The planner was stopped with a plan in hand; the user meant the whole search.
             raise KeyboardInterrupt
         if taken.trace is not None:

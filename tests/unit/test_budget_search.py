@@ -18,6 +18,7 @@ from tests.graphs import training_chain
 GRAPH = training_chain(4)
 PLAIN = plain_run(GRAPH)
 RECOMPUTING = with_frees(GRAPH, ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "b2", "b1"))
+SLOWER = with_frees(GRAPH, ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "f1", "b2", "b1"))
 
 
 @dataclass(frozen=True)
@@ -110,23 +111,39 @@ def test_an_interruption_before_anything_was_found_goes_on() -> None:
 
 
 @dataclass(frozen=True)
-class StoppedWithAPlan:
-    """Has a plan from 5 bytes on, and is then interrupted by the user; asked again, it is not."""
+class Improving:
+    """Has a slow plan from 4 bytes on, and would find a faster one if it were let run on."""
 
-    asked: list[int] = field(default_factory=list)
+    went_on: list[int] = field(default_factory=list)
+    is_interrupted: bool = False
     starved: ClassVar[Mapping[str, object]] = {}
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
-        if problem.budget.device_bytes < 5:
+        if problem.budget.device_bytes < 4:
             return PlanResult(Status.UNKNOWN)
-        self.asked.append(problem.budget.device_bytes)
-        observe.found(RECOMPUTING)
-        if len(self.asked) > 1:
-            return PlanResult(Status.UNKNOWN)
-        raise KeyboardInterrupt
+        observe.found(SLOWER)
+        self.went_on.append(problem.budget.device_bytes)
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        return PlanResult(Status.FEASIBLE, schedule=RECOMPUTING)
 
 
-def test_a_planner_that_is_interrupted_with_a_plan_in_hand_ends_the_search() -> None:
-    planner = StoppedWithAPlan()
+def test_a_planner_is_let_run_on_at_the_smallest_budget_only() -> None:
+    planner = Improving()
     search = smallest_budget(problem(), planner)
-    assert (search.found_bytes, search.solution.interrupted, planner.asked) == (5, True, [5])
+    assert planner.went_on == [search.found_bytes] == [4]
+    assert search.solution.result.schedule == RECOMPUTING
+    assert not search.solution.interrupted
+
+
+def test_a_planner_is_let_run_on_until_its_overhead_is_allowed() -> None:
+    planner = Improving()
+    search = smallest_budget(problem(), planner, max_overhead=0.1)
+    assert search.found_bytes == 4
+    assert len(planner.went_on) > 1
+
+
+def test_an_interruption_while_the_last_plan_is_improved_keeps_it() -> None:
+    search = smallest_budget(problem(), Improving(is_interrupted=True))
+    assert (search.found_bytes, search.solution.interrupted) == (4, True)
+    assert search.solution.result.schedule == SLOWER
