@@ -41,6 +41,7 @@ check: lint type test ## lint, type, test
 
 golden: install ## remake the example graphs and the output shown in the README
 	$(BIN)/python graphs/rebuild.py
+	$(BIN)/remat check graphs/remat.yaml --update-baseline -q
 	$(BIN)/python -m tests.golden.readme
 
 bench: install ## time the planners on fixed graphs; TABLES="methods scale" prints these only
