@@ -37,7 +37,7 @@ from remat_cli.schedule import Free, Schedule, with_frees
 _FEW_CUTS, _MANY_CUTS = 6, 200
 _TASKS = 4
 _MOVES = 4
-# A round that takes so many seconds is worth the time that it takes to start processes.
+# A part that takes so many seconds is worth the time that it takes to start processes.
 _WORTH_PROCESSES = 1.0
 # A search ends after so many rounds in a row that find nothing better; sooner where a plan has few reruns.
 _PATIENCE = 4
@@ -125,6 +125,7 @@ class Search:
         self._work = Work(monotonic() + limits.seconds, inf if limits.work is None else limits.work * _MILLION)
         self._tightest: Moment | None = None  # the moment that the bound is of
         self._nothing_fits = False
+        self._longest_part = 0.0  # seconds that a part of the search took: a first plan, or a round
         self.rounds = 0
         self.time_bound = graph.total_time
         self.closest: Tape | None = None
@@ -171,9 +172,11 @@ class Search:
     def _start_at(self, prices: Prices, most_cuts: int) -> None:
         if self.is_done:
             return
+        began = monotonic()
         tape = fit(self._plain, self._budget, prices, self._work, most_cuts)
         if tape.peak <= self._budget:
             tape = without_needless(tape, self._budget, self._work)
+        self._longest_part = max(self._longest_part, monotonic() - began)
         self._take(tape)
 
     def improve(self) -> None:
@@ -186,14 +189,15 @@ class Search:
         is_alone = True
         with ExitStack() as stack:
             while fruitless < self._patience(self.best) and not self.is_done:
+                if is_alone and self._limits.jobs > 1 and self._longest_part > _WORTH_PROCESSES:
+                    run_all, is_alone = _in_processes(self._problem.graph, self._limits.jobs, stack), False
                 began, before = monotonic(), self.best.time
                 for ops, work in run_all(self._tasks()):
                     self._work.left -= work
                     self._take(Tape(self._reads, ops))
                 self.rounds += 1
                 fruitless = 0 if self.best.time < before else fruitless + 1
-                if is_alone and self._limits.jobs > 1 and monotonic() - began > _WORTH_PROCESSES:
-                    run_all, is_alone = _in_processes(self._problem.graph, self._limits.jobs, stack), False
+                self._longest_part = max(self._longest_part, monotonic() - began)
 
     @property
     def is_done(self) -> bool:
