@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 
+from remat_cli.config import GraphOptions
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph
 from remat_cli.planners import PLANNERS
-from remat_cli.problem import Problem, Scope, Status
+from remat_cli.prepare import prepare
+from remat_cli.problem import Budget, Problem, Scope, Status
 from remat_cli.schedule import Schedule, input_order
-from remat_cli.solve import Solution, solve
+from remat_cli.solve import Solution, baseline_of, solve
 from tests.graphs import problems, small_graphs, training_graphs
 
+GRAPHS = Path(__file__).parents[2] / "graphs"
 
-def solutions(problem: Problem) -> Mapping[str, Solution]:
-    """Return what each planner makes of it; those that refuse the graph are left out."""
+
+def solutions(problem: Problem, **limits: Any) -> Mapping[str, Solution]:
+    """Return what each planner makes of it, within limits where it knows them; those that refuse are left out."""
     found = {}
     for name, planner in PLANNERS.items():
+        known = {option.name for option in fields(planner)}
         try:
-            found[name] = solve(problem, planner())
+            found[name] = solve(problem, planner(**{key: limits[key] for key in limits if key in known}))
         except PlannerRefuses:
             continue
     return found
@@ -38,8 +47,8 @@ def is_within(scope: Scope, solution: Solution) -> bool:
     return scope is Scope.ANY_ORDER or keeps_input_order(solution.problem.graph, schedule)
 
 
-def check(problem: Problem) -> None:
-    found = solutions(problem)
+def check(problem: Problem, **limits: Any) -> None:
+    found = solutions(problem, **limits)
     for prover, proof in found.items():
         scope, bound = proof.result.scope, proof.result.time_bound
         for name, other in found.items():
@@ -74,3 +83,18 @@ def test_on_training_graphs(problem: Problem) -> None:
 @given(problem=problems(small_graphs(max_ops=7)))
 def test_on_any_graph(problem: Problem) -> None:
     check(problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "share"),
+    [
+        ("unet.onnx", {"batch": 8}, 0.6),
+        ("resnet50.onnx", {"batch": 32}, 0.8),
+        ("gpt.onnx", {"batch": 8, "seq": 512}, 0.7),
+        ("skip_chain.json", {}, 0.7),
+    ],
+)
+def test_on_networks(name: str, dims: dict[str, int], share: float) -> None:
+    graph = prepare(GRAPHS / name, GraphOptions(dims=dims)).graph
+    # How far each comes in a second depends on the machine; what it then claims must hold all the same.
+    check(Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes))), time_limit=1.0)
