@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
 from multiprocessing import active_children, get_context
-from signal import SIG_IGN, SIGINT, signal
 from time import monotonic
 
 from remat_cli.advice import batch_offer, budget_offer, plan_overhead, round_up, uninterrupted
 from remat_cli.baseline import Figures
 from remat_cli.bounds import largest_working_set
 from remat_cli.budget_search import within_overhead
+from remat_cli.cores import leave_ctrl_c_to_parent
 from remat_cli.errors import RematError
 from remat_cli.planners import PLANNERS
 from remat_cli.prepare import Prepared, prepare
@@ -157,7 +157,7 @@ def check_models(
         yield from (check_model(model, baseline, observe, accept=accept) for model in models)
         return
     # A fresh process: a copy of one that runs threads may hang.
-    pool = ProcessPoolExecutor(min(jobs, len(models)), get_context("spawn"), initializer=_leave_ctrl_c_to_parent)
+    pool = ProcessPoolExecutor(min(jobs, len(models)), get_context("spawn"), initializer=leave_ctrl_c_to_parent)
     try:
         futures = [pool.submit(check_model, model, baseline, accept=accept) for model in models]
         for done, (model, future) in enumerate(zip(models, futures, strict=True)):
@@ -169,10 +169,6 @@ def check_models(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _leave_ctrl_c_to_parent() -> None:
-    signal(SIGINT, SIG_IGN)
 
 
 def _result_of(future: Future[Outcome], model: ModelCheck, baseline: Mapping[str, Figures]) -> Outcome:
@@ -276,7 +272,7 @@ class _Check:
             f"{format_share(self.model.max_overhead or 0)}"
         )
         if refusal.status is Status.INFEASIBLE:
-            reason += f"; proven: {_WHICH_PLAN[refusal.result.scope]} keeps to it"
+            reason += f"; proven: {_which_plan(refusal)} keeps to it"
         yield Failure("max_overhead", reason, (*remedies, wider))
 
     def remedies(self, prepared: Prepared, refusal: Solution, limits: Mapping[str, int]) -> tuple[str, ...]:
@@ -328,8 +324,12 @@ def _why_nothing_fits(solution: Solution) -> str:
         who = "its outputs alone need" if least.op is None else f"op {_short(least.op)} alone needs"
         return f"no plan fits {size}: {who} {format_bytes(least.bytes)}"
     if solution.status is Status.INFEASIBLE:
-        return f"{_WHICH_PLAN[solution.result.scope]} fits {size}: proven"
+        return f"{_which_plan(solution)} fits {size}: proven"
     return f"no plan was found that fits {size}; that there is none is not proven"
+
+
+def _which_plan(refusal: Solution) -> str:
+    return _WHICH_PLAN[refusal.result.scope] + (" without transfers" if refusal.leaves_out_transfers else "")
 
 
 def _plan_in_words(overhead: float) -> str:

@@ -80,6 +80,14 @@ class GraphOptions:
     measurements: str | None = None
     link_bandwidth: str | None = None
 
+    def beside(self, folder: Path) -> GraphOptions:
+        """Return the options with the files that they name taken from `folder`, that of the file that names them."""
+        return replace(
+            self,
+            device=None if self.device is None else str(beside(folder, self.device)),
+            measurements=None if self.measurements is None else str(folder / self.measurements),
+        )
+
     def under(self, above: GraphOptions) -> GraphOptions:
         """Return the options of both; what `above` says wins, name by name where there are names."""
         said: dict[str, Any] = {}
@@ -312,6 +320,12 @@ def load_measurements(path: Path) -> dict[str, int]:
                 f"{document.place((name,))}: {time!r} is not a whole number of nanoseconds", hint="write it like 812500"
             )
     return dict(document.values)
+
+
+def beside(folder: Path, name: str) -> Path:
+    """Return the file of that name in `folder`; where there is none, the name, of what comes with remat."""
+    path = folder / name
+    return path if isfile(path) else Path(name)
 
 
 def shipped_names(folder: str) -> list[str]:

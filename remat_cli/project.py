@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from os.path import isfile  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from remat_cli.config import (
     GraphKeys,
     GraphOptions,
     RunConfig,
+    beside,
     checked,
     graph_section,
     load_config,
@@ -173,7 +173,7 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path, defau
         name=name,
         path=folder / raw.path,
         line=line,
-        graph=_beside(folder, run.graph),
+        graph=run.graph.beside(folder),
         planner_name=planner_name,
         planner=make_planner(planner_name, _repeatable(planner_name, run.options), source=str(document.source)),
         budget=run.budget,
@@ -195,8 +195,7 @@ def _limits(raw: _Defaults, document: Document, below: _Limits, folder: Path) ->
     )
     base = below.run
     if raw.config is not None:
-        beside = folder / raw.config
-        base = _over(load_config(beside if isfile(beside) else Path(raw.config)), base)
+        base = _over(load_config(beside(folder, raw.config)), base)
     run = _over(run, base)
     if run.budget is not None and run.budget.smallest:
         raise UsageError(
@@ -232,16 +231,6 @@ def _over(top: RunConfig, base: RunConfig) -> RunConfig:
         max_overhead=base.max_overhead if top.max_overhead is None else top.max_overhead,
         graph=base.graph.under(top.graph),
     )
-
-
-def _beside(folder: Path, options: GraphOptions) -> GraphOptions:
-    """Return the options with the files that they name taken from `folder`; a device may also come with remat."""
-    device, measurements = options.device, options.measurements
-    if device is not None and isfile(folder / device):
-        device = str(folder / device)
-    if measurements is not None:
-        measurements = str(folder / measurements)
-    return replace(options, device=device, measurements=measurements)
 
 
 def _repeatable(planner: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from os.path import isfile  # unlike those of Path, false for a name that no file can have
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from remat_cli.batch.requests import Request, Way, matching_files, way_of
 from remat_cli.config import (
     Document,
     GraphKeys,
-    GraphOptions,
     RunConfig,
+    beside,
     checked,
     graph_section,
     placed,
@@ -80,27 +79,13 @@ def _request(raw: _Keys, document: Document, folder: Path) -> Request:
     overhead = raw.max_overhead
     return Request(
         graphs=(),
-        options=_options(raw, document, folder),
+        options=graph_section(raw, document).beside(folder),
         budgets=tuple(_budget(text, index, document) for index, text in enumerate(raw.budgets)),
         ways=tuple(_way(config, index, document, folder) for index, config in enumerate(raw.configs)),
         max_overhead=None
         if overhead is None
         else placed(document, ("max_overhead",), lambda: float(parse_share(str(overhead)))),
     )
-
-
-def _options(raw: _Keys, document: Document, folder: Path) -> GraphOptions:
-    options = graph_section(raw, document)
-    if raw.device is not None:
-        options = replace(options, device=str(_beside(folder, raw.device)))
-    if raw.measurements is not None:
-        options = replace(options, measurements=str(folder / raw.measurements))
-    return options
-
-
-def _beside(folder: Path, name: str) -> Path:
-    """Return the file of that name in the manifest's folder; where there is none, the name of what comes with remat."""
-    return folder / name if isfile(folder / name) else Path(name)
 
 
 def _budget(text: str | int, index: int, document: Document) -> BudgetSpec:
@@ -110,7 +95,7 @@ def _budget(text: str | int, index: int, document: Document) -> BudgetSpec:
 def _way(config: str | dict[str, Any], index: int, document: Document, folder: Path) -> Way:
     """Return the way of planning that a name or file, or a planner with options, stands for."""
     if isinstance(config, str):
-        return placed(document, ("configs", index), lambda: way_of(_beside(folder, config)))
+        return placed(document, ("configs", index), lambda: way_of(beside(folder, config)))
     part = document.section("configs", {}).section(index, config)
     # As it would stand in a config file.
     lines = {("planner", *path): line for path, line in part.lines.items()}

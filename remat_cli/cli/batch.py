@@ -19,8 +19,8 @@ from remat_cli.cli.options import DEFAULT_PLANNER, graph_settings, merge_config,
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.several import give_options
 from remat_cli.config import RunConfig
+from remat_cli.cores import usable_cores
 from remat_cli.errors import UsageError
-from remat_cli.planners.cp_sat import usable_cores
 from remat_cli.reports.batch_lines import JobLine, line_bytes
 from remat_cli.units import parse_budgets, parse_bytes, parse_duration
 

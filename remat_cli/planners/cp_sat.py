@@ -7,7 +7,6 @@ is expected, after the search was stopped.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -27,6 +26,7 @@ from ortools.sat.python.cp_model import (
     CpSolverSolutionCallback,
 )
 
+from remat_cli.cores import usable_cores
 from remat_cli.problem import Status
 
 Values = NDArray[np.int64]  # of every variable of a model, by the variable's index
@@ -88,13 +88,6 @@ class Outcome:
     objective: int | None = None
     bound: int | None = None
     work: float = 0.0
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def solve_model(

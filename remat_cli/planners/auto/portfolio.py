@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from time import monotonic
 
+from remat_cli.cores import usable_cores
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Phase
 from remat_cli.planners.auto.options import AutoOptions
-from remat_cli.planners.cp_sat import SolverLimits, usable_cores
+from remat_cli.planners.cp_sat import SolverLimits
 from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP

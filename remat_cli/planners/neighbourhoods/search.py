@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
 from multiprocessing import get_context
-from signal import SIG_IGN, SIGINT, signal
 from time import monotonic
 
 import numpy as np
 
+from remat_cli.cores import leave_ctrl_c_to_parent
 from remat_cli.graph import Graph
 from remat_cli.planners.cp_sat import SolverLimits
 from remat_cli.planners.neighbourhoods.cut import Moment
@@ -303,7 +303,7 @@ _own_reads: GraphReads  # of a process of the pool
 
 def _prepare(graph: Graph) -> None:
     global _own_reads
-    signal(SIGINT, SIG_IGN)
+    leave_ctrl_c_to_parent()
     _own_reads = GraphReads.of(graph)
 
 

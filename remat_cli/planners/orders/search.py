@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
-from signal import SIG_IGN, SIGINT, signal
 from time import monotonic
 
 import numpy as np
 
+from remat_cli.cores import leave_ctrl_c_to_parent
 from remat_cli.graph import Graph
 from remat_cli.planners.orders.annealing import Annealed, Cooling, anneal
 from remat_cli.planners.orders.greedy import greedy_order
@@ -191,5 +191,5 @@ def _runner(jobs: int, stack: ExitStack) -> _RunAll:
     if jobs == 1:
         return map
     # New processes rather than forks: a solver's threads may be running. Ctrl-C is for the one that started them.
-    pool = get_context("spawn").Pool(jobs, initializer=signal, initargs=(SIGINT, SIG_IGN))
+    pool = get_context("spawn").Pool(jobs, initializer=leave_ctrl_c_to_parent)
     return stack.enter_context(pool).imap

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from ortools.sat.python.cp_model import CpModel, IntVar
 
-from remat_cli.planners.cp_sat import SolverLimits, Values, _solver, solve_model, usable_cores
+from remat_cli.cores import usable_cores
+from remat_cli.planners.cp_sat import SolverLimits, Values, _solver, solve_model
 from remat_cli.problem import Status
 
 AMPLE = SolverLimits(time_limit=60.0)
