@@ -30,6 +30,12 @@ class SmallestBudget:
     max_overhead: float | None = None
 
     @property
+    def leaves_out_transfers(self) -> bool:
+        """Whether what is proven says nothing of plans that move tensors to the host, though such plans can be."""
+        may_move = self.solution.problem.bytes_per_time is not None and self.scope is not Scope.PLANNER
+        return may_move and self.proven_bytes > self.solution.working_set.bytes
+
+    @property
     def found_bytes(self) -> int | None:
         """The smallest budget at which a plan was found; None where none was."""
         return None if self.solution.trace is None else self.solution.problem.budget.device_bytes

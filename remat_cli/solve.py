@@ -36,6 +36,15 @@ class Solution:
     interrupted: bool = False
 
     @property
+    def leaves_out_transfers(self) -> bool:
+        """Whether its proof says nothing of plans that move tensors to the host, though there can be such plans."""
+        if self.problem.bytes_per_time is None or self.result.scope is Scope.PLANNER:
+            return False
+        if self.status is Status.INFEASIBLE:
+            return self.problem.budget.device_bytes >= self.working_set.bytes
+        return bool(self.bound_overhead)
+
+    @property
     def status(self) -> Status:
         """How it ended."""
         return self.result.status

@@ -262,12 +262,14 @@ def budget_report(search: SmallestBudget, prepared: Prepared, *, planner: str, o
     """
     plain_peak = Run.plain(prepared.graph).trace.peak_bytes
 
+    only = words.WITHOUT_TRANSFERS if search.leaves_out_transfers else ""
+
     def row(label: str, size: int, remark: str) -> Row:
         return [label, format_bytes(size), f"{size:,}", format_share(size / max(1, plain_peak)), remark]
 
     rows = [
         row("plain run", plain_peak, "recomputes nothing"),
-        row("proven", search.proven_bytes, f"none {words.WHICH_PLANS[search.scope]} fits less"),
+        row("proven", search.proven_bytes, f"none {words.WHICH_PLANS[search.scope]}{only} fits less"),
     ]
     if search.found_bytes is not None:
         overhead = format_share(search.solution.overhead or 0.0)

@@ -16,6 +16,7 @@ WHICH_PLANS = {
     Scope.FIXED_ORDER: "in input order",
     Scope.PLANNER: "of this planner",
 }
+WITHOUT_TRANSFERS = " without transfers"
 _LONGEST_NAME = 40
 _LARGEST_SHOWN = 3
 # Below this ratio of the plain peak to the largest working set, a plan can save next to nothing.
@@ -24,13 +25,7 @@ _LITTLE_ROOM = 1.05
 
 def which_plans(solution: Solution) -> str:
     """Return over which plans its proof holds, to be read after "plans"."""
-    if solution.status is Status.INFEASIBLE:
-        is_of_all = solution.problem.budget.device_bytes < solution.working_set.bytes
-    else:
-        is_of_all = not solution.bound_overhead
-    may_offload = solution.problem.bytes_per_time is not None
-    only = " without transfers" if may_offload and not is_of_all and solution.result.scope is not Scope.PLANNER else ""
-    return WHICH_PLANS[solution.result.scope] + only
+    return WHICH_PLANS[solution.result.scope] + (WITHOUT_TRANSFERS if solution.leaves_out_transfers else "")
 
 
 def status_in_words(solution: Solution) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import ClassVar
 
 import pytest
@@ -27,6 +28,7 @@ class Threshold:
 
     least: int
     refusal: Status
+    scope: Scope = Scope.PLANNER
     asked: list[int] = field(default_factory=list)
     starved: ClassVar[Mapping[str, object]] = {}
 
@@ -34,7 +36,7 @@ class Threshold:
         self.asked.append(problem.budget.device_bytes)
         if problem.budget.device_bytes >= self.least:
             return PlanResult(Status.FEASIBLE, schedule=RECOMPUTING)
-        return PlanResult(self.refusal, closest=None)
+        return PlanResult(self.refusal, self.scope, closest=None)
 
 
 def problem() -> Problem:
@@ -147,3 +149,11 @@ def test_an_interruption_while_the_last_plan_is_improved_keeps_it() -> None:
     search = smallest_budget(problem(), Improving(is_interrupted=True))
     assert (search.found_bytes, search.solution.interrupted) == (4, True)
     assert search.solution.result.schedule == SLOWER
+
+
+def test_what_is_proven_beyond_the_working_set_leaves_out_plans_that_move_tensors() -> None:
+    linked = replace(problem(), bytes_per_time=Fraction(1))
+    proven = smallest_budget(linked, Threshold(4, Status.INFEASIBLE, scope=Scope.ANY_ORDER))
+    assert proven.leaves_out_transfers
+    assert not smallest_budget(problem(), Threshold(4, Status.INFEASIBLE, scope=Scope.ANY_ORDER)).leaves_out_transfers
+    assert not smallest_budget(linked, Threshold(4, Status.UNKNOWN)).leaves_out_transfers

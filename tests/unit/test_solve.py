@@ -108,6 +108,23 @@ def test_plan_that_takes_the_plain_runs_time_is_optimal_in_any_order() -> None:
     assert solution.overhead == 0
 
 
+@pytest.mark.parametrize(
+    ("result", "budget", "expected"),
+    [
+        (PlanResult(Status.FEASIBLE, Scope.ANY_ORDER, RECOMPUTING, time_bound=14), 4, True),
+        (PlanResult(Status.FEASIBLE, Scope.PLANNER, RECOMPUTING, time_bound=14), 4, False),
+        (PlanResult(Status.FEASIBLE, schedule=RECOMPUTING), 4, False),  # the plain run's time bounds all plans
+        (PlanResult(Status.INFEASIBLE, Scope.FIXED_ORDER), 4, True),
+        (PlanResult(Status.INFEASIBLE, Scope.FIXED_ORDER), 1, False),  # one op alone needs more
+    ],
+)
+def test_what_a_proof_leaves_out_where_tensors_could_move(result: PlanResult, budget: int, expected: bool) -> None:
+    stub = Stub(lambda problem, observe: result)
+    linked = Problem(GRAPH, Budget(budget), bytes_per_time=Fraction(1))
+    assert solve(linked, stub).leaves_out_transfers is expected
+    assert not solve(Problem(GRAPH, Budget(budget)), stub).leaves_out_transfers
+
+
 def test_plan_that_just_fits_the_budget_is_accepted() -> None:
     assert claim(PlanResult(Status.FEASIBLE, schedule=RECOMPUTING), 4).trace is not None
 
