@@ -14,8 +14,8 @@ import unet
 from table1 import NETWORKS
 
 from remat_cli.config import GraphOptions
+from remat_cli.formats.native import graph_bytes
 from remat_cli.prepare import prepare
-from remat_cli.readers.native import graph_bytes
 
 MODELS = {"gpt": gpt.build, "long_skip": long_skip.build, "resnet50": resnet50.build, "unet": unet.build}
 # What is bound in the JSON forms, which have no symbolic dimensions.

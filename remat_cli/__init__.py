@@ -11,5 +11,5 @@ def __getattr__(name: str) -> Any:
     if name == "session_options":
         from importlib import import_module
 
-        return import_module("remat_cli.runtime.session").session_options
+        return import_module("remat_cli.runtime.onnx.session").session_options
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,8 +10,8 @@ from typing import Any
 from remat_cli.config import GIVEN_COSTS, GraphOptions, load_device, load_measurements
 from remat_cli.costs import COST_MODELS, CostModel, Device, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
+from remat_cli.formats import Aliasing, Reading, ReadOptions, read_graph
 from remat_cli.graph import Graph, Kind
-from remat_cli.readers import Aliasing, Reading, ReadOptions, read_graph
 from remat_cli.training import (
     KeptForBackward,
     annotate_saves,

@@ -7,10 +7,10 @@ from typing import Any
 
 from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
+from remat_cli.formats import Reading
 from remat_cli.generate import Generator
 from remat_cli.graph import Kind
 from remat_cli.prepare import Prepared, prepare_reading
-from remat_cli.readers import Reading
 
 # The graph's growth is measured from this length on: every family can be made so short.
 _SHORT = 4

@@ -17,10 +17,10 @@ from uuid import uuid4
 from remat_cli import __version__
 from remat_cli.batch.job import Job, Limits, Outcome, failure, refusal
 from remat_cli.batch.processes import Processes
-from remat_cli.batch.work import check_unchanged
+from remat_cli.batch.result_lines import Ending
+from remat_cli.batch.run_job import check_unchanged
 from remat_cli.errors import ClusterLost, RematError, UsageError
-from remat_cli.readers import portable_bytes
-from remat_cli.reports.batch_lines import Ending
+from remat_cli.formats import portable_bytes
 
 # Seconds between two looks at whether a job is still wanted, at how many workers there are, and at what has ended.
 _LOOK = 0.5

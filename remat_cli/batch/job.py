@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
 from remat_cli.config import GraphOptions
 from remat_cli.errors import RematError
-from remat_cli.reports.batch_lines import EXIT_CODES, Ended, Ending
 from remat_cli.units import BudgetSpec, format_bytes
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from time import monotonic, sleep
 
 from remat_cli.batch.job import Job, Limits, Outcome, failure, out_of_memory
-from remat_cli.batch.trees import kill_tree
-from remat_cli.reports.batch_lines import Ending
+from remat_cli.batch.process_trees import kill_tree
+from remat_cli.batch.result_lines import Ending
 
 # What the interpreter runs for a job.
-CHILD: tuple[str, ...] = ("-P", "-m", "remat_cli.batch.child")
+CHILD: tuple[str, ...] = ("-P", "-m", "remat_cli.batch.job_process")
 # Seconds that a job has to hand over its best plan when its time is up.
 GRACE = 5.0
 # Seconds between a process having nothing more to say and its end.

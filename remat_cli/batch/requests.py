@@ -14,10 +14,10 @@ from typing import Any
 
 from remat_cli import __version__
 from remat_cli.batch.job import Job
-from remat_cli.batch.work import sha256_of
+from remat_cli.batch.run_job import sha256_of
 from remat_cli.config import GraphOptions, RunConfig, load_config, load_device, load_measurements, make_planner
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.reports.schedule_json import options_of
+from remat_cli.formats.schedule_json import options_of
 from remat_cli.units import BudgetSpec
 
 

@@ -12,9 +12,9 @@ from typing import BinaryIO, Self
 
 from remat_cli.batch.job import Job, Outcome
 from remat_cli.batch.requests import schedule_names
+from remat_cli.batch.result_lines import JobLine, line_bytes, read_lines
 from remat_cli.errors import UsageError
-from remat_cli.reports.batch_lines import JobLine, line_bytes, read_lines
-from remat_cli.reports.files import write_file
+from remat_cli.formats.writing import write_file
 
 
 class Records:

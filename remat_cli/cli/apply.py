@@ -15,8 +15,8 @@ from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.replay import replay, with_mode
 from remat_cli.errors import UsageError
-from remat_cli.readers.native import graph_sha256
-from remat_cli.reports.schedule_json import read_schedule
+from remat_cli.formats.native import graph_sha256
+from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.schedule import with_frees
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of
@@ -43,9 +43,9 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
       remat apply model.onnx schedule.json --dim batch=8 -o planned.onnx
       remat verify model.onnx schedule.json --dim batch=8 --execute
     """
-    from remat_cli.reports.running import apply_report, apply_summary
-    from remat_cli.runtime.applying import apply_schedule, check_can_apply, checked, model_bytes
-    from remat_cli.runtime.external import absent_files, rebase
+    from remat_cli.reports.terminal.execution import apply_report, apply_summary
+    from remat_cli.runtime.onnx.apply import apply_schedule, check_can_apply, checked, model_bytes
+    from remat_cli.runtime.onnx.external_data import absent_files, rebase
 
     file = read_schedule(schedule)
     options = with_mode(merge_config(given).graph, file.mode or "inference")

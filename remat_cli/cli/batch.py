@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from remat_cli.batch.result_lines import JobLine, line_bytes
 from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.comparison_options import give_options
 from remat_cli.cli.help import PLANNER, SectionedOption, Verb
-from remat_cli.cli.names import config_names
 from remat_cli.cli.options import DEFAULT_PLANNER, graph_settings, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
-from remat_cli.cli.several import give_options
+from remat_cli.cli.value_completion import config_names
 from remat_cli.config import RunConfig
 from remat_cli.cores import usable_cores
 from remat_cli.errors import UsageError
-from remat_cli.reports.batch_lines import JobLine, line_bytes
 from remat_cli.units import parse_budgets, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def command(
     from remat_cli.batch.job import Limits
     from remat_cli.batch.requests import jobs_of
     from remat_cli.batch.results import Records
-    from remat_cli.reports.batch_table import BatchResult, batch_report, batch_summary
+    from remat_cli.reports.terminal.batch_table import BatchResult, batch_report, batch_summary
 
     _check_call(output, resume=resume, retry=retry, jobs=jobs, scheduler=scheduler)
     limits = Limits(
@@ -207,7 +207,7 @@ def _run(
     record: Callable[[Job, Outcome], JobLine],
     shown: Output,
 ) -> None:
-    from remat_cli.batch.run import Interruption, run_jobs
+    from remat_cli.batch.loop import Interruption, run_jobs
 
     with shown.progress() as observe, Interruption() as interruption, closing(make_executor()) as executor:
         run_jobs(waiting, executor, record, interruption, observe)

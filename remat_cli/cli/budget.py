@@ -30,9 +30,9 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> int:
       remat budget model.onnx --dim batch=8
       remat budget graph.json --max-overhead 10%
     """
-    from remat_cli.budget_search import smallest_budget
     from remat_cli.reports.summary import budget_summary
-    from remat_cli.reports.terminal import budget_report
+    from remat_cli.reports.terminal.plan import budget_report
+    from remat_cli.studies.budget_search import smallest_budget
 
     call = read_call(given)
     streams = Output(as_json=as_json, quiet=quiet)

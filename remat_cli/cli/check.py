@@ -17,9 +17,9 @@ from remat_cli.cli.output import STDOUT, Output
 from remat_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from remat_cli.baseline import Figures
-    from remat_cli.check import Outcome
-    from remat_cli.project import ModelCheck, Project
+    from remat_cli.checks.baseline import Figures
+    from remat_cli.checks.check import Outcome
+    from remat_cli.checks.project import ModelCheck, Project
 
     Form = Callable[[Project, Sequence[Outcome]], bytes]
 
@@ -74,10 +74,10 @@ def command(
       remat check --format github --format markdown=summary.md
       remat check --update-baseline
     """
-    from remat_cli.baseline import read_baseline
-    from remat_cli.check import check_models, worst_exit_code
-    from remat_cli.project import load_project
-    from remat_cli.reports.check_table import check_report
+    from remat_cli.checks.baseline import read_baseline
+    from remat_cli.checks.check import check_models, worst_exit_code
+    from remat_cli.checks.project import load_project
+    from remat_cli.reports.check.table import check_report
 
     printed, files = _asked_for((*forms, "json") if as_json else forms, output)
     if not exists(project):
@@ -160,11 +160,11 @@ def _readable(path: Path, read: Callable[[Path], dict[str, Figures]], *, or_none
 
 
 def _forms() -> Mapping[str, Form]:
-    from remat_cli.reports.check_github import check_github
-    from remat_cli.reports.check_json import check_json
-    from remat_cli.reports.check_junit import check_junit
-    from remat_cli.reports.check_markdown import check_markdown
-    from remat_cli.reports.check_table import check_text
+    from remat_cli.reports.check.as_json import check_json
+    from remat_cli.reports.check.github import check_github
+    from remat_cli.reports.check.junit import check_junit
+    from remat_cli.reports.check.markdown import check_markdown
+    from remat_cli.reports.check.table import check_text
 
     return {
         _TABLE: check_text,
@@ -184,8 +184,8 @@ def _update(
     keep_others: bool,
 ) -> None:
     """Write the figures of every model that could be measured; a model that could not keeps those that it had."""
-    from remat_cli.baseline import baseline_bytes
-    from remat_cli.check import Verdict
+    from remat_cli.checks.baseline import baseline_bytes
+    from remat_cli.checks.check import Verdict
 
     checked = {outcome.model.name for outcome in outcomes}
     kept = {name: figures for name, figures in before.items() if keep_others or name in checked}

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.comparison_options import planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.plan import EXIT_CODE
-from remat_cli.cli.several import planners_options, read_planners, refused_by_all
 from remat_cli.errors import UsageError
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.problem import Budget, Observer, Problem
-from remat_cli.sweep import NamedPlanner
+from remat_cli.studies.sweep import NamedPlanner
 from remat_cli.units import BudgetSpec, parse_budgets
 
 if TYPE_CHECKING:
-    from remat_cli.reports.compare import Contest
+    from remat_cli.reports.terminal.compare import Contest
 
 DEFAULT_BUDGETS = "80%,60%,40%"
 
@@ -63,8 +63,14 @@ def command(
       remat compare a.json b.json --planners all --time-limit 30s --markdown results.md
       remat compare graph.json --planners retention,mine.yaml --option retention.workers=1 --csv results.csv
     """
-    from remat_cli.reports.compare import compare_csv, compare_markdown, compare_report, compare_status, compare_summary
-    from remat_cli.reports.files import check_folder
+    from remat_cli.formats.writing import check_folder
+    from remat_cli.reports.terminal.compare import (
+        compare_csv,
+        compare_markdown,
+        compare_report,
+        compare_status,
+        compare_summary,
+    )
 
     config = merge_config(given)
     planners = read_planners(given, config)
@@ -101,9 +107,9 @@ def _contests(
     observe: Observer,
 ) -> list[Contest]:
     """Let the planners work on one graph after the other, until the user interrupts it."""
-    from remat_cli.progress import Prefixed
-    from remat_cli.reports.compare import Contest
-    from remat_cli.sweep import sweep
+    from remat_cli.reports.terminal.compare import Contest
+    from remat_cli.studies.progress import Prefixed
+    from remat_cli.studies.sweep import sweep
 
     contests: list[Contest] = []
     for number, (path, graph) in enumerate(prepared, start=1):

@@ -11,8 +11,8 @@ from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config
 from remat_cli.cli.output import Output
 from remat_cli.errors import UsageError
+from remat_cli.formats.native import graph_bytes
 from remat_cli.prepare import prepare
-from remat_cli.readers.native import graph_bytes
 
 
 @click.command("convert", cls=Verb)

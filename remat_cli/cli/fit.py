@@ -10,16 +10,16 @@ from typing import Any
 import click
 
 from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.comparison_options import with_short_limit
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import Call, output_options, planner_options, read_call, searched_graph_options
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.plan import EXIT_CODE
-from remat_cli.cli.several import with_short_limit
 from remat_cli.config import make_planner
 from remat_cli.errors import UsageError
+from remat_cli.formats.schedule_json import options_of, schedule_bytes
+from remat_cli.formats.source import Source
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.readers.source import Source
-from remat_cli.reports.schedule_json import options_of, schedule_bytes
 
 _MOST = 1 << 20
 
@@ -49,9 +49,9 @@ def command(
       remat fit model.onnx --dim batch --dim seq=512 --budget 24GB --max-overhead 20% -o schedule.json
       remat fit model.onnx --dim seq --dim batch=1 --budget 80GB --multiple-of 128
     """
-    from remat_cli.fit import Question, fit
-    from remat_cli.reports.files import check_folder
-    from remat_cli.reports.fit import fit_report, fit_summary
+    from remat_cli.formats.writing import check_folder
+    from remat_cli.reports.terminal.fit import fit_report, fit_summary
+    from remat_cli.studies.fit import Question, fit
 
     dim, values = _split_dims(given["dims"])
     call = _with_short_limit(read_call({**given, "dims": values}))

@@ -13,9 +13,9 @@ from remat_cli.cli.output import STDOUT, Output
 from remat_cli.config import GIVEN_COSTS, GraphOptions, make_generator, parse_option
 from remat_cli.costs import COST_MODELS
 from remat_cli.errors import UsageError
+from remat_cli.formats.native import graph_bytes
 from remat_cli.generate import GENERATORS
 from remat_cli.graph import Kind
-from remat_cli.readers.native import graph_bytes
 from remat_cli.synthesis import synthesize
 from remat_cli.training import OPTIMIZERS
 
@@ -84,8 +84,8 @@ def command(
 
 
 def _list_families(as_json: bool) -> None:
-    from remat_cli.reports.planner_cards import planner_cards
-    from remat_cli.reports.terminal import cards_report
+    from remat_cli.reports.terminal.plan import cards_report
+    from remat_cli.reports.terminal.planner_cards import planner_cards
 
     cards = planner_cards(GENERATORS)
     Output(as_json=as_json).report(lambda: cards_report(cards), lambda: {"families": [asdict(card) for card in cards]})

@@ -27,10 +27,10 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
       remat inspect graph.json --json
       remat inspect graph.json --division
     """
-    from remat_cli.reports.division import division_report, division_summary
+    from remat_cli.reports.safe_text import Report
     from remat_cli.reports.summary import inspect_summary
-    from remat_cli.reports.terminal import inspect_report
-    from remat_cli.reports.text import Report
+    from remat_cli.reports.terminal.division import division_report, division_summary
+    from remat_cli.reports.terminal.plan import inspect_report
 
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet)

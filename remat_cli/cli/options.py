@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import click
 
 from remat_cli.cli.help import GRAPH, OUTPUT, PLANNER, SectionedOption
-from remat_cli.cli.names import config_names, device_names, option_keys, planner_names
+from remat_cli.cli.value_completion import config_names, device_names, option_keys, planner_names
 from remat_cli.config import GIVEN_COSTS, MODES, GraphOptions, RunConfig, load_config, make_planner, parse_option
 from remat_cli.costs import COST_MODELS
 from remat_cli.errors import UsageError
+from remat_cli.formats import Aliasing
 from remat_cli.planners import PLANNERS
 from remat_cli.problem import Planner
-from remat_cli.readers import Aliasing
 from remat_cli.training import OPTIMIZERS
 from remat_cli.units import parse_budget, parse_duration, parse_share
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remat_cli.formats.writing import write_file
 from remat_cli.problem import Observer
-from remat_cli.reports.files import write_file
 from remat_cli.units import format_share
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Output:
         """Show on stderr what the user should know about the input, where there is no report that does."""
         if self._quiet:
             return
-        from remat_cli.reports.text import clean
+        from remat_cli.reports.safe_text import clean
 
         for note in notes:
             _console(to_stderr=True).print(f"note: {clean(note)}", markup=False, soft_wrap=True)

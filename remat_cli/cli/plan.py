@@ -12,9 +12,9 @@ from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.errors import UsageError
+from remat_cli.formats.schedule_json import options_of, schedule_bytes
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem, Status
-from remat_cli.reports.schedule_json import options_of, schedule_bytes
 
 EXIT_CODE = {Status.OPTIMAL: 0, Status.FEASIBLE: 0, Status.INFEASIBLE: 3, Status.UNKNOWN: 4}
 
@@ -42,9 +42,9 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
       remat plan graph.json --budget min -c approx_dp
       remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json --html report.html
     """
-    from remat_cli.budget_search import plan_at
     from remat_cli.reports.summary import plan_summary
-    from remat_cli.reports.terminal import plan_report
+    from remat_cli.reports.terminal.plan import plan_report
+    from remat_cli.studies.budget_search import plan_at
 
     call = read_call(given)
     budget = call.config.budget
@@ -63,7 +63,7 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
     if output is not None:
         streams.write(output, schedule_bytes(solution, prepared.mode, call.planner_name, call.planner))
     if html is not None:
-        from remat_cli.reports.html import plan_page
+        from remat_cli.reports.html.page import plan_page
 
         streams.write(html, plan_page(solution, prepared, planner=call.planner_name, options=call.config.options))
     streams.report(

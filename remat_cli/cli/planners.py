@@ -21,6 +21,6 @@ def command(as_json: bool, schema: bool) -> None:
     """
     from remat_cli.config import planner_schemas
     from remat_cli.reports.summary import planners_summary
-    from remat_cli.reports.terminal import planners_report
+    from remat_cli.reports.terminal.plan import planners_report
 
     Output(as_json=as_json or schema).report(planners_report, planner_schemas if schema else planners_summary)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
+from remat_cli.formats.native import graph_sha256
+from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.readers.native import graph_sha256
-from remat_cli.reports.schedule_json import ScheduleFile
 from remat_cli.simulate import Trace, simulate
 from remat_cli.solve import baseline_of
 from remat_cli.units import BudgetSpec, format_bytes

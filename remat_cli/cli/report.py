@@ -11,7 +11,7 @@ from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.replay import broken_claim, budget_bytes, replay, with_mode
-from remat_cli.reports.schedule_json import read_schedule
+from remat_cli.formats.schedule_json import read_schedule
 
 
 @click.command("report", cls=Verb)
@@ -35,9 +35,9 @@ def command(schedule: Path, graph: Path, output: Path, as_json: bool, quiet: boo
       remat report schedule.json model.onnx --dim batch=8 -o report.html
       remat plan model.onnx --dim batch=8 --budget 8GB --html report.html
     """
-    from remat_cli.reports.html import schedule_page
+    from remat_cli.reports.html.page import schedule_page
     from remat_cli.reports.summary import verify_summary
-    from remat_cli.reports.terminal import verify_report
+    from remat_cli.reports.terminal.plan import verify_report
 
     file = read_schedule(schedule)
     config = merge_config(given)

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from remat_cli.cli import INTERRUPTED
+from remat_cli.cli.comparison_options import planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.plan import EXIT_CODE
-from remat_cli.cli.several import planners_options, read_planners, refused_by_all
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
 from remat_cli.units import parse_budgets
@@ -48,10 +48,10 @@ def command(
       remat sweep model.onnx --dim batch=8 --budgets 30%..100%:15 --planner rotor,approx_dp --plot curves.svg
       remat sweep graph.json --budgets min,2GB..8GB:7 --csv curve.csv
     """
-    from remat_cli.reports.files import check_folder
+    from remat_cli.formats.writing import check_folder
     from remat_cli.reports.plot import check_can_plot, sweep_plot
-    from remat_cli.reports.sweep import sweep_csv, sweep_report, sweep_summary
-    from remat_cli.sweep import sweep
+    from remat_cli.reports.terminal.sweep import sweep_csv, sweep_report, sweep_summary
+    from remat_cli.studies.sweep import sweep
 
     config = merge_config(given)
     planners = read_planners(given, config)

@@ -13,13 +13,13 @@ from remat_cli.cli.output import Output
 from remat_cli.cli.replay import broken_claim, budget_bytes, replay, with_mode
 from remat_cli.config import GraphOptions
 from remat_cli.errors import InvalidSchedule
+from remat_cli.formats.schedule_json import ScheduleFile, read_schedule
 from remat_cli.prepare import Prepared
-from remat_cli.reports.schedule_json import ScheduleFile, read_schedule
 from remat_cli.units import format_bytes, parse_duration
 
 if TYPE_CHECKING:
     from remat_cli.problem import Observer
-    from remat_cli.runtime.execution import Execution
+    from remat_cli.runtime.onnx.execution import Execution
 
 
 @click.command("verify", cls=Verb)
@@ -56,9 +56,9 @@ def command(
       remat verify graph.json schedule.json --budget 8GB
       remat verify model.onnx schedule.json --dim batch=8 --execute
     """
-    from remat_cli.reports.running import executed_report, execution_summary
     from remat_cli.reports.summary import verify_summary
-    from remat_cli.reports.terminal import verify_report
+    from remat_cli.reports.terminal.execution import executed_report, execution_summary
+    from remat_cli.reports.terminal.plan import verify_report
 
     file = read_schedule(schedule)
     config = merge_config(given)
@@ -85,8 +85,8 @@ def command(
 
 
 def _check_can_execute(model: Path, options: GraphOptions, file: ScheduleFile) -> None:
-    from remat_cli.runtime.applying import check_can_apply
-    from remat_cli.runtime.execution import check_can_measure
+    from remat_cli.runtime.onnx.apply import check_can_apply
+    from remat_cli.runtime.onnx.execution import check_can_measure
 
     check_can_apply(model, options, file.schedule)
     check_can_measure()
@@ -101,8 +101,8 @@ def _execution(
     time_limit: float,
     observe: Observer,
 ) -> Execution:
-    from remat_cli.runtime.applying import apply_schedule, read_for
-    from remat_cli.runtime.execution import execute
+    from remat_cli.runtime.onnx.apply import apply_schedule, read_for
+    from remat_cli.runtime.onnx.execution import execute
 
     rewritten = apply_schedule(model, options, prepared.graph, file.schedule, {})
     return execute(

@@ -14,8 +14,8 @@ from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.lower_sets.chen import Chen
 from remat_cli.planners.lower_sets.exact_dp import ExactDP
 from remat_cli.planners.lower_sets.exhaustive import Exhaustive
+from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.moccasin.planner import Moccasin
-from remat_cli.planners.neighbourhoods.planner import Neighbourhoods
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
@@ -35,6 +35,6 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "rotor": Rotor,
     "pofo": Pofo,
     "acg": ACG,
-    "neighbourhoods": Neighbourhoods,
+    "min_cut": MinCut,
     "retention": Retention,
 }

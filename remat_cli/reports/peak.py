@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from remat_cli.reports.run import Lifetime, Run
+from remat_cli.reports.timeline import Lifetime, Run
 from remat_cli.schedule import Compute, Inplace
 
 

@@ -8,15 +8,15 @@ from dataclasses import asdict
 from typing import Any
 
 from remat_cli.bounds import WorkingSet, largest_working_set
-from remat_cli.budget_search import SmallestBudget
+from remat_cli.formats.native import graph_sha256
 from remat_cli.graph import Phase
 from remat_cli.prepare import Prepared
-from remat_cli.readers.native import graph_sha256
 from remat_cli.reports.peak import tensors_at_peak
-from remat_cli.reports.planner_cards import planner_cards
-from remat_cli.reports.run import Run, recomputed_ops
+from remat_cli.reports.terminal.planner_cards import planner_cards
+from remat_cli.reports.timeline import Run, recomputed_ops
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, share_over
+from remat_cli.studies.budget_search import SmallestBudget
 
 Summary = dict[str, Any]
 

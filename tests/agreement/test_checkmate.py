@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_cli.errors import PlannerRefuses, UsageError
+from remat_cli.formats import read_graph
 from remat_cli.graph import Graph
 from remat_cli.planners.checkmate import mip_solvers, staged_search
 from remat_cli.planners.checkmate.lp_options import Rounding
@@ -22,11 +23,10 @@ from remat_cli.planners.checkmate.lp_planner import CheckmateLP
 from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.checkmate.planner import Checkmate
 from remat_cli.problem import Budget, Observer, Problem, Scope, Status
-from remat_cli.readers import read_graph
 from remat_cli.solve import baseline_of, solve
 from tests.graphs import problems, scaled, small_graphs, training_chain, training_graphs
 from tests.oracle import least_time
-from tests.unit.planners.test_mip import each_solver
+from tests.unit.planners.checkmate.test_mip import each_solver
 
 GRAPHS = small_graphs(max_ops=7) | training_graphs(max_forward_ops=3)
 SMALLER_GRAPHS = small_graphs(max_ops=6) | training_graphs(max_forward_ops=2)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.errors import InvalidSchedule
+from remat_cli.formats import read_graph
 from remat_cli.graph import Graph
 from remat_cli.planners.moccasin.options import Order, Precedence
 from remat_cli.planners.moccasin.planner import Moccasin
 from remat_cli.problem import Budget, Problem, Status
-from remat_cli.readers import read_graph
 from remat_cli.schedule import plain_run, with_frees
 from remat_cli.simulate import simulate
 from remat_cli.solve import Solution, solve

@@ -23,9 +23,6 @@ from numpy.typing import NDArray
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph, Kind, Phase
-from remat_cli.planners.chain.linearisation import Linearised, linearise
-from remat_cli.planners.chain.model import Chain, ChainStep, Operation
-from remat_cli.planners.chain.options import Cuts
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
 from remat_cli.planners.pofo.schedule import Movements
@@ -39,6 +36,9 @@ from remat_cli.planners.pofo.structure import (
     recomputation_time,
     recomputed,
 )
+from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
+from remat_cli.planners.shared.chain.model import Chain, ChainStep, Operation
+from remat_cli.planners.shared.chain.options import Cuts
 from remat_cli.problem import Budget, Problem
 from remat_cli.solve import baseline_of
 from tests.graphs import graph_of, op, problems, training_graphs

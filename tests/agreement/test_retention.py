@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 
 from remat_cli.graph import Graph
-from remat_cli.planners.cp_sat import SolverLimits
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.cover_bound import cover_bound
 from remat_cli.planners.retention.cut_bound import cut_bound, tightest_cuts
 from remat_cli.planners.retention.options import OrderChoice
 from remat_cli.planners.retention.planner import Retention
-from remat_cli.planners.stages import Stages
+from remat_cli.planners.shared.cp_sat import SolverLimits
+from remat_cli.planners.shared.stages import Stages
 from remat_cli.problem import Budget, Problem, Scope, Status
 from remat_cli.solve import baseline_of, solve
 from tests.graphs import graph_of, in_place, op, problems, small_graphs, training_chain, training_graphs, training_unet

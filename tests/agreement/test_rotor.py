@@ -10,7 +10,6 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,12 +20,12 @@ from numpy.typing import NDArray
 from remat_cli.config import GraphOptions
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph, Kind, Phase
-from remat_cli.planners.chain.linearisation import linearise
-from remat_cli.planners.chain.model import Chain, ChainStep, Operation
-from remat_cli.planners.chain.options import Cuts
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.rotor.planner import Rotor
+from remat_cli.planners.shared.chain.linearisation import linearise
+from remat_cli.planners.shared.chain.model import Chain, ChainStep, Operation
+from remat_cli.planners.shared.chain.options import Cuts
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
 from remat_cli.schedule import with_frees
@@ -34,8 +33,7 @@ from remat_cli.simulate import Trace, simulate
 from remat_cli.solve import baseline_of, solve
 from remat_cli.training import training_graph
 from tests.graphs import graph_of, op, problems, training_graphs
-
-GRAPHS = Path(__file__).parents[2] / "graphs"
+from tests.places import GRAPHS
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,7 @@ from remat_cli.problem import Budget, Problem, Scope, Status
 from remat_cli.schedule import Schedule, input_order
 from remat_cli.solve import Solution, baseline_of, solve
 from tests.graphs import problems, small_graphs, training_graphs
-
-GRAPHS = Path(__file__).parents[2] / "graphs"
+from tests.places import GRAPHS
 
 
 def solutions(problem: Problem, **limits: Any) -> Mapping[str, Solution]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from remat_cli.planners import PLANNERS
-
-ROOT = Path(__file__).parents[2]
+from tests.places import ROOT
 
 # Lowest first. A module imports from its own layer and from those below.
 LAYERS = (
@@ -21,43 +19,54 @@ LAYERS = (
     ("remat_cli.graph", "remat_cli.operators", "remat_cli.schedule"),
     ("remat_cli.problem",),
     ("remat_cli.simulate", "remat_cli.bounds"),
-    ("remat_cli.readers", "remat_cli.training", "remat_cli.costs", "remat_cli.generate", "remat_cli.planners"),
-    ("remat_cli.solve", "remat_cli.config"),
-    (
-        "remat_cli.prepare",
-        "remat_cli.synthesis",
-        "remat_cli.budget_search",
-        "remat_cli.progress",
-        "remat_cli.sweep",
-        "remat_cli.fit",
-        "remat_cli.project",
-        "remat_cli.baseline",
-        "remat_cli.advice",
-        "remat_cli.check",
-    ),
+    ("remat_cli.solve",),
+    ("remat_cli.formats", "remat_cli.training", "remat_cli.costs", "remat_cli.generate", "remat_cli.planners"),
+    ("remat_cli.config",),
+    ("remat_cli.prepare", "remat_cli.synthesis"),
+    ("remat_cli.studies",),
+    ("remat_cli.checks",),
+    ("remat_cli.batch",),
     ("remat_cli.runtime",),
     ("remat_cli.reports",),
-    # Each job writes a schedule as a report does, and has its line in the results.
-    ("remat_cli.batch",),
     ("remat_cli.cli",),
     ("remat_cli.__main__",),
 )
 # Packages in which things multiply: of one layer, and yet closed to each other.
-ROOMS = LAYERS[4]
+ROOMS = LAYERS[5]
+
+# Within planners: what is shared is below the methods, and these below the portfolio.
+PLANNER_LAYERS = (
+    ("remat_cli.planners.shared",),
+    (
+        "remat_cli.planners.keep_all",
+        "remat_cli.planners.acg",
+        "remat_cli.planners.checkmate",
+        "remat_cli.planners.dtr",
+        "remat_cli.planners.lower_sets",
+        "remat_cli.planners.min_cut",
+        "remat_cli.planners.moccasin",
+        "remat_cli.planners.pofo",
+        "remat_cli.planners.retention",
+        "remat_cli.planners.rotor",
+    ),
+    ("remat_cli.planners.auto",),
+    ("remat_cli.planners",),
+)
+METHODS = PLANNER_LAYERS[1]
+# A method that builds on another: pofo prices a block by rotor's table, retention starts from min_cut's plans.
+BUILDS_ON = {
+    "remat_cli.planners.pofo": ("remat_cli.planners.rotor",),
+    "remat_cli.planners.retention": ("remat_cli.planners.min_cut",),
+}
 
 HOMES = {
     "click": ("remat_cli.cli", "remat_cli.__main__"),
     "rich": ("remat_cli.reports", "remat_cli.cli"),
-    "onnx": ("remat_cli.readers.onnx", "remat_cli.runtime"),
-    "onnxruntime": ("remat_cli.runtime",),
-    "google": ("remat_cli.readers.onnx",),
-    "ortools": (
-        "remat_cli.planners.cp_sat",
-        "remat_cli.planners.moccasin",
-        "remat_cli.planners.neighbourhoods",
-        "remat_cli.planners.retention",
-    ),
-    "pulp": ("remat_cli.planners.checkmate",),
+    "onnx": ("remat_cli.formats.onnx", "remat_cli.runtime.onnx"),
+    "onnxruntime": ("remat_cli.runtime.onnx",),
+    "google": ("remat_cli.formats.onnx",),
+    "ortools": ("remat_cli.planners",),
+    "pulp": ("remat_cli.planners",),
     "pydantic": ("remat_cli.config",),
     "yaml": ("remat_cli.config",),
     "matplotlib": ("remat_cli.reports.plot",),
@@ -107,22 +116,50 @@ def is_in(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def layer_of(module: str) -> int:
-    # The root package is a layer by itself, not home to all the others.
-    found = [number for number, layer in enumerate(LAYERS) if any(is_in(module, p) for p in layer if p != "remat_cli")]
-    return found[0] if found else 0
-
-
-def test_every_module_has_a_layer() -> None:
-    homes = [package for layer in LAYERS for package in layer]
-    homeless = [m for m in MODULES if m != "remat_cli" and not any(is_in(m, p) for p in homes if p != "remat_cli")]
-    assert homeless == []
+def layer_of(module: str, layers: Sequence[Sequence[str]] = LAYERS) -> int:
+    """Return the number of the layer that a module is in: by the longest name, as a package is no home to all in it."""
+    homes = {home: number for number, layer in enumerate(layers) for home in layer if is_in(module, home)}
+    assert homes, f"{module} has no layer"
+    home = max(homes, key=len)
+    assert home not in ("remat_cli", "remat_cli.planners") or home == module, f"{module} has no layer"
+    return homes[home]
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_module_imports_downwards(module: str) -> None:
-    upwards = {name for name in imports_of(module) if name in MODULES and layer_of(name) > layer_of(module)}
-    assert upwards == set()
+    of_ours = imports_of(module) & MODULES.keys()
+    # The planners have layers of their own; among the others they are one.
+    ours = _without_planners(module)
+    assert {name for name in of_ours if layer_of(_without_planners(name)) > layer_of(ours)} == set()
+
+
+def _without_planners(module: str) -> str:
+    return "remat_cli.planners" if is_in(module, "remat_cli.planners") else module
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if is_in(module, "remat_cli.planners")])
+def test_planners_import_downwards(module: str) -> None:
+    inside = {name for name in imports_of(module) & MODULES.keys() if is_in(name, "remat_cli.planners")}
+    own = layer_of(module, PLANNER_LAYERS)
+    assert {name for name in inside if layer_of(name, PLANNER_LAYERS) > own} == set()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_do_not_import_each_other(method: str) -> None:
+    allowed = BUILDS_ON.get(method, ())
+    others = [other for other in METHODS if other != method and other not in allowed]
+    imported = {name for module in MODULES if is_in(module, method) for name in imports_of(module)}
+    assert {name for name in imported if any(is_in(name, other) for other in others)} == set()
+
+
+def test_no_planner_judges_itself() -> None:
+    judges = {m for m in MODULES if is_in(m, "remat_cli.planners") and "remat_cli.solve" in imports_of(m)}
+    assert judges == set()
+
+
+def test_only_solve_and_auto_call_planners() -> None:
+    callers = {module for module, path in MODULES.items() if ".plan(" in path.read_text(encoding="utf-8")}
+    assert {module for module in callers if not is_in(module, "remat_cli.planners.auto")} == {"remat_cli.solve"}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -135,11 +172,6 @@ def test_room_imports_no_other_room(room: str) -> None:
         if any(is_in(name, other) for other in ROOMS if other != room)
     }
     assert others == set()
-
-
-def test_planners_do_not_import_each_other() -> None:
-    homes = {planner.__module__ for planner in PLANNERS.values()}
-    assert {module: imports_of(module) & homes for module in homes} == {module: set() for module in homes}
 
 
 def test_no_circle_of_imports() -> None:

@@ -20,14 +20,14 @@ from rich.table import Table
 
 from remat_cli.config import GraphOptions
 from remat_cli.errors import PlannerRefuses
+from remat_cli.formats import read_graph
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.forward_part import ForwardPart
 from remat_cli.planners.lower_sets.dp import LowerSetDP
 from remat_cli.planners.lower_sets.families import LowerSets, all_lower_sets, pruned_family
 from remat_cli.planners.lower_sets.options import Strategy
+from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Planner, Problem
-from remat_cli.readers import read_graph
 from remat_cli.solve import baseline_of, solve
 from remat_cli.training import training_graph
 from remat_cli.units import format_bytes, format_share
@@ -36,8 +36,8 @@ from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
 from tests.bench.portfolio import portfolio
 from tests.bench.scale import scale
+from tests.places import GRAPHS
 
-GRAPHS = Path(__file__).parents[2] / "graphs"
 SHARE, SECONDS = 0.6, 5.0
 P = ParamSpec("P")
 Result = TypeVar("Result")

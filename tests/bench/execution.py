@@ -10,16 +10,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from remat_cli.budget_search import smallest_budget
 from remat_cli.config import GraphOptions
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Planner, Problem
-from remat_cli.runtime.applying import apply_schedule, read_for
-from remat_cli.runtime.execution import Execution, Peak, execute
+from remat_cli.runtime.onnx.apply import apply_schedule, read_for
+from remat_cli.runtime.onnx.execution import Execution, Peak, execute
+from remat_cli.studies.budget_search import smallest_budget
 from remat_cli.units import format_share
+from tests.places import GRAPHS
 
-GRAPHS = Path(__file__).parents[2] / "graphs"
 MIB = 2**20
 
 

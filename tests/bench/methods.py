@@ -14,12 +14,12 @@ from rich.table import Table
 from remat_cli.generate.chain import Chain as ChainOfOps
 from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree
 from remat_cli.planners.acg.solver import StoredSets
-from remat_cli.planners.chain.model import Chain
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidNeeds
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
+from remat_cli.planners.shared.chain.model import Chain
 from remat_cli.problem import Budget, Problem
 from remat_cli.solve import baseline_of, solve
 from remat_cli.synthesis import synthesize

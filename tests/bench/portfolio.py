@@ -17,7 +17,7 @@ from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.lower_sets.chen import Chen
-from remat_cli.planners.neighbourhoods.planner import Neighbourhoods
+from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.prepare import prepare
@@ -31,7 +31,7 @@ SINGLES: Mapping[str, Callable[[float], Planner]] = {
     "approx_dp": lambda seconds: ApproxDP(time_limit=seconds),
     "rotor": lambda seconds: Rotor(time_limit=seconds),
     "dtr": lambda seconds: DTR(time_limit=seconds),
-    "neighbourhoods": lambda seconds: Neighbourhoods(time_limit=seconds),
+    "min_cut": lambda seconds: MinCut(time_limit=seconds),
     "retention": lambda seconds: Retention(time_limit=seconds),
 }
 

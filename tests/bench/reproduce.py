@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
-from pathlib import Path
 from statistics import mean
 from time import perf_counter
 
@@ -17,22 +16,23 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from remat_cli.budget_search import smallest_budget
+from remat_cli.formats import read_graph
 from remat_cli.graph import Graph
-from remat_cli.planners.forward_part import ForwardPart
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.lower_sets.chain_plans import ChainPlans
 from remat_cli.planners.lower_sets.chen import prefixes_at_cuts, segments
 from remat_cli.planners.lower_sets.dp import LowerSetDP
 from remat_cli.planners.lower_sets.families import LowerSets, all_lower_sets, pruned_family
 from remat_cli.planners.lower_sets.options import Strategy
+from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.problem import Budget, Observer, Problem
-from remat_cli.readers import read_graph
+from remat_cli.studies.budget_search import smallest_budget
 from remat_cli.training import training_graph
 from tests.bench.executor import Executor, vanilla_peak
 from tests.bench.paper import PUBLISHED, Published
+from tests.places import GRAPHS
 
-GRAPHS = Path(__file__).parents[2] / "graphs" / "table1"
+GRAPHS = GRAPHS / "table1"
 COLUMNS = ("approx MC", "approx TC", "exact MC", "exact TC")
 GB = 10**9
 # The paper's times (10 for a convolution, 1 for anything else) stay exact.

@@ -22,6 +22,8 @@ from typing import ParamSpec, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from remat_cli.formats import read_graph
+from remat_cli.formats.native import graph_bytes
 from remat_cli.generate import Generator
 from remat_cli.generate.chain import Chain
 from remat_cli.generate.layered import Layered
@@ -29,11 +31,9 @@ from remat_cli.generate.transformer import Transformer
 from remat_cli.generate.unet import UNet
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
-from remat_cli.planners.neighbourhoods.planner import Neighbourhoods
+from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.problem import Budget, Planner, Problem
-from remat_cli.readers import read_graph
-from remat_cli.readers.native import graph_bytes
 from remat_cli.schedule import plain_run
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of, solve
@@ -47,9 +47,9 @@ PLANNED: Mapping[str, tuple[Planner, int]] = {
     "approx_dp": (ApproxDP(), 2_000),
     "rotor": (Rotor(), 10_000),
     "dtr": (DTR(), 10_000),
-    "neighbourhoods": (Neighbourhoods(), 100_000),
+    "min_cut": (MinCut(), 100_000),
 }
-# Other graphs that `neighbourhoods` plans: family, ops, and share of the plain peak.
+# Other graphs that `min_cut` plans: family, ops, and share of the plain peak.
 OTHERS: Sequence[tuple[str, Generator, int, float]] = (
     ("U-Net", UNet(), 10_000, 0.5),
     ("U-Net", UNet(), 2_000, 0.3),
@@ -209,7 +209,7 @@ def _others_table(path: Path) -> Table:
     table = _table("neighbourhoods on other graphs and budgets", ("family", "ops", "budget", *_PLANNING))
     for family, generator, ops, share in OTHERS:
         in_own_process(_write, path, generator, ops)
-        row = measure(path, Neighbourhoods(), share)
+        row = measure(path, MinCut(), share)
         table.add_row(family, f"{row.ops:,}", f"{share:.0%}", *_planning_cells(row))
     return table
 

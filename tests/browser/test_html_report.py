@@ -15,13 +15,14 @@ from remat_cli.config import GraphOptions
 from remat_cli.graph import Graph
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, PlanResult, Problem, Status
-from remat_cli.reports.html import plan_page
-from remat_cli.reports.html_lifetimes import Stay, Story
-from remat_cli.reports.run import Run
+from remat_cli.reports.html.lifetimes import Stay, Story
+from remat_cli.reports.html.page import plan_page
+from remat_cli.reports.timeline import Run
 from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
 from remat_cli.solve import solve
 from remat_cli.units import format_bytes, format_share, format_time
 from tests.graphs import graph_of, op, training_chain
+from tests.places import GRAPHS
 from tests.unit.reports.rendering import Claims, prepared, solved
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -254,7 +255,7 @@ def test_light_and_dark_differ(page: Page, report: Path) -> None:
 
 @pytest.mark.parametrize("name", ["unet.json", "skip_chain.json"])
 def test_the_script_reads_what_was_written(page: Page, tmp_path: Path, name: str) -> None:
-    ready = prepare(Path(__file__).parents[2] / "graphs" / name, GraphOptions())
+    ready = prepare(GRAPHS / name, GraphOptions())
     computes = [*input_order(ready.graph), *(each.name for each in ready.graph.ops[:3] if each.recomputable)]
     opened(page, written(tmp_path, ready.graph, *computes, budget=2**50))
     solution = solved(ready.graph, 2**50, PlanResult(Status.FEASIBLE, schedule=with_frees(ready.graph, computes)))

@@ -17,8 +17,8 @@ import pytest
 from remat_cli import session_options
 from remat_cli.schedule import STEP_NAMES, with_frees
 from tests.cli.calls import Remat
-from tests.unit.readers_onnx.models import Model, elsewhere, float_input, node, weight
-from tests.unit.runtime.rewriting import planned
+from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node, weight
+from tests.unit.runtime.onnx.rewriting import planned
 
 
 def skip_model(**more: Any) -> Model:
@@ -215,7 +215,7 @@ class TestExecute:
         def ran(*_: object, **__: object) -> None:
             raise AssertionError("nothing is to be run")
 
-        monkeypatch.setattr("remat_cli.runtime.execution.execute", ran)
+        monkeypatch.setattr("remat_cli.runtime.onnx.execution.execute", ran)
         ended = remat("verify", model, schedule, *DIM, "--execute", "--budget", "1000")
         assert ended.code == 5
         assert "above the budget" in ended.err

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from remat_cli.batch import processes
+from remat_cli.batch.result_lines import EXIT_CODES, WORST_FIRST, Ending
 from remat_cli.cli.options import DEFAULT_PLANNER
-from remat_cli.reports.batch_lines import EXIT_CODES, WORST_FIRST, Ending
 from tests.cli.calls import Ended, Remat
+from tests.places import GRAPHS
 from tests.unit.batch import faulty_child
 from tests.unit.batch.models import Here, needs_proc, write_graphs
 
-SAMPLE = Path(__file__).parents[2] / "graphs" / "batch.yaml"
+SAMPLE = GRAPHS / "batch.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +44,8 @@ def batch(remat: Remat) -> Callable[..., Ended]:
 
 
 Batch = Callable[..., Ended]
-GRAPHS = ("a.json", "b.json")
-TWICE = (*GRAPHS, "--budget", "70%,100%", "-c", "dtr", "--jobs", "2")
+NAMES = ("a.json", "b.json")
+TWICE = (*NAMES, "--budget", "70%,100%", "-c", "dtr", "--jobs", "2")
 RESULTS = Path("results.jsonl")
 
 
@@ -100,7 +101,7 @@ class TestResults:
 
     def test_the_summary_has_the_lines_in_the_order_in_which_they_were_asked_for(self, batch: Batch) -> None:
         summary = batch(*TWICE, "--json").json
-        asked = [(graph, budget) for graph in GRAPHS for budget in ("70%", "100%")]
+        asked = [(graph, budget) for graph in NAMES for budget in ("70%", "100%")]
         assert [(line["graph"], line["budget"]) for line in summary["results"]] == asked
         assert (summary["jobs"], summary["exit_code"], summary["interrupted"]) == (4, 0, False)
         assert sum(summary["endings"].values()) == 4
@@ -315,7 +316,7 @@ main()
         assert "Interrupted: 1 job has not ended; the same command with --resume goes on." in out
         self.assert_nothing_is_left()
         assert [line["status"] for line in lines()] == ["optimal", "optimal"]
-        processes.CHILD = ("-P", "-m", "remat_cli.batch.child")
+        processes.CHILD = ("-P", "-m", "remat_cli.batch.job_process")
         summary = batch(*self.COMMAND, "--resume", "--json").json
         assert (summary["done_before"], summary["endings"]) == (2, {"optimal": 3})
 
@@ -324,7 +325,7 @@ main()
         running.kill()
         running.communicate()
         self.assert_nothing_is_left()
-        processes.CHILD = ("-P", "-m", "remat_cli.batch.child")
+        processes.CHILD = ("-P", "-m", "remat_cli.batch.job_process")
         summary = batch(*self.COMMAND, "--resume", "--json").json
         assert (summary["done_before"], summary["endings"]) == (2, {"optimal": 3})
 

@@ -14,11 +14,10 @@ from xml.etree.ElementTree import fromstring
 import pytest
 import yaml
 
-from remat_cli.check import Outcome, check_model
-from remat_cli.project import ModelCheck
+from remat_cli.checks.check import Outcome, check_model
+from remat_cli.checks.project import ModelCheck
 from tests.cli.calls import Remat
-
-ROOT = Path(__file__).parents[2]
+from tests.places import GRAPHS, ROOT
 
 CHAIN = {
     "format": "remat.graph/1",
@@ -294,7 +293,7 @@ class TestJobs:
         assert several == one
 
     def test_a_process_that_dies_is_a_line_of_its_own(self, remat: Remat, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("remat_cli.check.check_model", _die)
+        monkeypatch.setattr("remat_cli.checks.check.check_model", _die)
         project(HOLDS, FAILS)
         ended = remat("check", "--jobs", "2")
         assert ended.code == 4
@@ -305,7 +304,7 @@ class TestJobs:
     def test_ctrl_c_writes_nothing_and_says_how_far_it_came(
         self, jobs: str, remat: Remat, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("remat_cli.check.check_model", _check_or_stop)
+        monkeypatch.setattr("remat_cli.checks.check.check_model", _check_or_stop)
         project(HOLDS, FAILS, HOLDS.replace("fits", "slow"))
         ended = remat("check", "--json", "-o", "report.json", "--update-baseline", "--jobs", jobs)
         assert (ended.code, ended.out) == (130, "")
@@ -335,12 +334,12 @@ def test_nothing_in_a_name_reaches_the_terminal(remat: Remat) -> None:
 
 class TestSamples:
     def test_the_example_graphs_keep_to_their_project_and_baseline(self, remat: Remat) -> None:
-        ended = remat("check", ROOT / "graphs" / "remat.yaml", "--json")
+        ended = remat("check", GRAPHS / "remat.yaml", "--json")
         assert ended.code == 0
         assert [model["figures"] == model["baseline"] for model in ended.json["models"]] == [True] * 4
 
     def test_limits_that_are_too_tight_fail_in_each_of_three_ways(self, remat: Remat) -> None:
-        ended = remat("check", ROOT / "graphs" / "too-tight.yaml", "--json")
+        ended = remat("check", GRAPHS / "too-tight.yaml", "--json")
         assert ended.code == 6
         failures = [[failure["limit"] for failure in model["failures"]] for model in ended.json["models"]]
         assert failures == [["max_overhead"], ["budget"], ["error"]]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from remat_cli.formats.native import graph_bytes
 from remat_cli.planners.dtr.planner import DTR
-from remat_cli.readers.native import graph_bytes
 from tests.cli.calls import Remat
 from tests.graphs import training_chain
-from tests.unit.readers_onnx.models import Model, float_input, node, weight
+from tests.unit.formats.onnx.models import Model, float_input, node, weight
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import pytest
 from remat_cli.cli import VERBS
 from remat_cli.planners import PLANNERS
 from tests.cli.calls import Remat
+from tests.places import GRAPHS
 
-GRAPH = Path(__file__).parents[2] / "graphs" / "skip_chain.json"
+GRAPH = GRAPHS / "skip_chain.json"
 
 
 @pytest.mark.parametrize("verb", VERBS)

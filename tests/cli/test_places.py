@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.calls import Remat
+from tests.places import GRAPHS
 
-GRAPH = Path(__file__).parents[2] / "graphs" / "skip_chain.json"
+GRAPH = GRAPHS / "skip_chain.json"
 PLAN = ("plan", str(GRAPH), "--budget", "80%", "-c", "dtr")
 ROOT_WRITES_EVERYWHERE = pytest.mark.skipif(os.geteuid() == 0, reason="root may write to a read-only folder")
 

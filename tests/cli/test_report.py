@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.calls import Remat
+from tests.places import GRAPHS
 
-GRAPHS = Path(__file__).parents[2] / "graphs"
 SKIP_CHAIN = GRAPHS / "skip_chain.json"
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from remat_cli.cli.several import with_short_limit
+from remat_cli.cli.comparison_options import with_short_limit
+from remat_cli.formats.native import graph_bytes
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.problem import Observer, PlanResult, Problem
-from remat_cli.readers.native import graph_bytes
 from tests.cli.calls import Remat
 from tests.graphs import chain, training_chain
 

@@ -13,19 +13,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from remat_cli.batch.manifest import load_manifest
+from remat_cli.checks.project import load_project
 from remat_cli.cli.options import DEFAULT_PLANNER
 from remat_cli.config import GraphOptions, load_config
 from remat_cli.errors import RematError
+from remat_cli.formats.schedule_json import read_schedule, schedule_bytes
 from remat_cli.graph import Graph
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
-from remat_cli.project import load_project
-from remat_cli.reports.schedule_json import read_schedule, schedule_bytes
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of, solve
+from tests.places import GRAPHS
 
-_SKIP_CHAIN = Path(__file__).parents[2] / "graphs" / "skip_chain.json"
+_SKIP_CHAIN = GRAPHS / "skip_chain.json"
 # Bytes of a file that a fuzzer may try: readers that take time for each byte are to show here, not to be hidden.
 LARGEST = 1 << 16
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from remat_cli.errors import RematError
-from remat_cli.readers.onnx import read
-from remat_cli.readers.reading import ReadOptions
+from remat_cli.formats.onnx import read
+from remat_cli.formats.reader import ReadOptions
 
 
 def whole_model() -> bytes:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from remat_cli.reports.planner_cards import planner_cards
+from remat_cli.reports.terminal.planner_cards import planner_cards
+from tests.places import GRAPHS, ROOT
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 _TABLE = re.compile(r"(?<=<!-- planners -->\n)(?:\|.*\n)*(?=<!-- end of planners -->)")
 _COLUMNS = {"source": "Source", "takes": "Takes", "proves": "Proves", "how it scales": "Complexity"}
@@ -39,7 +39,7 @@ def printed(commands: list[str]) -> list[str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     with TemporaryDirectory() as folder:
-        (Path(folder) / "graphs").symlink_to(ROOT / "graphs")
+        (Path(folder) / "graphs").symlink_to(GRAPHS)
         return [
             subprocess.run(
                 command, shell=True, cwd=folder, env=environment, check=False, text=True, stdout=-1, stderr=-2

@@ -11,11 +11,11 @@ import onnx
 import pytest
 
 from remat_cli.config import GraphOptions
+from remat_cli.formats import read_graph
+from remat_cli.formats.native import graph_bytes
 from remat_cli.prepare import prepare
-from remat_cli.readers import read_graph
-from remat_cli.readers.native import graph_bytes
+from tests.places import GRAPHS
 
-GRAPHS = Path(__file__).parents[2] / "graphs"
 ONNX_FILES = ("gpt.onnx", "long_skip.onnx", "resnet50.onnx", "unet.onnx")
 JSON_FILES = ("gpt.json", "long_skip.json", "resnet50.json", "skip_chain.json", "unet.json")
 TABLE1_FILES = tuple(

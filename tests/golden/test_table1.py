@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from pathlib import Path
 
 import pytest
 
+from remat_cli.formats import read_graph
 from remat_cli.graph import Graph, Kind
-from remat_cli.planners.forward_part import ForwardPart
 from remat_cli.planners.lower_sets.dp import LowerSetDP
 from remat_cli.planners.lower_sets.families import pruned_family
-from remat_cli.readers import read_graph
+from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.training.derive import training_graph
+from tests.places import GRAPHS
 
-TABLE1 = Path(__file__).parents[2] / "graphs" / "table1"
+TABLE1 = GRAPHS / "table1"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree, SegmentKind
 from remat_cli.planners.acg.solver import Choice, StoredSets
-from remat_cli.planners.forward_part import ForwardPart
+from remat_cli.planners.shared.forward_part import ForwardPart
 
 
 @dataclass(frozen=True, eq=False)

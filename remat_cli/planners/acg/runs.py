@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from remat_cli.graph import Phase
-from remat_cli.planners.forward_part import ForwardPart
-from remat_cli.planners.useful_runs import useful_runs
+from remat_cli.planners.shared.forward_part import ForwardPart
+from remat_cli.planners.shared.useful_runs import useful_runs
 
 
 class SegmentRuns:

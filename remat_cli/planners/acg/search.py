@@ -17,9 +17,9 @@ from remat_cli.planners.acg.divisions import Division, alternating_choices
 from remat_cli.planners.acg.options import ACGOptions
 from remat_cli.planners.acg.runs import SegmentRuns
 from remat_cli.planners.acg.solver import Choice
-from remat_cli.planners.forward_part import ForwardPart
-from remat_cli.planners.liveness import phase_peaks
-from remat_cli.planners.rerun_removal import without_needless_reruns
+from remat_cli.planners.shared.forward_part import ForwardPart
+from remat_cli.planners.shared.liveness import phase_peaks
+from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.problem import ModelFigure, Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule, plain_run, with_frees
 

@@ -16,7 +16,7 @@ class Auto(AutoOptions):
 
     Source: ours; the planners are those of this list.
     Takes: any graph.
-    Searches: what its planners do: keep_all, dtr, neighbourhoods, on training graphs pofo (if it may offload), rotor
+    Searches: what its planners do: keep_all, dtr, min_cut, on training graphs pofo (if it may offload), rotor
         and approx_dp, then retention from the best of their plans.
     Proves: how much any plan must recompute, or that none fits (scope any-order); if it may offload, nothing more than
         holds for every plan.
@@ -30,7 +30,7 @@ class Auto(AutoOptions):
         patience: how much work without a gain ends the search, as a multiple of the work until the last gain; 0: none
             does.
         offload: also move tensors to the host and back, where its link is known.
-        workers: processes of neighbourhoods; 0: as many as there are cores. How many makes no difference to the plan,
+        workers: processes of min_cut; 0: as many as there are cores. How many makes no difference to the plan,
             unless the time is up first.
         seed: of random choices.
     """

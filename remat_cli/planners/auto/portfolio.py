@@ -10,19 +10,19 @@ from remat_cli.cores import usable_cores
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Phase
 from remat_cli.planners.auto.options import AutoOptions
-from remat_cli.planners.cp_sat import SolverLimits
 from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
-from remat_cli.planners.neighbourhoods.options import SearchLimits
-from remat_cli.planners.neighbourhoods.planner import Neighbourhoods
-from remat_cli.planners.neighbourhoods.search import improve
+from remat_cli.planners.min_cut.options import SearchLimits
+from remat_cli.planners.min_cut.planner import MinCut
+from remat_cli.planners.min_cut.search import improve
 from remat_cli.planners.pofo.planner import Pofo
-from remat_cli.planners.rerun_removal import without_needless_reruns
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.options import RetentionOptions
 from remat_cli.planners.retention.search import Known, RetentionSearch
 from remat_cli.planners.rotor.planner import Rotor
+from remat_cli.planners.shared.cp_sat import SolverLimits
+from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 from remat_cli.schedule import Offload, Schedule, plain_run, with_frees
 from remat_cli.simulate import simulate
@@ -121,14 +121,14 @@ class Portfolio(Observer):
             yield "dtr", self._evict
         if self._may_offload and count <= _MOST_FOR_OFFLOADING and self._is_training:
             yield "pofo", lambda: Pofo(time_limit=self._seconds(_SHARE_OF_OFFLOADING)).plan(self._problem, self)
-        yield "neighbourhoods", self._search_neighbourhoods
+        yield "min_cut", self._search_min_cuts
         if count <= _MOST_FOR_HEURISTICS and self._is_training and self._gap > _GAP_FOR_HEURISTICS:
             yield "rotor", lambda: Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)).plan(self._problem, self)
             yield "approx_dp", lambda: ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK)).plan(self._problem, self)
         if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):
             yield "retention", self._retain
-        if self._found_by != "neighbourhoods":
-            yield "neighbourhoods", self._improve_in_neighbourhoods
+        if self._found_by != "min_cut":
+            yield "min_cut", self._improve_by_min_cuts
 
     @property
     def _is_training(self) -> bool:
@@ -140,14 +140,14 @@ class Portfolio(Observer):
         planner = DTR(Heuristic.LOCAL, candidates=1, limit=_SLOWEST_EVICTION, time_limit=seconds)
         return planner.plan(self._problem, self)
 
-    def _search_neighbourhoods(self) -> PlanResult:
+    def _search_min_cuts(self) -> PlanResult:
         # Without a backward pass much depends on the order, which only retention changes: it should have its time.
         share = 1.0 if self._is_training else _SHARE_OF_QUICK
         given = self._options
-        planner = Neighbourhoods(self._seconds(share), gap=given.gap, seed=given.seed, jobs=self._jobs)
+        planner = MinCut(self._seconds(share), gap=given.gap, seed=given.seed, jobs=self._jobs)
         return planner.plan(self._problem, self)
 
-    def _improve_in_neighbourhoods(self) -> PlanResult:
+    def _improve_by_min_cuts(self) -> PlanResult:
         if self._best is None or _offloads(self._best):
             return self._result()
         limits = SearchLimits(self._seconds(1.0), gap=self._options.gap, seed=self._options.seed, jobs=self._jobs)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from remat_cli.errors import UsageError
 from remat_cli.planners.checkmate.mip_options import MipOptions
-from remat_cli.planners.options import check_least
+from remat_cli.planners.shared.option_checks import check_least
 
 
 class Rounding(StrEnum):

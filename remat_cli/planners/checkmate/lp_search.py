@@ -14,7 +14,7 @@ from remat_cli.planners.checkmate.lp_options import Rounding, RoundingOptions
 from remat_cli.planners.checkmate.mip_solvers import Floats
 from remat_cli.planners.checkmate.staged_holds import least_runs
 from remat_cli.planners.checkmate.staged_search import StagedSearch
-from remat_cli.planners.stages import Bools
+from remat_cli.planners.shared.stages import Bools
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 
 _SWEEP = tuple(tenths / 10 for tenths in range(1, 10))

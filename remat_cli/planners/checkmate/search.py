@@ -8,7 +8,7 @@ from remat_cli.planners.checkmate.mip_options import MipOptions
 from remat_cli.planners.checkmate.staged_choices import StagedChoices
 from remat_cli.planners.checkmate.staged_model import StagedModel, StagedOutcome, StagedRelaxation
 from remat_cli.planners.checkmate.staged_search import StagedSearch
-from remat_cli.planners.stages import Bools
+from remat_cli.planners.shared.stages import Bools
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 
 # Plans are changed up to this often until they fit: the plain run, which is the first one, and those of programs.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remat_cli.planners.checkmate.staged_holds import first_reads, reads
-from remat_cli.planners.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
 _NEVER = np.int16(2**14)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from remat_cli.planners.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
 
 def reads(stages: Stages, runs: Bools) -> Bools:

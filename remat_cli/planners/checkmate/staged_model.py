@@ -31,7 +31,7 @@ from remat_cli.planners.checkmate.mip_options import MipLimits, SolverName
 from remat_cli.planners.checkmate.mip_solvers import Floats
 from remat_cli.planners.checkmate.staged_choices import StagedChoices, readers_of
 from remat_cli.planners.checkmate.staged_variables import ALWAYS, NEVER, StagedVariables
-from remat_cli.planners.stages import Bools, Ints
+from remat_cli.planners.shared.stages import Bools, Ints
 from remat_cli.problem import Status
 
 

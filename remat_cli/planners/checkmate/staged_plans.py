@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_cli.planners.stages import Bools, Stages
+from remat_cli.planners.shared.stages import Bools, Stages
 from remat_cli.problem import Observer, Problem
 from remat_cli.schedule import Compute, Inplace, Schedule, with_frees
 from remat_cli.simulate import simulate

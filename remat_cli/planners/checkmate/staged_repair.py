@@ -8,7 +8,7 @@ import numpy as np
 
 from remat_cli.planners.checkmate.staged_holds import gap, least_holds, least_runs, reads, rerun_time
 from remat_cli.planners.checkmate.staged_plans import StagedPlan, StagedPlans
-from remat_cli.planners.stages import Bools, Stages
+from remat_cli.planners.shared.stages import Bools, Stages
 
 
 class StagedRepair:

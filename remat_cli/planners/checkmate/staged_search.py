@@ -12,7 +12,7 @@ from remat_cli.planners.checkmate.staged_model import StagedModel
 from remat_cli.planners.checkmate.staged_plans import StagedPlans
 from remat_cli.planners.checkmate.staged_repair import StagedRepair
 from remat_cli.planners.checkmate.staged_variables import largest_size
-from remat_cli.planners.stages import Bools, Stages
+from remat_cli.planners.shared.stages import Bools, Stages
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 from remat_cli.units import format_bytes
 

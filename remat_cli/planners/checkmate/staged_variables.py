@@ -8,7 +8,7 @@ import numpy as np
 
 from remat_cli.planners.checkmate.staged_choices import StagedChoices, readers_of
 from remat_cli.planners.checkmate.staged_holds import least_holds
-from remat_cli.planners.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
 # In place of a variable's number: what is 0, or 1, whatever is decided. As indices, they count from an array's end.
 NEVER, ALWAYS = -1, -2

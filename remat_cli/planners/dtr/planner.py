@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_cli.planners.dtr.options import Heuristic
-from remat_cli.planners.options import check_least
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
 
 

@@ -13,7 +13,7 @@ from time import monotonic
 from remat_cli.graph import Graph
 from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.run import GreedyRun, RunLimits
-from remat_cli.planners.useful_runs import useful_runs
+from remat_cli.planners.shared.useful_runs import useful_runs
 from remat_cli.problem import Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule, plain_run, with_frees
 from remat_cli.simulate import simulate

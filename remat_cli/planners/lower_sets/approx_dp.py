@@ -42,9 +42,9 @@ class ApproxDP(DPOptions):
             PlannerRefuses: the graph has no forward or no backward part.
         """
         # numpy comes with these; the options must be readable without it.
-        from remat_cli.planners.forward_part import ForwardPart
         from remat_cli.planners.lower_sets.families import pruned_family
         from remat_cli.planners.lower_sets.search import LowerSetSearch
+        from remat_cli.planners.shared.forward_part import ForwardPart
 
         sets = pruned_family(ForwardPart.of(problem.graph, "approx_dp"))
         return LowerSetSearch.of(problem, sets, self, observe).run()

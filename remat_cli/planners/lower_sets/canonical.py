@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.graph import Graph, Phase
-from remat_cli.planners.forward_part import ForwardPart
 from remat_cli.planners.lower_sets.families import LowerSets
+from remat_cli.planners.shared.forward_part import ForwardPart
 
 
 class CanonicalStrategy:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from remat_cli.planners.liveness import phase_peaks, with_late_frees
 from remat_cli.planners.lower_sets.canonical import CanonicalStrategy
 from remat_cli.planners.lower_sets.families import LowerSets
+from remat_cli.planners.shared.liveness import phase_peaks, with_late_frees
 from remat_cli.problem import Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule, with_frees
 from remat_cli.simulate import simulate

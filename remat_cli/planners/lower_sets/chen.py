@@ -9,12 +9,12 @@ from itertools import pairwise
 from math import isqrt
 from typing import TYPE_CHECKING, ClassVar
 
-from remat_cli.planners.options import check_least
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
 
 if TYPE_CHECKING:
-    from remat_cli.planners.forward_part import ForwardPart
     from remat_cli.planners.lower_sets.families import LowerSets
+    from remat_cli.planners.shared.forward_part import ForwardPart
 
 
 class BudgetRule(StrEnum):
@@ -58,8 +58,8 @@ class Chen:
             PlannerRefuses: the graph has no forward or no backward part, or is too large.
         """
         # numpy comes with these; the options must be readable without it.
-        from remat_cli.planners.forward_part import ForwardPart
         from remat_cli.planners.lower_sets.chain_plans import ChainPlans
+        from remat_cli.planners.shared.forward_part import ForwardPart
 
         forward = ForwardPart.of(problem.graph, "chen")
         sets = prefixes_at_cuts(forward)

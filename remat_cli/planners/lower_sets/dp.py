@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from remat_cli.planners.lower_sets.families import LowerSets
 from remat_cli.planners.lower_sets.options import Strategy
-from remat_cli.planners.lower_sets.steps import UNREACHED, LiveSteps, Steps, StepsInto
+from remat_cli.planners.lower_sets.transitions import UNREACHED, LiveSteps, Steps, StepsInto
 
 # Parts of the way from a lower bound to the largest cost to which fronts are built, one after the other.
 _DEEPENING = (64, 32, 16, 8, 4, 2, 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_cli.planners.lower_sets.options import DPOptions
-from remat_cli.planners.options import check_least
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
 
 
@@ -50,9 +50,9 @@ class ExactDP(DPOptions):
             PlannerRefuses: the graph has no forward or no backward part, or too many lower sets.
         """
         # numpy comes with these; the options must be readable without it.
-        from remat_cli.planners.forward_part import ForwardPart
         from remat_cli.planners.lower_sets.families import all_lower_sets
         from remat_cli.planners.lower_sets.search import LowerSetSearch
+        from remat_cli.planners.shared.forward_part import ForwardPart
 
         sets = all_lower_sets(ForwardPart.of(problem.graph, "exact_dp"), self.max_lower_sets)
         return LowerSetSearch.of(problem, sets, self, observe).run()

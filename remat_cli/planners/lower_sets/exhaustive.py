@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.lower_sets.options import BudgetModel, Strategy
-from remat_cli.planners.options import check_least
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 from remat_cli.units import format_bytes
 
 if TYPE_CHECKING:
-    from remat_cli.planners.forward_part import ForwardPart
     from remat_cli.planners.lower_sets.chain_plans import ChainPlans
+    from remat_cli.planners.shared.forward_part import ForwardPart
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Exhaustive:
             PlannerRefuses: the graph has no forward or no backward part, or too many chains.
         """
         # numpy comes with these; the options must be readable without it.
-        from remat_cli.planners.forward_part import ForwardPart
         from remat_cli.planners.lower_sets.chain_plans import ChainPlans
         from remat_cli.planners.lower_sets.families import all_lower_sets
+        from remat_cli.planners.shared.forward_part import ForwardPart
 
         forward = ForwardPart.of(problem.graph, "exhaustive")
         if 2 ** len(forward) > self.max_chains:

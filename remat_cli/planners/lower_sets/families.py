@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.errors import PlannerRefuses
-from remat_cli.planners.forward_part import ForwardPart
+from remat_cli.planners.shared.forward_part import ForwardPart
 
 # The steps of the dynamic program, and the time it takes, grow with the square of this.
 _MOST_VERTICES = 6000

@@ -31,9 +31,9 @@ from ortools.sat.python.cp_model import (
 )
 
 from remat_cli.graph import Graph
-from remat_cli.planners.cp_sat import Values
 from remat_cli.planners.moccasin.options import Precedence
 from remat_cli.planners.moccasin.slots import Slots
+from remat_cli.planners.shared.cp_sat import Values
 
 Event = LinearExpr | int
 Starts = Sequence[Sequence[int]]  # for each op, the events at which it runs, in order

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from remat_cli.errors import UsageError
-from remat_cli.planners.options import check_least
+from remat_cli.planners.shared.option_checks import check_least
 
 
 class Order(StrEnum):

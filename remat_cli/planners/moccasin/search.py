@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from remat_cli.planners.cp_sat import OnBound, Outcome, SolverLimits, Values, solve_model
 from remat_cli.planners.moccasin.model import IntervalModel, Starts
 from remat_cli.planners.moccasin.options import MoccasinOptions, Order
 from remat_cli.planners.moccasin.slots import Slots, line_slots, staged_slots
-from remat_cli.planners.useful_runs import useful_runs
+from remat_cli.planners.shared.cp_sat import OnBound, Outcome, SolverLimits, Values, solve_model
+from remat_cli.planners.shared.useful_runs import useful_runs
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 from remat_cli.schedule import Schedule, plain_run, with_frees
 from remat_cli.simulate import simulate

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.graph import Graph
-from remat_cli.planners.liveness import phase_peaks
 from remat_cli.planners.moccasin.options import Order
+from remat_cli.planners.shared.liveness import phase_peaks
 
 Bools = NDArray[np.bool_]
 

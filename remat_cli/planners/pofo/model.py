@@ -29,9 +29,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.planners.chain.measures import Gauge, array_of
-from remat_cli.planners.chain.model import Chain
 from remat_cli.planners.rotor.needs import RotorNeeds
+from remat_cli.planners.shared.chain.measures import Gauge, array_of
+from remat_cli.planners.shared.chain.model import Chain
 
 # Bytes or time: an int or a Fraction, or a float array.
 Amount: TypeAlias = Any

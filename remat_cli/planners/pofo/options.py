@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from remat_cli.planners.chain.options import Cuts
-from remat_cli.planners.options import check_least
+from remat_cli.planners.shared.chain.options import Cuts
+from remat_cli.planners.shared.option_checks import check_least
 
 
 class Rounding(StrEnum):

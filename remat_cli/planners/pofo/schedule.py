@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.graph import Graph, Phase
-from remat_cli.planners.liveness import phase_peaks
+from remat_cli.planners.shared.liveness import phase_peaks
 from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
 
 

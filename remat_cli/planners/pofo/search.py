@@ -16,7 +16,6 @@ from time import monotonic
 import numpy as np
 
 from remat_cli.errors import PlannerRefuses
-from remat_cli.planners.chain.linearisation import Linearised, linearise
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
 from remat_cli.planners.pofo.options import PofoOptions, Rounding
@@ -24,7 +23,8 @@ from remat_cli.planners.pofo.schedule import Movements
 from remat_cli.planners.pofo.structure import Structure, fluid_time
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
-from remat_cli.planners.useful_runs import useful_runs
+from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
+from remat_cli.planners.shared.useful_runs import useful_runs
 from remat_cli.problem import ModelFigure, Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule, input_order
 from remat_cli.simulate import simulate

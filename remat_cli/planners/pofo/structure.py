@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
-from remat_cli.planners.chain.model import ChainStep, Operation
 from remat_cli.planners.pofo.model import Amount, FluidModel, Item, Rest, State
+from remat_cli.planners.shared.chain.model import ChainStep, Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from remat_cli.planners.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
 
 @dataclass(frozen=True, eq=False)

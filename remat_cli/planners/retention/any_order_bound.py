@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from remat_cli.graph import Graph
-from remat_cli.planners.cp_sat import SolverLimits
-from remat_cli.planners.neighbourhoods.cut import Moment
-from remat_cli.planners.neighbourhoods.tape import GraphReads, Tape
+from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.retention.ancestry import Ancestry
 from remat_cli.planners.retention.cover_bound import Gaps, cheapest_cover
-from remat_cli.planners.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.cp_sat import SolverLimits
+from remat_cli.planners.shared.sequence import GraphReads, RematSequence
+from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
 # Moments at which the cut bound is taken.
 _MOST_MOMENTS = 8
@@ -80,9 +80,9 @@ def _cut_bound(reads: GraphReads, room: int, op: int) -> int:
     # An op that may run for the first time afterwards costs nothing then, and even an op that runs only once can.
     reads = GraphReads(graph, reads.inputs, reads.outputs, reads.kept, reads.recomputable | is_free)
     before = np.flatnonzero(is_before | is_free)
-    tape = _FreeTape(reads, np.concatenate([before, [op], np.flatnonzero(is_after)]), is_free)
-    moment = Moment(tape, len(before))
-    return moment.bound(room + graph.fixed_bytes - moment.least_own_bytes)
+    sequence = _FreeSequence(reads, np.concatenate([before, [op], np.flatnonzero(is_after)]), is_free)
+    cut_point = CutPoint(sequence, len(before))
+    return cut_point.bound(room + graph.fixed_bytes - cut_point.least_own_bytes)
 
 
 def _around(graph: Graph, op: int) -> tuple[Bools, Bools]:
@@ -109,8 +109,8 @@ def _around(graph: Graph, op: int) -> tuple[Bools, Bools]:
 
 
 @dataclass(frozen=True, eq=False)
-class _FreeTape(Tape):
-    """A tape on which some ops cost nothing.
+class _FreeSequence(RematSequence):
+    """A sequence on which some ops cost nothing.
 
     Attributes:
         is_free: [N] which ones.

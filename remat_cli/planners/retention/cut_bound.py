@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 from ortools.sat.python.cp_model import CpModel
 
-from remat_cli.planners.cp_sat import SolverLimits, solve_model
 from remat_cli.planners.retention.model import SETTINGS, Terms, add_rows
-from remat_cli.planners.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.cp_sat import SolverLimits, solve_model
+from remat_cli.planners.shared.stages import Bools, Ints, Stages
 from remat_cli.problem import Status
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.need_times import NeedTimes
-from remat_cli.planners.stages import Bools, Ints, Ragged, Stages
+from remat_cli.planners.shared.stages import Bools, Ints, Ragged, Stages
 
 # Linear relaxations find and prove these models' optima many times sooner than clause learning alone; and the solver's
 # own chaining of sums through auxiliary variables makes them weaker.
@@ -80,7 +80,7 @@ class RetentionModel:
         objective.coeffs.extend(self._rerun_time[costly].tolist())
         return model
 
-    def plan(self, values: Ints) -> tuple[str, ...]:
+    def computes(self, values: Ints) -> tuple[str, ...]:
         """Return the names of the ops that a solution runs, in order.
 
         Args:

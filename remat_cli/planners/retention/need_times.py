@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_cli.planners.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
 
 @dataclass(frozen=True, eq=False)

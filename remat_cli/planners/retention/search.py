@@ -10,19 +10,19 @@ from time import monotonic
 
 import numpy as np
 
-from remat_cli.planners.cp_sat import Outcome, SolverLimits, Values, solve_model
-from remat_cli.planners.neighbourhoods.options import SearchLimits
-from remat_cli.planners.neighbourhoods.search import Search as Neighbourhoods
-from remat_cli.planners.orders.search import Order, OrderLimits, search_orders
-from remat_cli.planners.rerun_removal import without_needless_reruns
+from remat_cli.planners.min_cut.options import SearchLimits
+from remat_cli.planners.min_cut.search import Search as MinCutSearch
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.cover_bound import cover_bound
 from remat_cli.planners.retention.cut_bound import cut_bound, tightest_cuts
 from remat_cli.planners.retention.model import SETTINGS, RetentionModel
 from remat_cli.planners.retention.need_times import NeedTimes
 from remat_cli.planners.retention.options import OrderChoice, RetentionOptions
-from remat_cli.planners.stages import Ints, Stages
-from remat_cli.planners.useful_runs import useful_runs
+from remat_cli.planners.shared.cp_sat import Outcome, SolverLimits, Values, solve_model
+from remat_cli.planners.shared.orders.search import Order, OrderLimits, search_orders
+from remat_cli.planners.shared.rerun_removal import without_needless_reruns
+from remat_cli.planners.shared.stages import Ints, Stages
+from remat_cli.planners.shared.useful_runs import useful_runs
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 from remat_cli.schedule import Schedule, plain_run, with_frees
 from remat_cli.simulate import simulate
@@ -185,7 +185,7 @@ class RetentionSearch:
         if self._known is None:
             self._observe.phase("first plans by minimum cuts")
             limits = SearchLimits(self._seconds_left() * _SHARE_OF_START, seed=self._options.seed)
-            search = Neighbourhoods(self._problem, limits, Observer())
+            search = MinCutSearch(self._problem, limits, Observer())
             search.start()
             computes = None if search.best_schedule is None else search.best_schedule.computes
         if computes and self._take(computes):
@@ -280,7 +280,7 @@ class RetentionSearch:
                 retention.hint(built, self._best)
 
         def take(values: Values) -> None:
-            self._take(retention.plan(values))
+            self._take(retention.computes(values))
 
         limits = self._limits(min(model.work, self._patience_left()))
         return solve_model(built, limits, settings=SETTINGS, on_solution=take)

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.errors import UsageError
-from remat_cli.planners.chain.model import ChainStep, Operation
 from remat_cli.planners.rotor.needs import RotorNeeds
+from remat_cli.planners.shared.chain.model import ChainStep, Operation
 from remat_cli.units import format_bytes
 
 Times = NDArray[np.float64]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.planners.chain.measures import Gauge, array_of
-from remat_cli.planners.chain.model import Chain
+from remat_cli.planners.shared.chain.measures import Gauge, array_of
+from remat_cli.planners.shared.chain.model import Chain
 
 
 @dataclass(frozen=True, eq=False)

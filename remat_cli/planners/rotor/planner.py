@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat_cli.planners.chain.options import RotorOptions
+from remat_cli.planners.shared.chain.options import RotorOptions
 from remat_cli.problem import Observer, PlanResult, Problem
 
 

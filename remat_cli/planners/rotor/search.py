@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph
-from remat_cli.planners.chain.linearisation import Linearised, linearise
-from remat_cli.planners.chain.options import Cuts, RotorOptions
-from remat_cli.planners.liveness import phase_peaks
-from remat_cli.planners.rerun_removal import without_needless_reruns
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
+from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
+from remat_cli.planners.shared.chain.options import Cuts, RotorOptions
+from remat_cli.planners.shared.liveness import phase_peaks
+from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.problem import ModelFigure, Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule, input_order, plain_run, with_frees
 
@@ -70,7 +70,7 @@ class RotorPlans:
         """Return how many different plans there are, or nearly."""
         return len(self.slots)
 
-    def plan(self, number: int) -> Plan:
+    def best(self, number: int) -> Plan:
         """Return the plan in `slots[number]`; the larger the number, the less time and the more memory it takes."""
         if number not in self._plans:
             runs = self.linearised.runs(self.table.steps(self.slots[number]))
@@ -141,7 +141,7 @@ class RotorSearch:
         plans = rotor_plans(graph, options.cuts, options.segments, options.slots)
         self.observe.phase("searching the plan that fits with the least overhead")
         for number in self._numbers(len(plans)):
-            self._try(number, plans.plan(number))
+            self._try(number, plans.best(number))
         return self._result(plans, stats)
 
     def _fits(self, plan: Plan) -> bool:

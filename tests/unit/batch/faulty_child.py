@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from remat_cli import budget_search
-from remat_cli.batch import work
-from remat_cli.batch.child import main
+from remat_cli.batch import run_job
 from remat_cli.batch.job import Job, Outcome
+from remat_cli.batch.job_process import main
 from remat_cli.solve import Solution
+from remat_cli.studies import budget_search
 
 _SOLVE = budget_search.plan_at
-_CARRY_OUT = work.carry_out
+_CARRY_OUT = run_job.carry_out
 
 
 def _segfault() -> None:
@@ -87,7 +87,7 @@ def plan_at_leisure(*args: object, **kwargs: object) -> Solution:
 
 
 if __name__ == "__main__":
-    work.carry_out = carry_out
+    run_job.carry_out = carry_out
     if os.environ.get("AT_LEISURE"):
-        vars(work)["plan_at"] = plan_at_leisure
+        vars(run_job)["plan_at"] = plan_at_leisure
     main()

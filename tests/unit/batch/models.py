@@ -10,7 +10,7 @@ import pytest
 
 from remat_cli.batch.job import Job, Outcome
 from remat_cli.batch.requests import Request, Way, jobs_of
-from remat_cli.batch.work import carry_out
+from remat_cli.batch.run_job import carry_out
 from remat_cli.config import RunConfig
 from remat_cli.units import parse_budget
 from tests.documents import chain_document

@@ -20,16 +20,16 @@ from remat_cli.batch import cluster as module
 from remat_cli.batch import processes
 from remat_cli.batch.cluster import Cluster, pack, unpack
 from remat_cli.batch.job import Job, Limits, Outcome
-from remat_cli.batch.work import carry_out
+from remat_cli.batch.result_lines import Ending
+from remat_cli.batch.run_job import carry_out
 from remat_cli.errors import ClusterLost, GraphError, UsageError
-from remat_cli.reports.batch_lines import Ending
 from tests.cli.calls import Remat
+from tests.places import GRAPHS
 from tests.unit.batch import faulty_child
 from tests.unit.batch.models import jobs_on, needs_proc, write_graphs
 
 # Types of its own are there for a part of it only.
 DASK: Any = distributed
-GRAPHS = Path(__file__).parents[3] / "graphs"
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ from remat_cli.batch.manifest import load_manifest
 from remat_cli.batch.requests import jobs_of
 from remat_cli.errors import UsageError
 from remat_cli.units import parse_budget
+from tests.places import GRAPHS
 from tests.unit.batch.models import write_graphs
 
-SAMPLE = Path(__file__).parents[3] / "graphs" / "batch.yaml"
+SAMPLE = GRAPHS / "batch.yaml"
 
 
 @pytest.fixture

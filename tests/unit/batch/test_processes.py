@@ -15,7 +15,8 @@ import pytest
 from remat_cli.batch import processes
 from remat_cli.batch.job import Job, Limits, Outcome
 from remat_cli.batch.processes import Processes
-from remat_cli.reports.batch_lines import Ending
+from remat_cli.batch.result_lines import Ending
+from tests.places import ROOT
 from tests.unit.batch import faulty_child
 from tests.unit.batch.models import jobs_on, needs_proc, write_graphs
 
@@ -24,7 +25,7 @@ from tests.unit.batch.models import jobs_on, needs_proc, write_graphs
 def _faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "CHILD", (faulty_child.__file__,))
     monkeypatch.setattr(processes, "GRACE", 0.3)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture

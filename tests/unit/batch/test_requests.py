@@ -13,6 +13,7 @@ from remat_cli.batch.requests import Request, jobs_of, matching_files, schedule_
 from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.units import parse_budget
+from tests.places import ROOT
 from tests.unit.batch.models import way, write_graphs
 
 
@@ -35,7 +36,7 @@ def test_everything_that_the_result_depends_on_is_in_the_identity(
     table = tmp_path / "times.yaml"
     table.write_text("Relu: 7\n")
     device = tmp_path / "mine.yaml"
-    device.write_text((Path(__file__).parents[3] / "configs" / "devices" / "a100.yaml").read_text())
+    device.write_text((ROOT / "configs" / "devices" / "a100.yaml").read_text())
     keys = [
         key(request_),
         key(request_, budgets=(parse_budget("81%"),)),

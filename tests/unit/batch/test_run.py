@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from remat_cli.batch.job import Job, Outcome
-from remat_cli.batch.run import Interruption, run_jobs
+from remat_cli.batch.loop import Interruption, run_jobs
+from remat_cli.batch.result_lines import JobLine
 from remat_cli.problem import Observer
-from remat_cli.reports.batch_lines import JobLine
 from tests.unit.batch.models import Here, jobs_on, write_graphs
 
 

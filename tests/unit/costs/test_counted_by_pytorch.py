@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from remat_cli.costs import annotate_work
-from remat_cli.readers import onnx
-from remat_cli.readers.reading import ReadOptions
+from remat_cli.formats import onnx
+from remat_cli.formats.reader import ReadOptions
 
 DATA = os.environ.get("REMAT_DATA")
 COUNTED_BY_PYTORCH = {"Conv", "ConvTranspose", "MatMul", "Gemm"}

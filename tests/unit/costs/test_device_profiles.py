@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from remat_cli.costs import Device
+from tests.places import ROOT
 
-PROFILES = sorted((Path(__file__).parents[3] / "configs" / "devices").glob("*.yaml"))
+PROFILES = sorted((ROOT / "configs" / "devices").glob("*.yaml"))
 
 
 def test_the_promised_profiles_are_there() -> None:

@@ -7,7 +7,7 @@ import pytest
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.lower_sets import families, steps
+from remat_cli.planners.lower_sets import families, transitions
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.lower_sets.chen import Chen
 from remat_cli.planners.lower_sets.exact_dp import ExactDP
@@ -51,7 +51,7 @@ def test_as_many_lower_sets_as_allowed_are_taken() -> None:
 
 
 def test_too_many_steps_between_lower_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "_MOST_STEPS", 10)
+    monkeypatch.setattr(transitions, "_MOST_STEPS", 10)
     refused = refusal(ExactDP(), training_chain(6))
     assert "the 7 lower sets of 'test' have too many steps between them: 15 were found" in refused.message
     assert "approx_dp" in refused.hint

@@ -8,7 +8,7 @@ import pytest
 
 from remat_cli.graph import Graph
 from remat_cli.reports.peak import Fate, count_fates, tensors_at_peak
-from remat_cli.reports.run import Run
+from remat_cli.reports.timeline import Run
 from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait, with_frees
 from remat_cli.simulate import simulate
 from tests.graphs import chain, graph_of, op, training_chain

@@ -15,7 +15,7 @@ from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.problem import Budget, Planner, Problem
 from remat_cli.reports.plot import check_can_plot, sweep_plot
-from remat_cli.sweep import NamedPlanner, Sweep, sweep
+from remat_cli.studies.sweep import NamedPlanner, Sweep, sweep
 from remat_cli.units import parse_budgets
 from tests.graphs import training_chain
 

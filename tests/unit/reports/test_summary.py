@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from remat_cli.budget_search import SmallestBudget
+from remat_cli.formats.native import graph_sha256
 from remat_cli.graph import Graph
 from remat_cli.planners import PLANNERS
 from remat_cli.problem import ModelFigure, PlanResult, Scope, Status
-from remat_cli.readers.native import graph_sha256
 from remat_cli.reports.summary import budget_summary, inspect_summary, plan_summary, planners_summary, verify_summary
 from remat_cli.schedule import Schedule, input_order, with_frees
 from remat_cli.simulate import simulate
+from remat_cli.studies.budget_search import SmallestBudget
 from remat_cli.training import KeptForBackward
 from tests.graphs import training_chain
 from tests.unit.reports.rendering import prepared, solved

@@ -1,168 +1,95 @@
-"""The memory chart loses no peak, keeps the budget's line honest, and fits its width."""
+"""A run laid out in time agrees with what the simulator measured."""
 
 from __future__ import annotations
 
-import io
+from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from remat_cli.graph import Graph
-from remat_cli.reports.run import Lifetime, Run
-from remat_cli.reports.text import Report
-from remat_cli.reports.timeline import MemoryTimeline, StaysBar, largest_per_column, marks
-from remat_cli.schedule import with_frees
+from remat_cli.reports.timeline import Lifetime, Run, recomputed_ops
+from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
 from remat_cli.simulate import simulate
-from tests.graphs import chain, compute_sequences, graph_of, op, small_graphs, training_chain
-from tests.unit.reports.rendering import rendered
-
-MB = 1_000_000
+from tests.graphs import chain, compute_sequences, graph_of, in_place, multi_output, op, small_graphs, training_chain
 
 
-def run_of(graph: Graph, *computes: str) -> Run:
-    schedule = with_frees(graph, computes)
-    return Run(graph, schedule, simulate(graph, schedule))
-
-
-@pytest.fixture
-def plain() -> Run:
-    return Run.plain(training_chain(4, size=MB))
-
-
-@pytest.fixture
-def replayed() -> Run:
-    """The same as `plain` with the first two ops run again; its peak is 4 MB instead of 5."""
-    return run_of(training_chain(4, size=MB), "f1", "f2", "f3", "f4", "loss", "b4", "f1", "f2", "b3", "b2", "b1")
-
-
-def test_each_column_shows_the_largest_memory_of_its_time() -> None:
-    # f1 takes 1 unit of time and makes 3 bytes, f2 takes 2 and makes 5, f3 takes 1 and makes 1.
-    graph = graph_of(
-        op("f1", "", "a", time=1),
-        op("f2", "a", "b", time=2),
-        op("f3", "b", "c", time=1),
-        sizes={"a": 3, "b": 5, "c": 1},
-    )
-    run = Run.plain(graph)
-    assert largest_per_column(run, run.total, 4) == [3, 8, 8, 6]
-    assert largest_per_column(run, run.total, 8) == [3, 3, 8, 8, 8, 8, 6, 6]
-    assert largest_per_column(run, run.total, 2) == [8, 8]
-    assert largest_per_column(run, run.total, 1) == [8]
-
-
-def test_columns_after_the_end_of_the_shorter_run_are_empty() -> None:
-    run = Run.plain(chain(2, 2))
-    assert largest_per_column(run, 4, 8) == [2, 2, 4, 4, 0, 0, 0, 0]
-
-
-@given(st.data(), st.integers(1, 40))
-def test_no_peak_is_lost_whatever_the_width(data: st.DataObject, width: int) -> None:
+@given(st.data())
+def test_the_tensors_in_memory_add_up_to_what_the_simulator_counts(data: st.DataObject) -> None:
     graph = data.draw(small_graphs())
-    run = run_of(graph, *data.draw(compute_sequences(graph)))
-    assert max(largest_per_column(run, run.total, width)) == run.trace.peak_bytes
+    schedule = with_frees(graph, data.draw(compute_sequences(graph)))
+    run = Run(graph, schedule, simulate(graph, schedule))
+    for index, step in enumerate(schedule.steps):
+        beside = graph.op[step.op].workspace_bytes if isinstance(step, Compute | Inplace) else 0
+        if isinstance(step, Inplace):
+            # Of two that share storage the larger counts while the op runs, but only the result is in memory.
+            op = graph.op[step.op]
+            beside += max(0, graph.tensors[str(op.inplace)].bytes - graph.tensors[op.outputs[0]].bytes)
+        live = sum(graph.tensors[name].bytes for name in run.live_at(index))
+        assert graph.fixed_bytes + live + beside == run.trace.memory_bytes[index + 1]
 
 
-def test_times_near_the_limit_do_not_overflow() -> None:
-    graph = graph_of(op("a", "", "x", time=2**58), op("b", "x", "y", time=2**58), sizes={"x": 2**40, "y": 1})
+@given(st.data())
+def test_the_durations_add_up_to_the_time_of_the_run(data: st.DataObject) -> None:
+    graph = data.draw(small_graphs())
+    schedule = with_frees(graph, data.draw(compute_sequences(graph)))
+    run = Run(graph, schedule, simulate(graph, schedule))
+    assert run.total == (len(schedule.steps) if run.counts_steps else run.trace.time)
+    assert len(run.recomputing) == run.trace.recomputations
+
+
+def test_steps_count_where_no_op_takes_time() -> None:
+    graph = graph_of(op("a", "", "x", time=0), op("b", "x", "y", time=0))
     run = Run.plain(graph)
-    assert largest_per_column(run, run.total, 200) == [2**40] * 100 + [2**40 + 1] * 100
+    assert run.counts_steps
+    assert run.durations.tolist() == [0, 1, 1, 1]
 
 
-def test_a_long_run_is_downsampled() -> None:
-    sizes = [1] * 20_000
-    sizes[12_345] = 100
-    run = Run.plain(chain(*sizes))
-    columns = largest_per_column(run, run.total, 80)
-    assert columns.index(101) == 12_345 * 80 // 20_000
-    assert sorted(set(columns)) == [2, 101]
+def test_a_recomputed_tensor_stays_twice() -> None:
+    graph = training_chain(2)
+    schedule = with_frees(graph, ["f1", "f2", "loss", "b2", "f1", "b2", "b1"])
+    run = Run(graph, schedule, simulate(graph, schedule))
+    assert recomputed_ops(run.trace) == 2
+    assert len(run.lifetimes["a1"]) == 2
 
 
-def test_the_chart_shows_the_plan_before_the_plain_run_under_the_budget(plain: Run, replayed: Run) -> None:
-    chart = MemoryTimeline(replayed, behind=plain, budget_bytes=4 * MB, rows=5)
-    # Three columns a unit of time.
-    assert rendered(Report(chart), 55).splitlines() == [
-        "5.000 MB ┤            ░░░░░░░░░",
-        "4.000 MB ┤╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌",
-        "         │         ░░░░░░░░░░░░░░░░░░██████",
-        "         │      ░░░░░░█████████░░░███████████████",
-        "         │   ██████████████████████████████████████████",
-        "         │█████████████████████████████████████████████",
-        "     0 B └────────────┴────────────────────────────────",
-        "   again                       ━━━━━━",
-        "          forward     backward                  time 15",
-    ]
+def test_an_offloaded_tensor_comes_back_fetched() -> None:
+    graph = chain(4, 1, 1)
+    away: list[Step] = [Offload("t1"), Compute("f2"), Wait("t1"), Free("t1"), Prefetch("t1"), Wait("t1"), Free("t1")]
+    schedule = Schedule((Compute("f1"), *away, Compute("f3"), Free("t2")))
+    run = Run(graph, schedule, simulate(graph, schedule, bytes_per_time=Fraction(1)))
+    assert run.lifetimes["t1"] == (Lifetime(0, 4), Lifetime(5, 7, fetched=True))
+    assert (run.copies, run.copied_bytes) == (2, 8)
 
 
-def test_what_fits_never_shows_above_the_line_and_what_does_not_does(plain: Run) -> None:
-    peak = plain.trace.peak_bytes
-    for budget in (1, peak // 50, peak // 2, peak - 1):
-        above, _ = rendered(MemoryTimeline(plain, budget_bytes=budget)).split("╌", 1)
-        assert "█" in above or "▁" in above
-    for budget in (peak, peak + 1, peak * 5 // 4):
-        above, _ = rendered(MemoryTimeline(plain, budget_bytes=budget)).split("╌", 1)
-        assert set(above) <= set(" 0123456789.MB┤│\n")
-
-
-def test_what_is_above_the_budget_is_red(plain: Run) -> None:
-    def in_colour(budget_bytes: int) -> str:
-        output = io.StringIO()
-        chart = MemoryTimeline(plain, budget_bytes=budget_bytes)
-        Console(width=80, file=output, force_terminal=True, color_system="standard").print(chart)
-        return output.getvalue()
-
-    assert "\x1b[31m" in in_colour(plain.trace.peak_bytes - 1)
-    assert "\x1b[31m" not in in_colour(plain.trace.peak_bytes)
-
-
-def test_a_budget_far_above_the_peak_does_not_press_the_chart_flat(plain: Run) -> None:
-    chart = MemoryTimeline(plain, budget_bytes=100 * plain.trace.peak_bytes)
-    assert rendered(chart) == rendered(MemoryTimeline(plain))
-    assert "budget" not in chart.legend("plan").plain
-
-
-@pytest.mark.parametrize("width", [20, 80, 100, 120, 200])
-def test_the_chart_fills_its_width_and_no_more(plain: Run, replayed: Run, width: int) -> None:
-    chart = MemoryTimeline(replayed, behind=plain, budget_bytes=4 * MB)
-    assert max(map(len, rendered(chart, width).splitlines())) == width
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        pytest.param(graph_of(op("only", "", "x")), id="one op"),
-        pytest.param(graph_of(op("only", "", "x"), sizes={"x": 0}), id="no bytes"),
-        pytest.param(graph_of(op("a", "", "x", time=0), op("b", "x", "", time=0)), id="no time"),
-        pytest.param(graph_of(op("a", "x", "")), id="nothing but an input"),
-    ],
-)
-@pytest.mark.parametrize("budget_bytes", [None, 1])
-def test_degenerate_runs_have_a_chart(graph: Graph, budget_bytes: int | None) -> None:
+def test_an_input_taken_over_in_place_is_gone() -> None:
+    graph = in_place()
     run = Run.plain(graph)
-    lines = rendered(MemoryTimeline(run, behind=run, budget_bytes=budget_bytes)).splitlines()
-    assert len(lines) >= 14
-    assert lines[-2].lstrip().startswith("0 B └──")
+    assert isinstance(run.schedule.steps[1], Inplace)
+    assert run.lifetimes["x"] == (Lifetime(0, 1),)
+    assert run.lifetimes["y"][0].start == 1
 
 
-def test_steps_are_counted_where_there_is_no_time() -> None:
-    run = Run.plain(graph_of(op("a", "", "x", time=0), op("b", "x", "y", time=0)))
-    assert rendered(MemoryTimeline(run)).rstrip().endswith("3 steps")
+def test_an_output_that_is_overwritten_while_it_is_there_stays_once() -> None:
+    graph = multi_output()
+    again = (Compute("split"), Compute("use_left"), Free("left"), Compute("split"), Free("left"))
+    schedule = Schedule((*again, Compute("use_right"), Free("right")))
+    run = Run(graph, schedule, simulate(graph, schedule))
+    assert run.lifetimes["right"] == (Lifetime(0, 6),)
+    assert run.lifetimes["left"] == (Lifetime(0, 2), Lifetime(3, 4))
 
 
-def test_the_legend_names_only_what_is_drawn(plain: Run, replayed: Run) -> None:
-    assert MemoryTimeline(plain).legend("plain run").plain == "█ plain run"
-    both = MemoryTimeline(replayed, behind=plain, budget_bytes=4 * MB)
-    assert both.legend("plan", "plain run").plain == "█ plan   ░ plain run   ╌ budget   ━ recomputing"
-
-
-def test_a_bar_marks_when_a_tensor_is_in_memory() -> None:
-    run = Run.plain(chain(1, 1, 1, 1))
-    assert marks(run, run.lifetimes["t1"], run.total, 8).plain == "━━━━····"
-    assert marks(run, run.lifetimes["t4"], run.total, 8).plain == "······━━"
-    assert marks(run, [Lifetime(0, 1)], run.total, 8, absent=" ").plain == "━━      "
-
-
-def test_a_bar_is_as_wide_as_its_place() -> None:
+def test_outputs_stay_to_the_end() -> None:
     run = Run.plain(chain(1, 1))
-    assert rendered(StaysBar(run, run.lifetimes["t2"]), 12) == "······━━━━━━\n"
+    assert run.lifetimes["t2"] == (Lifetime(1, len(run.schedule.steps)),)
+
+
+def test_the_backward_pass_begins_with_its_first_op() -> None:
+    run = Run.plain(training_chain(2))
+    assert run.first_backward is not None
+    assert run.schedule.steps[run.first_backward] == Compute("loss")
+    assert Run.plain(chain(1, 1)).first_backward is None
+
+
+def test_the_peak_has_its_op() -> None:
+    assert Run.plain(chain(1, 5, 1)).peak_op == "f2"
+    assert Run.plain(graph_of(op("a", "x", ""), sizes={"x": 3})).peak_op is None

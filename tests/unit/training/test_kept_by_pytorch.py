@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from remat_cli.readers import onnx
-from remat_cli.readers.reading import ReadOptions
+from remat_cli.formats import onnx
+from remat_cli.formats.reader import ReadOptions
 from remat_cli.training import annotate_saves, kept_for_backward, training_graph
 
 DATA = os.environ.get("REMAT_DATA")

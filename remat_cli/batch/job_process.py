@@ -1,0 +1,65 @@
+"""What runs in a process of its own: one job. It comes pickled on stdin, its outcome goes pickled to stdout.
+
+`python -m remat_cli.batch.job_process`. Nothing that goes wrong here, not even a crash of a solver, takes anyone else
+along. Stdin stays open as long as the process that wants the outcome lives; when that is gone, so is this one.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import sys
+from threading import Thread
+
+from remat_cli.batch.job import Job, Limits, Outcome, out_of_memory
+from remat_cli.batch.process_trees import kill_tree
+
+
+def main() -> None:
+    """Carry out the job on stdin."""
+    # What a solver prints must not get among the outcome.
+    with os.fdopen(os.dup(1), "wb") as outcomes:
+        os.dup2(2, 1)
+        # Whoever started it may have been told to take no notice of Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        job, limits = pickle.load(sys.stdin.buffer)
+        Thread(target=_leave_with_parent, daemon=True).start()
+        outcomes.write(pickle.dumps(_outcome(job, limits)))
+
+
+def _outcome(job: Job, limits: Limits) -> Outcome:
+    try:
+        _limit_memory(limits.memory_bytes)
+        # As in cli.main: a large graph is a million objects and no cycles.
+        gc.set_threshold(100_000, 50, 100)
+        from remat_cli.batch.run_job import carry_out
+
+        return carry_out(job)
+    except MemoryError:
+        return out_of_memory(limits)
+
+
+def _limit_memory(memory_bytes: int | None) -> None:
+    if memory_bytes is None:
+        return
+    import resource
+
+    # What is written to, where the system counts it; not libraries and address space that is only set aside.
+    kind = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
+    _, most = resource.getrlimit(kind)
+    if most != resource.RLIM_INFINITY:
+        memory_bytes = min(memory_bytes, most)
+    resource.setrlimit(kind, (memory_bytes, most))
+
+
+def _leave_with_parent() -> None:
+    # Not sys.stdin, whose lock would be held when this process ends.
+    while os.read(0, 1):
+        pass
+    kill_tree(os.getpid())
+
+
+if __name__ == "__main__":
+    main()

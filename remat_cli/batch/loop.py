@@ -1,0 +1,79 @@
+"""The loop of a batch: jobs go to an executor, their lines come out as they end."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Self
+
+from remat_cli.batch.executor import Executor
+from remat_cli.batch.job import Job, Outcome
+from remat_cli.batch.result_lines import JobLine
+from remat_cli.problem import Observer
+
+# Seconds between two looks at whether Ctrl-C was pressed.
+_LOOK = 0.1
+
+
+class Interruption:
+    """Ctrl-C while jobs run: once is heeded when what has ended is recorded; twice ends everything at once."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    executor: Executor,
+    record: Callable[[Job, Outcome], JobLine],
+    interruption: Interruption,
+    observe: Observer,
+) -> list[JobLine]:
+    """Run jobs, and return the lines of those that ended: all of them, unless it was interrupted.
+
+    Args:
+        jobs: in the order in which they are started.
+        executor: runs them; it is left with jobs that still run where it was interrupted.
+        record: is called for each job that has ended, as soon as it has.
+        interruption: whether to go on.
+        observe: is told how far it is.
+    """
+    waiting = deque(jobs)
+    running = 0
+    lines: list[JobLine] = []
+    told = ""
+    while (waiting or running) and not interruption.wanted:
+        while waiting and not interruption.wanted and executor.has_room:
+            executor.submit(waiting.popleft())
+            running += 1
+        if (how_far := _how_far(lines, running, len(jobs), executor.trouble)) != told:
+            observe.phase(told := how_far)
+        for job, outcome in executor.finished(_LOOK):
+            running -= 1
+            lines.append(record(job, outcome))
+    while ended := executor.finished(0) if running else []:
+        running -= len(ended)
+        lines += [record(job, outcome) for job, outcome in ended]
+    return lines
+
+
+def _how_far(lines: Sequence[JobLine], running: int, jobs: int, trouble: str) -> str:
+    without = sum(line.peak_bytes is None for line in lines)
+    failed = f" · {without:,} without a plan" if without else ""
+    return f"{len(lines):,} of {jobs:,} jobs done{failed} · {trouble or f'{running:,} running'}"

@@ -1,0 +1,66 @@
+"""The figures of a project's models, and the file that keeps them from one check to the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from os.path import exists  # unlike those of Path, false for a name that no file can have
+from pathlib import Path
+from typing import Any
+
+from remat_cli.config import Document, checked
+from remat_cli.errors import UsageError
+from remat_cli.formats.source import parse_json, read_bytes
+
+_FORMAT = "remat.baseline/1"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one model.
+
+    Attributes:
+        plain_peak_bytes: peak of the plain run.
+        hard_limit_bytes: no plan in any order needs less.
+        limit_bytes: what the model is held to: its budget or its largest peak; None without either.
+        plan_peak_bytes: peak of the plan; None where there is none, or none was asked for.
+        overhead: of the plan, as a share of the plain run's time; None likewise.
+    """
+
+    plain_peak_bytes: int
+    hard_limit_bytes: int
+    limit_bytes: int | None = None
+    plan_peak_bytes: int | None = None
+    overhead: float | None = None
+
+
+@dataclass(frozen=True)
+class _BaselineFile:
+    format: str
+    models: dict[str, dict[str, Any]]
+
+
+def read_baseline(path: Path) -> dict[str, Figures]:
+    """Return the figures by the names of the models; none where there is no such file.
+
+    Raises:
+        UsageError: the file is malformed.
+    """
+    if not exists(path):
+        return {}
+    values = parse_json(path, read_bytes(path, error=UsageError), error=UsageError)
+    if not isinstance(values, dict) or values.get("format") != _FORMAT:
+        raise UsageError(
+            f"{path}: is no baseline of the format {_FORMAT!r}",
+            hint="write it anew with 'remat check --update-baseline'",
+        )
+    raw = checked(_BaselineFile, Document(values, str(path)))
+    return {name: checked(Figures, Document(figures, f"{path}: {name!r}")) for name, figures in raw.models.items()}
+
+
+def baseline_bytes(figures: Mapping[str, Figures]) -> bytes:
+    """Return the content of a baseline file: sorted, and nothing in it that is not measured."""
+    models = {name: asdict(measured) for name, measured in figures.items()}
+    text = json.dumps({"format": _FORMAT, "models": models}, ensure_ascii=False, indent=2, sort_keys=True)
+    return f"{text}\n".encode()

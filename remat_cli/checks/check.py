@@ -1,0 +1,361 @@
+"""Holding a model to its limits: what was measured, what fails and why, and what would help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import ceil
+from multiprocessing import active_children, get_context
+from time import monotonic
+
+from remat_cli.bounds import largest_working_set
+from remat_cli.checks.advice import batch_offer, budget_offer, plan_overhead, round_up, uninterrupted
+from remat_cli.checks.baseline import Figures
+from remat_cli.checks.project import ModelCheck
+from remat_cli.cores import leave_ctrl_c_to_parent
+from remat_cli.errors import RematError
+from remat_cli.planners import PLANNERS
+from remat_cli.prepare import Prepared, prepare
+from remat_cli.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.simulate import Trace
+from remat_cli.solve import Solution, baseline_of, solve
+from remat_cli.studies.budget_search import within_overhead
+from remat_cli.studies.progress import Prefixed
+from remat_cli.units import format_bytes, format_share
+
+FAILED = 3
+_OUT_OF_MEMORY = 4
+_LONGEST_NAME = 60
+_WHICH_PLAN = {
+    Scope.ANY_ORDER: "no plan in any order",
+    Scope.FIXED_ORDER: "no plan in input order",
+    Scope.PLANNER: "no plan of this planner",
+}
+
+# Options of the command line as hints name them, and the keys that say the same in a project file.
+_DIMS = re.compile(r"--dim \w+=\d+(?: --dim \w+=\d+)*")
+_CHOICE = re.compile(r"--(mode|cost-model|measurements) (\w+)")
+_KEYS = {
+    "--dim": "dims",
+    "--input-shape": "input_shapes",
+    "--value-shape": "value_shapes",
+    "--link-bandwidth": "link_bandwidth",
+    "--device": "device",
+    "--strict": "strict",
+}
+_OPTION = re.compile("|".join(_KEYS))
+
+
+class Verdict(StrEnum):
+    """How a line of a check ended."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    ERROR = "error"  # it could not be measured, so nothing is known
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One limit that a model does not keep to, or what kept it from being measured.
+
+    Attributes:
+        limit: the key of the project file that is not kept to; "error" where the model could not be measured.
+        reason: why, in one sentence without its full stop.
+        remedies: what could be done, likewise; each was tried as far as it names a figure.
+    """
+
+    limit: str
+    reason: str
+    remedies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one line of a check.
+
+    Attributes:
+        model: what was held to its limits.
+        figures: what was measured; None where that could not be done.
+        before: what the baseline says; None where it does not know the model.
+        failures: none where the model holds.
+        exit_code: 0, 3, or that of the error that kept the model from being measured.
+        notes: what the user should know about the model's file.
+        seconds: that it took.
+    """
+
+    model: ModelCheck
+    figures: Figures | None = None
+    before: Figures | None = None
+    failures: tuple[Failure, ...] = ()
+    exit_code: int = 0
+    notes: tuple[str, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def verdict(self) -> Verdict:
+        """How it ended."""
+        if self.exit_code == 0:
+            return Verdict.HOLDS
+        return Verdict.FAILS if self.exit_code == FAILED else Verdict.ERROR
+
+
+def worst_exit_code(outcomes: tuple[Outcome, ...]) -> int:
+    """Return the exit code of a whole check.
+
+    A model that could not be measured goes before one that fails, as nothing is known of it: it may be worse.
+    """
+    codes = {outcome.exit_code for outcome in outcomes}
+    return max(codes - {0, FAILED}, default=max(codes, default=0))
+
+
+def check_model(
+    model: ModelCheck, baseline: Mapping[str, Figures], observe: Observer | None = None, *, accept: bool = False
+) -> Outcome:
+    """Measure one model and hold it to its limits. A bad file is an outcome, too.
+
+    Args:
+        model: the model and its limits.
+        baseline: figures by the names of the models, which `max_regression` is measured against.
+        observe: is told what is being done.
+        accept: the baseline is about to be written anew: whatever was measured is no regression.
+
+    Raises:
+        KeyboardInterrupt: the user stopped it; a plan of a search that was cut short is not judged.
+    """
+    began = monotonic()
+    named = Prefixed(observe or Observer(), f"{_short(model.name)}: ")
+    check = _Check(model, baseline.get(model.name), named, accept=accept)
+    exit_code = check.run()
+    return Outcome(
+        model, check.figures, check.before, tuple(check.failures), exit_code, check.notes, monotonic() - began
+    )
+
+
+def check_models(
+    models: Sequence[ModelCheck],
+    baseline: Mapping[str, Figures],
+    observe: Observer | None = None,
+    *,
+    accept: bool = False,
+    jobs: int = 1,
+) -> Iterator[Outcome]:
+    """Yield what comes of each model, in their order; the arguments are those of `check_model`.
+
+    Args:
+        models: what is checked.
+        baseline: as there.
+        observe: as there; with several jobs it is told only how many are done.
+        accept: as there.
+        jobs: so many models at a time, each in a process of its own.
+    """
+    observe = observe or Observer()
+    if min(jobs, len(models)) <= 1:
+        yield from (check_model(model, baseline, observe, accept=accept) for model in models)
+        return
+    # A fresh process: a copy of one that runs threads may hang.
+    pool = ProcessPoolExecutor(min(jobs, len(models)), get_context("spawn"), initializer=leave_ctrl_c_to_parent)
+    try:
+        futures = [pool.submit(check_model, model, baseline, accept=accept) for model in models]
+        for done, (model, future) in enumerate(zip(models, futures, strict=True)):
+            observe.phase(f"{done} of {len(models)} models checked")
+            yield _result_of(future, model, baseline)
+    except BaseException:
+        for process in active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _result_of(future: Future[Outcome], model: ModelCheck, baseline: Mapping[str, Figures]) -> Outcome:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        reason = "a process of this check came to a sudden end, as it does where the machine runs out of memory"
+        failure = Failure("error", reason, ("check fewer models at a time: --jobs 1",))
+        return Outcome(model, None, baseline.get(model.name), (failure,), _OUT_OF_MEMORY)
+
+
+class _Check:
+    """One model while it is checked."""
+
+    def __init__(self, model: ModelCheck, before: Figures | None, observe: Observer, *, accept: bool) -> None:
+        self.model = model
+        self.before = before
+        self.observe = observe
+        self.accept = accept
+        self.figures: Figures | None = None
+        self.notes: tuple[str, ...] = ()
+        self.failures: list[Failure] = []
+
+    def run(self) -> int:
+        """Measure and judge; return the exit code."""
+        try:
+            self.measure()
+        except RematError as error:
+            remedies = (_in_yaml(error.hint),) if error.hint else ()
+            self.failures.append(Failure("error", error.message, remedies))
+            return error.exit_code
+        except MemoryError:
+            remedies = ("use a planner for large graphs, such as dtr",)
+            self.failures.append(Failure("error", "out of memory", remedies))
+            return _OUT_OF_MEMORY
+        return FAILED if self.failures else 0
+
+    def measure(self) -> None:
+        self.observe.phase("reading the graph")
+        prepared = prepare(self.model.path, self.model.graph)
+        self.notes = prepared.notes
+        plain = baseline_of(prepared.graph)
+        limits = self.limits(plain)
+        limit = min(limits.values(), default=None)
+        hard_limit = largest_working_set(prepared.graph).bytes
+        self.figures = Figures(plain.peak_bytes, hard_limit, limit)
+        if limit is not None and self.model.budget is None:
+            self.hold_plain_run(prepared, plain, limit)
+        elif limit is not None:
+            solution = self.solution(prepared, plain, limit)
+            if solution.trace is not None:
+                self.figures = Figures(
+                    plain.peak_bytes, hard_limit, limit, solution.trace.peak_bytes, solution.overhead
+                )
+            self.failures.extend(self.plan_failures(prepared, solution, limits))
+        if self.model.max_regression is not None and not self.accept:
+            self.failures.extend(self.regressions(self.figures))
+
+    def limits(self, plain: Trace) -> dict[str, int]:
+        """Return the bytes that the model may need, by what says so; the smallest first."""
+        sizes = {}
+        if self.model.budget is not None:
+            sizes["budget"] = self.model.budget.bytes_of(plain.peak_bytes)
+        if self.model.max_peak is not None:
+            sizes["max_peak"] = self.model.max_peak
+        return dict(sorted(sizes.items(), key=lambda item: item[1]))
+
+    def hold_plain_run(self, prepared: Prepared, plain: Trace, limit: int) -> None:
+        if plain.peak_bytes <= limit:
+            return
+        remedies = [f"raise max_peak to {_written(plain.peak_bytes)}"]
+        batch = batch_offer(self.model, prepared.graph.resident_bytes, plain.peak_bytes, limit, self.observe)
+        if batch is not None:
+            remedies.append(f"set dims.{batch.dim} to {batch.size}, where the plain run fits")
+        overhead = plan_overhead(
+            Problem(prepared.graph, Budget(limit), prepared.bytes_per_time), self.model, self.observe
+        )
+        if overhead is not None:
+            remedies.append(f"replace it by 'budget: {_written(limit)}', where {_plan_in_words(overhead)} fits")
+        reason = f"the plain run peaks at {format_bytes(plain.peak_bytes)}, above max_peak {format_bytes(limit)}"
+        self.failures.append(Failure("max_peak", reason, tuple(remedies)))
+
+    def solution(self, prepared: Prepared, plain: Trace, limit: int) -> Solution:
+        """Return the plan, or the refusal; where the plain run fits, it is the best plan and no planner is needed."""
+        planner = PLANNERS["keep_all"]() if plain.peak_bytes <= limit else self.model.planner
+        self.observe.phase("planning")
+        problem = Problem(prepared.graph, Budget(limit), prepared.bytes_per_time)
+        return uninterrupted(solve(problem, planner, self.observe))
+
+    def plan_failures(self, prepared: Prepared, solution: Solution, limits: Mapping[str, int]) -> Iterator[Failure]:
+        refusal = within_overhead(solution, self.model.max_overhead)
+        if refusal.trace is not None:
+            return
+        remedies = self.remedies(prepared, refusal, limits)
+        if solution.overhead is None:
+            yield Failure(next(iter(limits)), _why_nothing_fits(solution), remedies)
+            return
+        wider = f"allow it: max_overhead: {_percent(solution.overhead)}"
+        reason = (
+            f"the plan takes {format_share(solution.overhead)} more time than the plain run, above max_overhead "
+            f"{format_share(self.model.max_overhead or 0)}"
+        )
+        if refusal.status is Status.INFEASIBLE:
+            reason += f"; proven: {_which_plan(refusal)} keeps to it"
+        yield Failure("max_overhead", reason, (*remedies, wider))
+
+    def remedies(self, prepared: Prepared, refusal: Solution, limits: Mapping[str, int]) -> tuple[str, ...]:
+        """Return what was tried and found to help: a larger budget; a smaller batch, for the budget that there is."""
+        offer = budget_offer(refusal, self.model, self.observe)
+        too_small = [key for key, size in limits.items() if size < offer.budget_bytes]
+        is_share = self.model.budget is not None and self.model.budget.share is not None
+        larger = _written(offer.budget_bytes)
+        if is_share and too_small == ["budget"]:
+            larger = _percent(min(1.0, offer.budget_bytes / refusal.baseline.peak_bytes))
+        remedies = [f"raise {' and '.join(too_small)} to {larger}, where {_plan_in_words(offer.overhead)} fits"]
+        resident, limit = prepared.graph.resident_bytes, refusal.problem.budget.device_bytes
+        # A share of the plain peak would shrink with the batch.
+        batch = None if is_share else batch_offer(self.model, resident, offer.budget_bytes, limit, self.observe)
+        if batch is not None:
+            remedies.append(f"set dims.{batch.dim} to {batch.size}, where {_plan_in_words(batch.overhead)} fits")
+        return tuple(remedies)
+
+    def regressions(self, now: Figures) -> Iterator[Failure]:
+        allowed = self.model.max_regression
+        assert allowed is not None
+        limit = f"max_regression {format_share(allowed)}"
+        remedy = ("if that is meant, write the baseline anew: remat check --update-baseline",)
+        if self.before is None:
+            reason = "it is not in the baseline, which max_regression needs"
+            yield Failure("max_regression", reason, ("add it: remat check --update-baseline",))
+            return
+        old, new = self.before.plain_peak_bytes, now.plain_peak_bytes
+        if new > old * (1 + allowed):
+            grown = "" if old == 0 else f" by {format_share((new - old) / old)}"
+            reason = f"the plain peak grew{grown}, from {format_bytes(old)} to {format_bytes(new)}, above {limit}"
+            yield Failure("max_regression", reason, remedy)
+        if self.before.overhead is None or now.overhead is None:
+            return
+        if now.overhead - self.before.overhead > allowed:
+            reason = (
+                f"the overhead grew from {format_share(self.before.overhead)} to {format_share(now.overhead)}, by more "
+                f"than {limit} of the plain run's time"
+            )
+            yield Failure("max_regression", reason, remedy)
+
+
+def _why_nothing_fits(solution: Solution) -> str:
+    budget = solution.problem.budget.device_bytes
+    size, graph, least = format_bytes(budget), solution.problem.graph, solution.working_set
+    if budget < graph.fixed_bytes:
+        return f"no plan fits {size}: {format_bytes(graph.fixed_bytes)} are in memory from start to end"
+    if budget < least.bytes:
+        who = "its outputs alone need" if least.op is None else f"op {_short(least.op)} alone needs"
+        return f"no plan fits {size}: {who} {format_bytes(least.bytes)}"
+    if solution.status is Status.INFEASIBLE:
+        return f"{_which_plan(solution)} fits {size}: proven"
+    return f"no plan was found that fits {size}; that there is none is not proven"
+
+
+def _which_plan(refusal: Solution) -> str:
+    return _WHICH_PLAN[refusal.result.scope] + (" without transfers" if refusal.leaves_out_transfers else "")
+
+
+def _plan_in_words(overhead: float) -> str:
+    return "the plain run" if overhead == 0 else f"a plan of {format_share(overhead)} overhead"
+
+
+def _written(size: int) -> str:
+    """Return a size, rounded up, as it is written in a project file."""
+    number, unit = format_bytes(round_up(size)).split()
+    return (number.rstrip("0").rstrip(".") if "." in number else number) + unit
+
+
+def _percent(share: float) -> str:
+    """Return a share, rounded up, as it is written in a project file."""
+    return f"{ceil(share * 1000) / 10:g}%"
+
+
+def _in_yaml(hint: str) -> str:
+    """Return a hint that speaks of the command line's options as one that speaks of the project file's keys."""
+    hint = _DIMS.sub(
+        lambda dims: f"'dims: {{{dims[0].replace('--dim ', '').replace(' ', ', ').replace('=', ': ')}}}'", hint
+    )
+    hint = _CHOICE.sub(lambda choice: f"'{choice[1].replace('-', '_')}: {choice[2]}'", hint)
+    return _OPTION.sub(lambda option: _KEYS[option[0]], hint)
+
+
+def _short(name: str) -> str:
+    half = _LONGEST_NAME // 2
+    return repr(name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}")

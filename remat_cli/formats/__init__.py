@@ -1,0 +1,63 @@
+"""Readers: one file and one line in READERS for each format. Formats are told apart by content, not by file name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from remat_cli.errors import GraphError
+from remat_cli.formats import native, node_link, onnx
+from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
+from remat_cli.formats.source import Source, read_bytes
+
+__all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "portable_bytes", "read_graph"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A format that graphs are read from.
+
+    Attributes:
+        recognises: tells whether a file's content is of this format.
+        read: reads it.
+    """
+
+    recognises: Callable[[Source], bool]
+    read: Callable[[Source, ReadOptions], Reading]
+
+
+# In this order: whatever is no JSON is taken for ONNX, whose reader says so where it is not.
+READERS: Mapping[str, Reader] = {
+    "native JSON": Reader(native.recognises, native.read),
+    "node-link JSON": Reader(node_link.recognises, node_link.read),
+    "ONNX": Reader(lambda source: not source.is_json, lambda source, options: onnx.read(source.path, options)),
+}
+
+
+def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
+    """Read the graph in the file at `path`, whatever its format.
+
+    Raises:
+        GraphError: the file or the graph in it is bad.
+        UsageError: the options do not fit the file (dimensions left open, unknown names).
+    """
+    source = Source(path)
+    for reader in READERS.values():
+        if reader.recognises(source):
+            return reader.read(source, options or ReadOptions())
+    if str(source.document.get("format", "")).startswith("remat.schedule/"):
+        raise GraphError(f"{path} is a schedule, not a graph", hint="name the graph that it was made for")
+    raise GraphError(
+        f"{path}: the JSON in it is no graph",
+        hint=f'remat reads {", ".join(READERS)}; a native graph begins with {{"format": "{native.FORMAT}", ...}}',
+    )
+
+
+def portable_bytes(path: Path) -> bytes:
+    """Return a file from which the same graph is read as from the one at `path`, without weights: to be sent elsewhere.
+
+    Raises:
+        GraphError: the file cannot be read.
+    """
+    return read_bytes(path) if Source(path).is_json else onnx.portable_bytes(path)

@@ -1,0 +1,219 @@
+"""The native graph format, `remat.graph/1`: reading, writing, and the hash that ties a schedule to its graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from remat_cli.errors import GraphError
+from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.formats.source import Source
+from remat_cli.graph import TIME_UNITS, Graph, Kind, Op, Phase, Tensor, build_graph
+
+FORMAT = "remat.graph/1"
+
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One field of the format: its kind of value, and its default."""
+
+    kind: str
+    default: Any = _REQUIRED
+
+
+_GRAPH_FIELDS: Mapping[str, _Field] = {
+    "format": _Field("text"),
+    "name": _Field("text", "graph"),
+    "kind": _Field("text"),
+    "time_unit": _Field("text", "unit"),
+    "resident_bytes": _Field("size", 0),
+    "tensors": _Field("list"),
+    "ops": _Field("list"),
+    "outputs": _Field("names", None),
+}
+_TENSOR_FIELDS: Mapping[str, _Field] = {
+    "name": _Field("text"),
+    "bytes": _Field("size"),
+    "shape": _Field("sizes", None),
+    "dtype": _Field("text", None),
+    "view_of": _Field("text", None),
+}
+_OP_FIELDS: Mapping[str, _Field] = {
+    "name": _Field("text"),
+    "type": _Field("text", ""),
+    "inputs": _Field("names"),
+    "outputs": _Field("names"),
+    "time": _Field("size"),
+    "workspace_bytes": _Field("size", 0),
+    "inplace": _Field("text", None),
+    "phase": _Field("text", "forward"),
+    "grad_of": _Field("text", None),
+    "recomputable": _Field("truth", True),
+    "saves": _Field("names", None),
+    "grad_inputs": _Field("names", None),
+    "grad_time": _Field("size", None),
+    "flops": _Field("size", None),
+    "moved_bytes": _Field("size", None),
+}
+
+
+_PHASES = tuple(str(phase) for phase in Phase)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "text": (lambda value: isinstance(value, str), "text"),
+    "size": (_is_size, "a whole number, 0 or more"),
+    "truth": (lambda value: isinstance(value, bool), "true or false"),
+    "list": (lambda value: isinstance(value, list), "a list"),
+    "names": (lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of names"),
+    "sizes": (lambda value: isinstance(value, list) and all(map(_is_size, value)), "a list of whole numbers"),
+}
+
+
+def recognises(source: Source) -> bool:
+    """Tell whether the file says that it is of this format, in whatever version."""
+    label = source.document.get("format")
+    return isinstance(label, str) and label.startswith("remat.graph/")
+
+
+def read(source: Source, options: ReadOptions) -> Reading:
+    """Read a graph in the native format; `options` have no bearing on it.
+
+    Raises:
+        GraphError: a field is missing or of the wrong type, a version is unknown, or the graph is not valid.
+    """
+    del options
+    return from_document(source.document, str(source.path))
+
+
+def from_document(document: Mapping[str, Any], where: str) -> Reading:
+    """Build the graph that a JSON document describes.
+
+    Args:
+        document: the parsed file.
+        where: the file's name, for messages.
+
+    Raises:
+        GraphError: as `read`.
+    """
+    if document.get("format") != FORMAT:
+        raise GraphError(
+            f"{where}: unknown format version {document.get('format')!r}",
+            hint=f"this version of remat reads {FORMAT!r}; convert the file, or use a newer remat",
+        )
+    unknown: dict[str, str] = {}
+    top = _fields(document, _GRAPH_FIELDS, where, unknown)
+    kind = _choice(top["kind"], [str(kind) for kind in Kind], f"{where}: kind")
+    _choice(top["time_unit"], TIME_UNITS, f"{where}: time_unit")
+    tensors = [_tensor(item, f"{where}: tensors[{i}]", unknown) for i, item in enumerate(top["tensors"])]
+    ops = [_op(item, f"{where}: ops[{i}]", unknown) for i, item in enumerate(top["ops"])]
+    try:
+        graph = build_graph(
+            name=top["name"],
+            kind=Kind(kind),
+            time_unit=top["time_unit"],
+            resident_bytes=top["resident_bytes"],
+            tensors=tensors,
+            ops=ops,
+            outputs=top["outputs"],
+        )
+    except GraphError as error:
+        raise GraphError(f"{where}: {error.message}", hint=error.hint) from None
+    return Reading(graph, notes=tuple(f"{place}: unknown field {name!r} is ignored" for name, place in unknown.items()))
+
+
+def _fields(item: Any, fields: Mapping[str, _Field], where: str, unknown: dict[str, str]) -> dict[str, Any]:
+    """Check one object of the file against its fields, and fill in the defaults."""
+    if not isinstance(item, dict):
+        raise GraphError(f"{where}: expected an object, found {_short(item)}", hint="put its fields in { }")
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        value = item.get(name)
+        if value is None:
+            if field.default is _REQUIRED:
+                raise GraphError(f"{where}: {name!r} is missing", hint=f"it must be {_KINDS[field.kind][1]}")
+            values[name] = field.default
+            continue
+        holds, wanted = _KINDS[field.kind]
+        if not holds(value):
+            raise GraphError(f"{where}.{name}: {_short(value)} is not {wanted}", hint=f"write {wanted}")
+        values[name] = value
+    if len(item) > len(fields) or not item.keys() <= fields.keys():
+        for name in sorted(item.keys() - fields.keys()):
+            unknown.setdefault(name, where)
+    return values
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _choice(value: str, choices: list[str] | tuple[str, ...], where: str) -> str:
+    if value not in choices:
+        raise GraphError(f"{where}: {value!r} is not known", hint=f"use one of {', '.join(choices)}")
+    return value
+
+
+def _tensor(item: Any, where: str, unknown: dict[str, str]) -> Tensor:
+    values = _fields(item, _TENSOR_FIELDS, where, unknown)
+    if values["shape"] is not None:
+        values["shape"] = tuple(values["shape"])
+    return Tensor(**values)
+
+
+def _op(item: Any, where: str, unknown: dict[str, str]) -> Op:
+    values = _fields(item, _OP_FIELDS, where, unknown)
+    # An operand that is read twice (a square, say) is one tensor in memory.
+    values["inputs"] = tuple(dict.fromkeys(values["inputs"]))
+    values["outputs"] = tuple(values["outputs"])
+    for name in ("saves", "grad_inputs"):
+        if values[name] is not None:
+            values[name] = tuple(dict.fromkeys(values[name]))
+    values["phase"] = Phase(_choice(values["phase"], _PHASES, f"{where}.phase"))
+    return Op(**values)
+
+
+def to_document(graph: Graph) -> dict[str, Any]:
+    """Return `graph` as the JSON document of the native format; fields that hold their default are left out."""
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "kind": str(graph.kind),
+        "tensors": [_written(tensor, _TENSOR_FIELDS) for tensor in graph.tensors.values()],
+        "ops": [_written(op, _OP_FIELDS) for op in graph.ops],
+        "outputs": list(graph.outputs),
+    }
+    return document | _written(graph, {name: _GRAPH_FIELDS[name] for name in ("name", "time_unit", "resident_bytes")})
+
+
+def _written(item: Tensor | Op | Graph, fields: Mapping[str, _Field]) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for name, field in fields.items():
+        value = getattr(item, name)
+        if value != field.default:
+            written[name] = list(value) if isinstance(value, tuple) else value
+    return written
+
+
+def canonical_json(document: Mapping[str, Any]) -> bytes:
+    """Return the document as UTF-8 with sorted keys and no white space: the bytes that are hashed and written."""
+    return json.dumps(document, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode("utf-8")
+
+
+def graph_bytes(graph: Graph) -> bytes:
+    """Return the file that `remat convert` writes for `graph`."""
+    return canonical_json(to_document(graph))
+
+
+def graph_sha256(graph: Graph) -> str:
+    """Return the hash that ties a schedule to its graph: of exactly the bytes that `remat convert` writes."""
+    return sha256(graph_bytes(graph)).hexdigest()

@@ -1,0 +1,165 @@
+"""From a sized ONNX graph to a `Graph` and its operators.
+
+- Initializers, Constant nodes and what was folded are resident bytes, not tensors. Where one of them is an output of
+  the graph, that output is in memory anyway, and is left out of the graph's outputs.
+- A view of a resident value is a tensor of 0 bytes that is a view of nothing.
+- An op that reads only stored values, and was not folded (the transpose or cast of a weight), is an op like any other:
+  that is what it costs where a runtime executes it each time; constant folding by the exporter removes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from remat_cli.formats.onnx.aliasing import overwritten_input, viewed_inputs
+from remat_cli.formats.onnx.attributes import plain_attributes
+from remat_cli.formats.onnx.contrib import full_type
+from remat_cli.formats.onnx.inference import OperatorSets
+from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
+from remat_cli.formats.onnx.structure import Node
+from remat_cli.formats.onnx.values import Origin, Value
+from remat_cli.formats.onnx.workspace import scratch_bytes
+from remat_cli.formats.reader import Aliasing
+from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
+from remat_cli.operators import Operand, Operator, Role
+from remat_cli.schedule import input_order, with_frees
+from remat_cli.simulate import simulate
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How a sized graph becomes a `Graph`.
+
+    Attributes:
+        opsets: the operator sets of the file.
+        profile: which ops are views or work in place.
+    """
+
+    opsets: OperatorSets
+    profile: Aliasing
+
+    def graph(self, sized: SizedGraph, name: str) -> Graph:
+        """Return the graph, of kind forward, with no times yet.
+
+        Raises:
+            GraphError: every node was folded, or the sizes add up to more than 2^60 bytes.
+        """
+        storage = self._storage(sized)
+        tensors = [_tensor(name, sized.values[name], storage) for name in _given(sized)]
+        for node in sized.nodes:
+            tensors.extend(_tensor(output, sized.values[output], storage) for output in node.node.outputs)
+        return build_graph(
+            name=name,
+            kind=Kind.FORWARD,
+            time_unit="flop",
+            resident_bytes=_resident_bytes(sized),
+            tensors=tensors,
+            ops=[self._op(node, sized, storage) for node in sized.nodes],
+            outputs=tuple(dict.fromkeys(name for name in sized.outputs if sized.values[name].is_activation)),
+        )
+
+    def operators(self, sized: SizedGraph) -> dict[str, Operator]:
+        """Return the operators of the graph's ops by name; what bodies read from outside follows the inputs."""
+        return {node.node.name: self._operator(node.node, sized.values) for node in sized.nodes}
+
+    def _storage(self, sized: SizedGraph) -> dict[str, str | None]:
+        """Return the base of each view, None where that is a resident value."""
+        storage: dict[str, str | None] = {}
+        for node in sized.nodes:
+            views = viewed_inputs(node.node.proto, sized.values, self.opsets.version(""), self.profile, sized.outputs)
+            for view, source in views.items():
+                base = source if sized.values[source].is_activation else None
+                storage[view] = storage.get(source, base)
+        return storage
+
+    def _op(self, sized_node: SizedNode, sized: SizedGraph, storage: Mapping[str, str | None]) -> Op:
+        node = sized_node.node
+        return Op(
+            name=node.name,
+            type=full_type(node.proto),
+            inputs=tuple(name for name in node.reads if sized.values[name].is_activation),
+            outputs=node.outputs,
+            time=0,
+            workspace_bytes=self._workspace_bytes(sized_node, sized.values),
+            inplace=self._inplace(node, sized, storage),
+            recomputable=sized_node.recomputable,
+        )
+
+    def _inplace(self, node: Node, sized: SizedGraph, storage: Mapping[str, str | None]) -> str | None:
+        """Return the tensor whose storage the first output takes over: one that an op made, of the same size."""
+        name = overwritten_input(node.proto, sized.values, self.profile, sized.outputs)
+        if not name or not node.proto.output[0]:
+            return None
+        base = storage.get(name, name)
+        if base is None or sized.values[base].origin is not Origin.PRODUCED:
+            return None
+        return base if sized.values[base].type.bytes == sized.values[node.proto.output[0]].type.bytes else None
+
+    def _workspace_bytes(self, node: SizedNode, values: Mapping[str, Value]) -> int:
+        """Return what an op needs beside its inputs and outputs; with bodies, the worse branch or one iteration.
+
+        A branch writes its results to the op's outputs; an iteration of a loop makes the next state beside the last.
+        """
+        if not node.bodies:
+            return scratch_bytes(node.node.proto, values, self.opsets.version(""), self.profile)
+        peaks = [self._body_peak_bytes(body, node.node.name) for body in node.bodies]
+        counted = sum(values[name].type.bytes for name in node.node.outputs) if node.node.proto.op_type == "If" else 0
+        return max(0, max(peaks) - counted)
+
+    def _body_peak_bytes(self, body: SizedGraph, name: str) -> int:
+        if not body.nodes:
+            return 0
+        graph = self.graph(body, name)
+        return simulate(graph, with_frees(graph, input_order(graph))).peak_bytes - graph.fixed_bytes
+
+    def _operator(self, node: Node, values: Mapping[str, Value]) -> Operator:
+        proto = node.proto
+        return Operator(
+            type=full_type(node.proto),
+            inputs=tuple(operand(name, values[name]) if name else None for name in (*proto.input, *node.captured)),
+            outputs=tuple(operand(name, values[name]) if name else None for name in proto.output),
+            attributes=plain_attributes(proto),
+            opset=self.opsets.version(proto.domain),
+        )
+
+
+def operand(name: str, value: Value) -> Operand:
+    """Return a value as operators see it."""
+    stored = Role.PARAMETER if value.trainable else Role.CONSTANT
+    role = Role.ACTIVATION if value.is_activation else stored
+    return Operand(name, role, value.type.shape, value.type.element.name, value.type.bytes)
+
+
+def parameters(sized: SizedGraph) -> tuple[Operand, ...]:
+    """Return the trainable weights of a graph and of its bodies, each once."""
+    own = [operand(name, sized.values[name]) for name in sized.stored if sized.values[name].trainable]
+    return (*own, *(weight for node in sized.nodes for body in node.bodies for weight in parameters(body)))
+
+
+def _given(sized: SizedGraph) -> Iterable[str]:
+    """Return the tensors that no op of the graph produces: its inputs, and for a body what it reads from outside."""
+    produced = {name for node in sized.nodes for name in node.node.outputs}
+    read = (name for node in sized.nodes for name in node.node.reads)
+    names = dict.fromkeys((*sized.inputs, *read, *sized.outputs))
+    return (name for name in names if name not in produced and sized.values[name].is_activation)
+
+
+def _tensor(name: str, value: Value, storage: Mapping[str, str | None]) -> Tensor:
+    is_view = name in storage
+    return Tensor(
+        name=name,
+        bytes=0 if is_view else value.type.bytes,
+        shape=value.type.shape,
+        dtype=value.type.element.name,
+        view_of=storage[name] if is_view else None,
+    )
+
+
+def _resident_bytes(sized: SizedGraph) -> int:
+    """Return the size of what is stored, and of what was computed while reading and is still read."""
+    own = sized.values.maps[0]
+    read = dict.fromkeys((*(name for node in sized.nodes for name in node.node.reads), *sized.outputs))
+    folded = sum(own[name].type.bytes for name in read if name in own and own[name].origin is Origin.FOLDED)
+    bodies = sum(_resident_bytes(body) for node in sized.nodes for body in node.bodies)
+    return sized.stored_bytes + folded + bodies

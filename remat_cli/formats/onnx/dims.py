@@ -1,0 +1,176 @@
+"""Binding of symbolic dimensions: every size of every graph input must be known before shapes can be inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from remat_cli.errors import GraphError, UsageError
+from remat_cli.formats.onnx.values import TensorType, ValueType, checked, shape_text, value_type
+from remat_cli.formats.reader import ReadOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+# A dimension as declared: a size, the name of a symbol, or None for one without a name.
+Dimension = int | str | None
+
+
+@dataclass(frozen=True)
+class BoundInputs:
+    """The graph inputs with their sizes.
+
+    Attributes:
+        types: type of each input by name, in the order of the file.
+        dims: value of every symbol that the inputs name.
+    """
+
+    types: Mapping[str, ValueType]
+    dims: Mapping[str, int]
+
+
+def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: ReadOptions) -> BoundInputs:
+    """Give every dimension of the graph inputs a size: from the file, `options.dims` or `options.input_shapes`.
+
+    Expressions such as "2*seq" on other values are no symbols of their own: those values' shapes are inferred.
+
+    Args:
+        inputs: the graph inputs that are not initializers.
+        options: sizes by symbol and shapes by input; for a sequence, the shape of all its elements taken together.
+
+    Raises:
+        UsageError: a symbol without a value (all are listed, with where they occur), an unknown symbol or input,
+            a shape that contradicts the file or a symbol's value.
+        GraphError: a negative dimension or an unknown element type in the file.
+    """
+    declared = {value.name: _declared_shape(value.type) for value in inputs}
+    _check_known_names(declared, options)
+    dims = dict(options.dims)
+    for name, size in dims.items():
+        if size < 0:
+            raise UsageError(f"dimension {name!r} is bound to {size}", hint="use a size of 0 or more")
+    for name, shape in options.input_shapes.items():
+        _match(name, declared[name], shape, dims)
+    shapes = {name: options.input_shapes.get(name, declared[name]) for name in declared}
+    _check_all_bound(shapes, dims)
+    return BoundInputs({value.name: _bound_type(value, dims, options) for value in inputs}, dims)
+
+
+def _declared_shape(proto: onnx.TypeProto) -> tuple[Dimension, ...] | None:
+    """Return the dimensions of a tensor, or None where the file does not even give their number."""
+    kind = proto.WhichOneof("value")
+    if kind == "optional_type":
+        return _declared_shape(proto.optional_type.elem_type)
+    if kind != "tensor_type" or not proto.tensor_type.HasField("shape"):
+        return None
+    return tuple(_dimension(dim) for dim in proto.tensor_type.shape.dim)
+
+
+def _dimension(dim: onnx.TensorShapeProto.Dimension) -> Dimension:
+    if dim.WhichOneof("value") == "dim_param":
+        return dim.dim_param or None
+    return dim.dim_value if dim.WhichOneof("value") == "dim_value" else None
+
+
+def _check_known_names(declared: Mapping[str, tuple[Dimension, ...] | None], options: ReadOptions) -> None:
+    places = _places(declared)
+    for name in options.dims:
+        if name not in places:
+            raise UsageError(f"the model's inputs have no symbolic dimension {name!r}", hint=_symbol_hint(name, places))
+    for name in options.input_shapes:
+        if name not in declared:
+            raise UsageError(f"the model has no input {name!r}", hint=_one_of(name, declared, "its inputs are"))
+
+
+def _places(shapes: Mapping[str, Sequence[Dimension] | None]) -> dict[str, list[str]]:
+    """Return where each symbol occurs, in the order of the file."""
+    places: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        for axis, dim in enumerate(shape or ()):
+            if isinstance(dim, str):
+                places.setdefault(dim, []).append(f"input {name!r}, axis {axis}")
+    return places
+
+
+def _symbol_hint(name: str, places: Mapping[str, list[str]]) -> str:
+    if not places:
+        return "all its dimensions are fixed: leave --dim out, or export the model with a symbolic one"
+    return _one_of(name, places, "its symbols are")
+
+
+def _one_of(name: str, known: Iterable[str], introduction: str) -> str:
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    return f"{guess}{introduction} {', '.join(names) or 'none'}"
+
+
+def _match(name: str, declared: tuple[Dimension, ...] | None, shape: tuple[int, ...], dims: dict[str, int]) -> None:
+    """Check a given shape against the declared one, and take the values of symbols from it."""
+    if any(size < 0 for size in shape):
+        raise UsageError(f"shape {shape_text(shape)} of input {name!r} has a negative size", hint="use 0 or more")
+    if declared is None:
+        return
+    text = shape_text(tuple("?" if dim is None else dim for dim in declared))
+    if len(shape) != len(declared):
+        raise UsageError(
+            f"input {name!r} has {len(declared)} dimensions, {text}, but --input-shape gives {len(shape)}",
+            hint=f"give all {len(declared)} sizes, such as --input-shape {name}:{_example(declared)}",
+        )
+    for axis, (dim, size) in enumerate(zip(declared, shape, strict=True)):
+        # A negative size in the file stands for "any" in some exporters; a given shape settles it.
+        if isinstance(dim, int) and dim >= 0 and dim != size:
+            raise UsageError(
+                f"axis {axis} of input {name!r} is fixed to {dim} in the file, but --input-shape gives {size}",
+                hint=f"the declared shape is {text}; to change a fixed size, export the model again",
+            )
+        if isinstance(dim, str) and dims.setdefault(dim, size) != size:
+            raise UsageError(
+                f"--input-shape gives {dim!r} (input {name!r}, axis {axis}) the size {size}, "
+                f"but it is {dims[dim]} elsewhere",
+                hint="one symbol has one value; correct --dim or --input-shape",
+            )
+
+
+def _example(shape: Sequence[Dimension]) -> str:
+    return ",".join(str(dim) if isinstance(dim, int) and dim >= 0 else "8" for dim in shape)
+
+
+def _check_all_bound(shapes: Mapping[str, Sequence[Dimension] | None], dims: Mapping[str, int]) -> None:
+    unbound = {symbol: where for symbol, where in _places(shapes).items() if symbol not in dims}
+    nameless = {name: shape for name, shape in shapes.items() if shape is None or None in shape}
+    if not unbound and not nameless:
+        return
+    lines = [f"{symbol} ({'; '.join(where)})" for symbol, where in unbound.items()]
+    remedies = [f"--dim {symbol}=8" for symbol in unbound]
+    for name, shape in nameless.items():
+        if shape is None:
+            lines.append(f"the shape of input {name!r}")
+            remedies.append(f"--input-shape {name}:8,128")
+        else:
+            lines.extend(f"input {name!r}, axis {axis} (no name)" for axis, dim in enumerate(shape) if dim is None)
+            remedies.append(f"--input-shape {name}:{_example(shape)}")
+    raise UsageError(f"these sizes are not known: {', '.join(lines)}", hint=f"bind them: {' '.join(remedies)}")
+
+
+def _bound_type(value: onnx.ValueInfoProto, dims: Mapping[str, int], options: ReadOptions) -> ValueType:
+    where = f"input {value.name!r}"
+    given = options.input_shapes.get(value.name)
+    declared = value_type(_without_shape(value.type) if given is not None else value.type, dims, where)
+    if declared is None:
+        raise GraphError(f"{where} is neither a tensor nor a sequence of tensors", hint="such inputs cannot be sized")
+    if given is None:
+        return declared
+    whole = checked(TensorType(declared.element, given), where)
+    return whole if isinstance(declared, TensorType) else replace(declared, total_bytes=whole.bytes)
+
+
+def _without_shape(proto: onnx.TypeProto) -> onnx.TypeProto:
+    bare = type(proto)()
+    bare.CopyFrom(proto)
+    tensor = bare.optional_type.elem_type.tensor_type if bare.HasField("optional_type") else bare.tensor_type
+    if bare.HasField("tensor_type") or bare.HasField("optional_type"):
+        tensor.ClearField("shape")
+    return bare

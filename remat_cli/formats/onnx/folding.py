@@ -1,0 +1,96 @@
+"""Computing small values while reading: what shapes are made of.
+
+Only values of at most `FOLD_LIMIT` elements are computed with, where the result is known to be as small, and by ops
+whose effort is bounded by the two: a file of a few bytes could ask for 2^60 elements or steps otherwise (a padding that
+a stride skips again, a loop, an Einsum).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from remat_cli.errors import GraphError
+from remat_cli.formats.onnx.dtypes import ElementType
+from remat_cli.formats.onnx.errors import onnx_faults
+from remat_cli.formats.onnx.load import FOLD_LIMIT
+from remat_cli.formats.onnx.values import TensorType, ValueType
+
+if TYPE_CHECKING:
+    import onnx
+
+    from remat_cli.formats.onnx.values import Array
+
+_ELEMENTWISE = (
+    "Abs Add And BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Cos DequantizeLinear Div "
+    "Equal Erf Exp Floor Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow "
+    "QuantizeLinear Reciprocal Round Sigmoid Sign Sin Sqrt Sub Sum Tanh Where Xor"
+)
+_REDUCTIONS = "ArgMax ArgMin CumSum MatMul ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum"
+_MOVES = (
+    "Compress Concat ConstantOfShape Expand EyeLike Flatten Gather GatherND Identity NonZero OneHot Range "
+    "Reshape ScatterElements ScatterND Slice Split Squeeze Tile TopK Transpose Trilu Unique Unsqueeze"
+)
+_FOLDABLE = frozenset(f"{_ELEMENTWISE} {_REDUCTIONS} {_MOVES}".split())
+# The size of their results depends on the data, but has no more elements than a few times the input's.
+_BOUNDED_BY_INPUT = frozenset({"Compress", "NonZero", "Unique"})
+
+
+def can_fold(op_type: str, outputs: Iterable[ValueType | None]) -> bool:
+    """Whether the results of an op on small constants are small enough to compute."""
+    if op_type not in _FOLDABLE:
+        return False
+    return op_type in _BOUNDED_BY_INPUT or all(_is_small(output) for output in outputs)
+
+
+def _is_small(kind: ValueType | None) -> bool:
+    if not isinstance(kind, TensorType) or not kind.is_sized:
+        return False
+    return kind.elements <= FOLD_LIMIT and not kind.element.is_string
+
+
+def no_elements(element: ElementType) -> Array:
+    """Return an array that tells nothing but its element type."""
+    import numpy as np
+    from onnx import helper
+
+    return np.empty(0, dtype=helper.tensor_dtype_to_np_dtype(element.id))
+
+
+def compute(node: onnx.NodeProto, opsets: Mapping[str, int], data: Mapping[str, Array]) -> dict[str, Array] | None:
+    """Run one node with onnx's reference implementation.
+
+    Args:
+        node: a node of ONNX's own operator set that can be folded.
+        opsets: version of each operator set by domain.
+        data: its inputs by name.
+
+    Returns:
+        its outputs by name, or None where the reference implementation cannot compute them: then the node stays an op.
+    """
+    import numpy as np
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    outputs = [name for name in node.output if name]
+    graph = helper.make_graph(
+        [node],
+        "one-node",
+        [helper.make_empty_tensor_value_info(name) for name in data],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+    )
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    try:
+        # What numpy warns of (an overflow, the mean of nothing) happens in the model, and is no news to the user.
+        with (
+            warnings.catch_warnings(action="ignore"),
+            np.errstate(all="ignore"),
+            onnx_faults(f"{node.op_type} cannot be computed", hint=""),
+        ):
+            results = ReferenceEvaluator(helper.make_model(graph, opset_imports=imports)).run(None, dict(data))
+    except (GraphError, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError):
+        return None
+    if not all(isinstance(result, np.ndarray | np.generic) for result in results):
+        return None
+    return {name: np.asarray(result) for name, result in zip(outputs, results, strict=True)}

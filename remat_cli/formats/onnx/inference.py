@@ -1,0 +1,158 @@
+"""What onnx knows of one node: its schema, and the types of its outputs from those of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from remat_cli.errors import GraphError
+from remat_cli.formats.onnx.attributes import integer_attribute
+from remat_cli.formats.onnx.errors import onnx_faults
+from remat_cli.formats.onnx.structure import Node
+from remat_cli.formats.onnx.values import SequenceType, TensorType, Values, shape_text, type_proto
+
+if TYPE_CHECKING:
+    import onnx
+    from onnx.defs import OpSchema
+
+# Defined by a function body only, so that onnx infers nothing for one node of them; their result is like the input.
+_LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+
+_CHECK_SIZES = "the file is damaged, or a given size is wrong: check --dim, --input-shape and --value-shape"
+
+
+@dataclass(frozen=True)
+class OperatorSets:
+    """The operator sets that a file imports: version by domain, ONNX's own domain being ""."""
+
+    versions: Mapping[str, int]
+
+    def version(self, domain: str) -> int:
+        """Return the version of an operator set, 0 where the file does not import it."""
+        return self.versions.get(domain, 0)
+
+    def schema(self, node: onnx.NodeProto) -> OpSchema | None:
+        """Return the definition of a node's op, or None where onnx has none.
+
+        Raises:
+            GraphError: the node is from ONNX's own set, which the file does not import.
+        """
+        if node.domain not in self.versions:
+            if node.domain == "":
+                raise GraphError(
+                    f"op {node.name!r} ({node.op_type}) is from ONNX's own operator set, and the file imports none",
+                    hint="the file is damaged; export it again",
+                )
+            return None
+        return _schema(node.op_type, self.versions[node.domain], node.domain)
+
+
+@lru_cache(maxsize=4096)
+def _schema(op_type: str, version: int, domain: str) -> OpSchema | None:
+    from onnx import defs
+
+    try:
+        schema = defs.get_schema(op_type, version, domain)
+    except defs.SchemaError:
+        return None
+    known: Any = schema  # its type stubs leave out functions
+    # What is defined by other ops can still be run by them (GroupNormalization 18 to 20).
+    return schema if not schema.deprecated or known.has_context_dependent_function else None
+
+
+def check_form(node: Node, schema: OpSchema) -> None:
+    """Check that a node has the inputs and outputs that its op is defined with.
+
+    Raises:
+        GraphError: one that is required is absent, or there are too many.
+    """
+    proto = node.proto
+    required = [formal.option == schema.FormalParameterOption.Single for formal in schema.inputs]
+    absent = any(
+        is_required and not (position < len(proto.input) and proto.input[position])
+        for position, is_required in enumerate(required)
+    )
+    too_many = len(proto.input) > schema.max_input or len(proto.output) > schema.max_output
+    if absent or too_many or not proto.output:
+        raise GraphError(
+            f"op {node.name!r} ({proto.op_type}) has {len(proto.input)} inputs and {len(proto.output)} outputs, "
+            f"which is not how {schema.name} is defined",
+            hint="the file is damaged; export it again",
+        )
+    _refuse_what_aborts(node)
+
+
+def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) -> dict[str, onnx.TypeProto]:
+    """Return the types of a node's outputs, as far as onnx can tell them.
+
+    Raises:
+        GraphError: the node breaks its op's rules: shapes that do not match, attributes or inputs that are missing.
+    """
+    from onnx import helper, numpy_helper, shape_inference
+
+    proto = node.proto
+    inputs = {name: values[name] for name in proto.input if name}
+    types = {name: _proto_of(value.type) for name, value in inputs.items()}
+    if proto.op_type in _LIKE_FIRST_INPUT and proto.domain == "":
+        return dict.fromkeys(node.outputs, types[proto.input[0]])
+    arrays = {name: value.data for name, value in inputs.items()}
+    data = {name: numpy_helper.from_array(array, name) for name, array in arrays.items() if array is not None}
+    with onnx_faults(f"op {node.name!r} ({proto.op_type}) does not fit its inputs", _CHECK_SIZES):
+        imports = [helper.make_opsetid(domain, version) for domain, version in opsets.versions.items()]
+        inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=imports)
+    if proto.op_type == "Reshape":
+        _check_reshape(node, values, inferred)
+    return inferred
+
+
+def _refuse_what_aborts(node: Node) -> None:
+    """Refuse the faults on which onnx 1.23 ends the process instead of raising an exception."""
+    proto = node.proto
+    match proto.op_type:
+        case "Split":
+            aborts = 0 < integer_attribute(proto, "num_outputs", 0) < len(proto.output)
+        case "GatherND":
+            aborts = integer_attribute(proto, "batch_dims", 0) < 0
+        case "LayerNormalization":
+            aborts = abs(integer_attribute(proto, "axis", -1)) >= 2**31
+        case _:
+            aborts = False
+    if aborts:
+        raise GraphError(
+            f"op {node.name!r} ({proto.op_type}) does not fit its inputs: an attribute is out of range",
+            hint=_CHECK_SIZES,
+        )
+
+
+def _proto_of(kind: TensorType | SequenceType) -> onnx.TypeProto:
+    from onnx import helper
+
+    if isinstance(kind, TensorType):
+        return type_proto(kind)
+    return helper.make_sequence_type_proto(type_proto(TensorType(kind.element, kind.item)))
+
+
+def _check_reshape(node: Node, values: Values, inferred: Mapping[str, onnx.TypeProto]) -> None:
+    """Check that no element is gained or lost: onnx does not, and a batch size that is baked in shows only here."""
+    source, result = node.proto.input[0], node.proto.output[0]
+    before = values[source].type.shape
+    dims = inferred[result].tensor_type.shape.dim if result in inferred else []
+    after = tuple(dim.dim_value for dim in dims if dim.HasField("dim_value"))
+    if before is None or not dims or len(after) < len(dims):
+        return
+    if _elements(before) != _elements(after):
+        raise GraphError(
+            f"op {node.name!r} (Reshape) makes {shape_text(after)} of {source!r}, which is {shape_text(before)}: "
+            "the number of elements changes",
+            hint="the file was exported for other sizes: use the --dim values of its export, or export it again "
+            "with symbolic sizes",
+        )
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

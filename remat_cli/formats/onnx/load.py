@@ -1,0 +1,197 @@
+"""From a path to a model without weights: what may be opened is checked, what is too large is left out."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remat_cli.errors import GraphError
+from remat_cli.formats.onnx.errors import onnx_faults
+from remat_cli.formats.onnx.functions import inlined
+from remat_cli.formats.onnx.walk import all_graphs, all_nodes
+
+if TYPE_CHECKING:
+    import onnx
+
+# Values of at most this many elements are kept and computed with; larger ones are never shape arithmetic.
+FOLD_LIMIT = 4096
+# A protobuf message cannot be larger.
+LARGEST_FILE = 2**31 - 1
+_PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+_DAMAGED = "the file is damaged or no ONNX model; export it again"
+
+_LOOKS_LIKE = (
+    (b"version https://git-lfs", "a git-lfs pointer", "fetch the file itself: git lfs pull"),
+    (b"PK\x03\x04", "a zip archive, perhaps a PyTorch checkpoint", "export the model: torch.onnx.export"),
+    (b"\x80", "a Python pickle, perhaps a PyTorch checkpoint", "export the model: torch.onnx.export"),
+    (b"{", "JSON", "give it a name that ends in .json"),
+    (b"<", "HTML or XML", "was it downloaded in full?"),
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model whose local functions are inlined.
+
+    Attributes:
+        proto: all of it; nodes in the order of the file.
+        opsets: version of each imported operator set by domain; ONNX's own domain is "".
+        notes: what the user should know.
+    """
+
+    proto: onnx.ModelProto
+    opsets: dict[str, int]
+    notes: tuple[str, ...]
+
+    @property
+    def graph(self) -> onnx.GraphProto:
+        """The main graph."""
+        return self.proto.graph
+
+
+def load_model(path: Path, *, keep_data: bool = False) -> Model:
+    """Load a model without its weights. Files with external data are never opened.
+
+    Args:
+        path: the file.
+        keep_data: keep the data of large values that the file itself holds; it is of no use but to be written again.
+
+    Raises:
+        GraphError: the path is no regular file, or no ONNX model.
+    """
+    proto = _parsed(path)
+    _check_model(proto, path)
+    _check_text(proto, path)
+    if not keep_data:
+        _strip_payloads(proto)
+    _unify_domains(proto)
+    opsets = {opset.domain: opset.version for opset in proto.opset_import}
+    return Model(inlined(proto), opsets, _opset_notes(opsets))
+
+
+def without_weights(path: Path) -> bytes:
+    """Return the model file at `path` without the data of large tensors, from which the same is read.
+
+    Raises:
+        GraphError: the path is no regular file, or no ONNX model.
+    """
+    proto = _parsed(path)
+    _strip_payloads(proto)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+def _parsed(path: Path) -> onnx.ModelProto:
+    import onnx
+
+    with onnx_faults(f"{path} is not an ONNX model", "is it damaged, cut short, or of another format?"):
+        return onnx.load_model_from_string(_read_bytes(path), format="protobuf")
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            what = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise GraphError(f"{path} is {what}", hint="give the path of the .onnx file")
+        if status.st_size == 0:
+            raise GraphError(f"{path} is empty", hint="was it copied or downloaded in full?")
+        if status.st_size > LARGEST_FILE:
+            raise GraphError(
+                f"{path} has {status.st_size} bytes; an ONNX file holds at most 2 GiB",
+                hint="save the model with external data; the weights are not needed here",
+            )
+        data = path.read_bytes()
+    except (OSError, MemoryError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "out of memory"
+        raise GraphError(f"cannot read {path}: {reason}", hint="check the path and its permissions") from error
+    for start, kind, remedy in _LOOKS_LIKE:
+        if data[:64].lstrip().startswith(start):
+            raise GraphError(f"{path} is not an ONNX model: it looks like {kind}", hint=remedy)
+    return data
+
+
+def _check_model(proto: onnx.ModelProto, path: Path) -> None:
+    """Check what the parser lets pass: any bytes that happen to be a protobuf message are a "model" to it."""
+    if proto.ir_version <= 0:
+        raise GraphError(f"{path} is not an ONNX model: its ir_version is {proto.ir_version}", hint=_DAMAGED)
+    if not proto.HasField("graph"):
+        raise GraphError(f"{path} has no graph", hint=_DAMAGED)
+    if not proto.opset_import:
+        raise GraphError(f"{path} does not say which operator sets it uses (no opset_import)", hint=_DAMAGED)
+    for opset in proto.opset_import:
+        if opset.version < 1:
+            raise GraphError(
+                f"{path} imports version {opset.version} of operator set {opset.domain or 'ai.onnx'!r}", hint=_DAMAGED
+            )
+    if not proto.graph.node:
+        raise GraphError(f"{path} has a graph without nodes", hint="there is nothing to plan; is this the right file?")
+
+
+def _opset_notes(opsets: dict[str, int]) -> tuple[str, ...]:
+    from onnx.defs import onnx_opset_version
+
+    newest = onnx_opset_version()
+    if opsets.get("", 0) <= newest:
+        return ()
+    return (
+        f"the file uses operator set {opsets['']}; the installed onnx knows 1 to {newest} and reads it as {newest} "
+        "(a newer onnx package may know more)",
+    )
+
+
+def _check_text(model: onnx.ModelProto, path: Path) -> None:
+    """Check that names are text: protobuf hands out bytes where a string is not valid UTF-8."""
+    for text in _names(model):
+        if not isinstance(text, str):
+            raise GraphError(f"{path} holds a name that is not UTF-8 text: {text!r}", hint=_DAMAGED)
+
+
+def _names(model: onnx.ModelProto) -> Iterator[object]:
+    for function in model.functions:
+        yield from (function.name, function.domain, function.overload, *function.input, *function.output)
+    for node in _nodes_of(model):
+        yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+    for graph in all_graphs(model.graph):
+        yield from (tensor.name for tensor in graph.initializer)
+        yield from (sparse.values.name for sparse in graph.sparse_initializer)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            yield value.name
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+
+
+def _unify_domains(model: onnx.ModelProto) -> None:
+    """Give ONNX's own operator set its one name, "": "ai.onnx" means the same."""
+    imports = (model.opset_import, *(function.opset_import for function in model.functions))
+    for opset in (opset for sets in imports for opset in sets if opset.domain == "ai.onnx"):
+        opset.domain = ""
+    for node in _nodes_of(model):
+        if node.domain == "ai.onnx":
+            node.domain = ""
+
+
+def _nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    yield from all_nodes(model.graph.node)
+    for function in model.functions:
+        yield from all_nodes(function.node)
+
+
+def _strip_payloads(model: onnx.ModelProto) -> None:
+    """Drop the data of large tensors: only their types are needed, and the model stays small to pass around."""
+    for graph in all_graphs(model.graph):
+        for tensor in graph.initializer:
+            _strip(tensor)
+    for node in _nodes_of(model):
+        for attribute in node.attribute:
+            _strip(attribute.t)
+
+
+def _strip(tensor: onnx.TensorProto) -> None:
+    if prod(tensor.dims) > FOLD_LIMIT:
+        for field in _PAYLOADS:
+            tensor.ClearField(field)

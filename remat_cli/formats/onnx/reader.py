@@ -1,0 +1,89 @@
+"""The steps of reading, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from remat_cli.errors import GraphError
+from remat_cli.formats.onnx.convert import Conversion, parameters
+from remat_cli.formats.onnx.dims import bind_inputs
+from remat_cli.formats.onnx.estimates import in_words
+from remat_cli.formats.onnx.expansion import WITHOUT_KERNEL
+from remat_cli.formats.onnx.inference import OperatorSets
+from remat_cli.formats.onnx.load import Model, load_model
+from remat_cli.formats.onnx.shapes import ShapeInference
+from remat_cli.formats.onnx.sized_graph import SizedGraph
+from remat_cli.formats.onnx.stored_values import weights_read
+from remat_cli.formats.onnx.structure import stored_names
+from remat_cli.formats.reader import Reading, ReadOptions
+
+
+@dataclass(frozen=True)
+class SizedModel:
+    """A model that was read, before it becomes a `Graph`.
+
+    Attributes:
+        model: what the file says.
+        graph: the nodes as they run, and the type of every value.
+        inference: how the types were found, and what is an estimate.
+    """
+
+    model: Model
+    graph: SizedGraph
+    inference: ShapeInference
+
+
+def read_sized(path: Path, options: ReadOptions, *, keep_data: bool = False) -> SizedModel:
+    """Read a model and size every value of it; arguments and errors as for `load_model` and `read_model`."""
+    model = load_model(path, keep_data=keep_data)
+    stored = stored_names(model.graph)
+    inputs = bind_inputs([value for value in model.graph.input if value.name not in stored], options)
+    # From IR version 4 on, an initializer that is listed as an input is one that the caller may replace.
+    listed = {value.name for value in model.graph.input} if model.proto.ir_version >= 4 else set()
+    inference = ShapeInference(
+        opsets=OperatorSets(model.opsets),
+        dims=inputs.dims,
+        value_shapes=options.value_shapes,
+        weights=frozenset(weights_read(model.graph.node)),
+        overridable=frozenset(stored & listed),
+        without_kernel=WITHOUT_KERNEL.get(options.aliasing, ()),
+    )
+    return SizedModel(model, inference.size(model.graph, inputs.types), inference)
+
+
+def read_model(path: Path, options: ReadOptions) -> Reading:
+    """Read a model; see `remat_cli.formats.onnx.read`."""
+    read = read_sized(path, options)
+    model, sized, inference = read.model, read.graph, read.inference
+    conversion = Conversion(inference.opsets, options.aliasing)
+    graph = conversion.graph(sized, path.stem)
+    estimated = {op.name: inference.estimates[op.name] for op in graph.ops if op.name in inference.estimates}
+    if options.strict and estimated:
+        raise GraphError(
+            f"--strict: some ops can only be estimated: {in_words(estimated)}",
+            hint="leave --strict out to plan with these estimates, or export the model without these ops",
+        )
+    return Reading(
+        graph=graph,
+        operators=conversion.operators(sized),
+        parameters=parameters(sized),
+        notes=tuple(_notes(model, inference, sized, estimated)),
+        estimated=tuple(estimated),
+    )
+
+
+def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated: Mapping[str, str]) -> list[str]:
+    notes = list(model.notes)
+    if not inference.is_sorted:
+        notes.append("the nodes of the file are not in an executable order: they were sorted")
+    if sized.folded:
+        total = len(sized.folded) + len(sized.nodes)
+        notes.append(f"{len(sized.folded)} of {total} nodes only compute constants or shapes, and are no ops")
+    strings = [name for name in sized.inputs if sized.values[name].type.element.is_string]
+    if strings:
+        notes.append(f"inputs that hold strings are counted with 32 bytes an element: {', '.join(map(repr, strings))}")
+    if estimated:
+        notes.append(f"estimated: {in_words(estimated)}")
+    return notes

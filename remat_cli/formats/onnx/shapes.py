@@ -1,0 +1,327 @@
+"""The type of every value: one walk over the nodes that infers shapes and folds shape arithmetic at the same time.
+
+Each node is inferred by itself when its inputs are known, and small constants are computed as they appear: what
+inference of a whole model needs several rounds for is known in one, and a fault is found at its node.
+What the file itself says of shapes between inputs and outputs is used only where nothing can be inferred: it is often
+stale, after sizes were bound or a tool has edited the file.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from remat_cli.errors import GraphError, UsageError
+from remat_cli.formats.onnx.attributes import integer_attribute
+from remat_cli.formats.onnx.contrib import SUMS, full_type, result_type, standard_form
+from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
+from remat_cli.formats.onnx.estimates import (
+    AFTER_ESTIMATE,
+    FROM_BODY,
+    NO_TENSOR,
+    STRINGS,
+    UNKNOWN_OP,
+    largest_read,
+    reads_guess,
+    sized_as,
+    sized_like,
+    unsized,
+)
+from remat_cli.formats.onnx.expansion import Names, expanded
+from remat_cli.formats.onnx.folding import can_fold, compute, no_elements
+from remat_cli.formats.onnx.inference import OperatorSets, check_form, infer
+from remat_cli.formats.onnx.randomness import repeats_itself
+from remat_cli.formats.onnx.sequences import SEQUENCE_RULES
+from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
+from remat_cli.formats.onnx.stored_values import constant_value, stored_values
+from remat_cli.formats.onnx.structure import Node, did_you_mean, executable_nodes
+from remat_cli.formats.onnx.subgraphs import CONTROL_FLOW, body_inputs, control_flow
+from remat_cli.formats.onnx.values import (
+    Origin,
+    TensorType,
+    Value,
+    Values,
+    ValueType,
+    shape_text,
+    value_type,
+)
+
+if TYPE_CHECKING:
+    import onnx
+    from onnx.defs import OpSchema
+
+    from remat_cli.formats.onnx.values import Array
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """A graph while it is walked.
+
+    Attributes:
+        values: what is known so far, here and in the surrounding graphs.
+        declared: types that the file gives for values between inputs and outputs.
+    """
+
+    values: ChainMap[str, Value]
+    declared: Mapping[str, onnx.TypeProto]
+
+
+@dataclass
+class ShapeInference:
+    """The walk over a model and its bodies, and what it finds on its way.
+
+    Attributes:
+        opsets: the operator sets of the file.
+        dims: values of the inputs' symbols.
+        value_shapes: shapes that the user gives, by value name; for a sequence, of all its elements taken together.
+        weights: names that are read where a trained weight may stand.
+        overridable: initializers of the main graph that the caller may replace.
+        without_kernel: ops of ONNX's own set that the runtime runs as the nodes that define them.
+        estimates: why an op is an estimate, by op name.
+        is_sorted: whether the nodes of the file were in an executable order.
+        names: of all values and nodes, also of those that ops without kernel are run as.
+    """
+
+    opsets: OperatorSets
+    dims: Mapping[str, int]
+    value_shapes: Mapping[str, tuple[int, ...]]
+    weights: frozenset[str]
+    overridable: frozenset[str]
+    without_kernel: Collection[str] = ()
+    estimates: dict[str, str] = field(default_factory=dict)
+    is_sorted: bool = True
+    names: Names = field(default_factory=Names)
+    _unsized: dict[str, str] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
+
+    def size(self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType]) -> SizedGraph:
+        """Return the main graph with the type of every value.
+
+        Raises:
+            GraphError: a structural fault, a node that does not fit its inputs, values whose shape cannot be inferred.
+            UsageError: a given shape is for no value of the graph, or contradicts what is inferred.
+        """
+        self.names.take(graph)
+        sized = self._size(graph, inputs, ChainMap(), path="")
+        for name in self.value_shapes:
+            if name not in self._seen:
+                raise UsageError(f"--value-shape: the model has no value {name!r}", hint=did_you_mean(name, self._seen))
+        if self._unsized:
+            shown = [f"{name!r} ({where})" for name, where in list(self._unsized.items())[:_SHOWN]]
+            more = f" and {len(self._unsized) - _SHOWN} more" if len(self._unsized) > _SHOWN else ""
+            raise GraphError(
+                f"the shapes of these values depend on data and are not known: {', '.join(shown)}{more}",
+                hint=f"give them, such as --value-shape {next(iter(self._unsized))}:2,3,4",
+            )
+        return sized
+
+    def _size(
+        self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType], outer: ChainMap[str, Value], path: str
+    ) -> SizedGraph:
+        nodes, is_sorted = executable_nodes(graph, outer, path)
+        self.is_sorted &= is_sorted
+        stored = stored_values(graph, self.weights, () if path else self.overridable)
+        fed = {name: Value(kind, Origin.INPUT) for name, kind in inputs.items()}
+        scope = _Scope(
+            values=outer.new_child({**fed, **stored.values}),
+            declared={value.name: value.type for value in (*graph.output, *graph.value_info)},
+        )
+        visited = [pair for node in nodes for pair in self._visited(node, scope)]
+        self._seen.update(scope.values.maps[0])
+        return SizedGraph(
+            values=scope.values,
+            nodes=tuple(sized for _, sized in visited if sized is not None),
+            inputs=tuple(inputs),
+            outputs=tuple(value.name for value in graph.output),
+            stored=tuple(stored.values),
+            stored_bytes=stored.bytes,
+            folded=tuple(node for node, sized in visited if sized is None),
+        )
+
+    def _visited(self, node: Node, scope: _Scope) -> Iterator[tuple[Node, SizedNode | None]]:
+        """Visit a node, or those that it is run as; yields each with what `_visit` returns for it."""
+        parts: tuple[Node, ...] = (node,)
+        if _is_own(node.proto, *self.without_kernel) and self.without_kernel:
+            schema = self.opsets.schema(node.proto)
+            if schema is not None:
+                check_form(node, schema)
+                parts = expanded(node, schema, scope.values, self.opsets.version(""), self.names)
+        if parts == (node,):
+            yield node, self._visit(node, scope)
+            return
+        for part in parts:
+            yield from self._visited(part, scope)
+
+    def _visit(self, node: Node, scope: _Scope) -> SizedNode | None:
+        """Add what a node produces to the scope; return None where it was computed and is no op."""
+        proto, values = node.proto, scope.values
+        if _is_own(proto, "Constant") and node.outputs:
+            values[node.outputs[0]] = constant_value(proto)
+            return None
+        schema = self.opsets.schema(proto)
+        inferred, bodies = self._inferred(node, schema, scope)
+        results = {name: self._settled(node, name, inferred.get(name), scope) for name in node.outputs}
+        data = self._computed(node, schema, results, values)
+        if data is not None:
+            results = {name: _with_data(value, data[name]) for name, value in results.items()}
+            if not any(_changes(values[name]) for name in _read_for_data(proto)):
+                values.update({name: replace(value, origin=Origin.FOLDED) for name, value in results.items()})
+                return None
+        self._note(node, results, values)
+        repeats = repeats_itself(proto, values, self.opsets.version(proto.domain))
+        values.update(results)
+        plain = not bodies and not _is_own(proto, "Optional") and all(map(_is_plain, results.values()))
+        return SizedNode(node, bodies, recomputable=repeats and plain)
+
+    def _inferred(
+        self, node: Node, schema: OpSchema | None, scope: _Scope
+    ) -> tuple[Mapping[str, ValueType | None], tuple[SizedGraph, ...]]:
+        """Return the types of a node's outputs as far as its inputs tell them, and its bodies."""
+        proto, values = node.proto, scope.values
+        if schema is not None:
+            check_form(node, schema)
+        if _is_own(proto, *CONTROL_FLOW):
+            self.estimates[node.name] = FROM_BODY
+
+            def size_body(body: onnx.GraphProto, types: Sequence[ValueType]) -> SizedGraph:
+                return self._size(body, body_inputs(body, types, node.name), values, path=f"{node.name}/")
+
+            flow = control_flow(node, values, self.opsets.version(""), size_body)
+            return dict(zip(proto.output, flow.types, strict=False)), flow.bodies
+        if _is_own(proto, *SEQUENCE_RULES):
+            inputs = [values[name] if name else None for name in proto.input]
+            return {name: SEQUENCE_RULES[proto.op_type](proto, inputs) for name in node.outputs}, ()
+        if schema is None:
+            return self._inferred_without_schema(node, values), ()
+        return self._inferred_by_onnx(node, schema, values), ()
+
+    def _inferred_without_schema(self, node: Node, values: Values) -> Mapping[str, ValueType | None]:
+        """Return the types of the outputs of a node that onnx has no definition of."""
+        if not node.proto.output:
+            return {}
+        standard = standard_form(node)
+        schema = None if standard is None else self.opsets.schema(standard.proto)
+        types: dict[str, ValueType | None] = {}
+        if standard is not None and schema is not None:
+            types |= self._inferred_by_onnx(standard, schema, values)
+        else:
+            types[node.proto.output[0]] = result_type(node.proto, [values.get(name) for name in node.proto.input])
+        total = SUMS.get(full_type(node.proto), len(node.proto.output))
+        types |= dict.fromkeys(node.proto.output[total : total + 1], types.get(node.proto.output[0]))
+        if any(types.get(name) is None for name in node.outputs):
+            self.estimates[node.name] = UNKNOWN_OP
+        return types
+
+    def _inferred_by_onnx(self, node: Node, schema: OpSchema, values: Values) -> Mapping[str, ValueType | None]:
+        try:
+            protos = infer(node, schema, values, self.opsets)
+        except GraphError:
+            if not reads_guess(node, values):
+                raise
+            self.estimates[node.name] = AFTER_ESTIMATE
+            return {}
+        types: dict[str, ValueType | None] = {}
+        for name in node.outputs:
+            if name in protos and protos[name].WhichOneof("value") is not None:
+                types[name] = value_type(protos[name], {}, f"{name!r}, which op {node.name!r} produces,")
+                if types[name] is None:
+                    self.estimates[node.name] = NO_TENSOR
+        return types
+
+    def _settled(self, node: Node, name: str, inferred: ValueType | None, scope: _Scope) -> Value:
+        """Return an output: as inferred, else as the user gives it, else as the file says, else an estimate."""
+        where = f"{name!r}, which op {node.name!r} produces,"
+        given = self.value_shapes.get(name)
+        from_guess = reads_guess(node, scope.values)
+        if inferred is not None and inferred.is_sized and (given is None or not from_guess):
+            _check_agrees(name, given, inferred)
+            return Value(inferred, Origin.PRODUCED, guessed=from_guess)
+        declared = value_type(scope.declared[name], self.dims, where) if name in scope.declared else None
+        like = largest_read(node, scope.values)
+        template = inferred or declared or like or TensorType(ELEMENT_TYPES[1], None)
+        shape = given if given is not None or declared is None else declared.shape
+        if shape is not None:
+            return Value(sized_as(template, shape, where), Origin.PRODUCED)
+        may_guess = from_guess or self.estimates.get(node.name) in (UNKNOWN_OP, NO_TENSOR)
+        if like is None or not may_guess:
+            return Value(unsized(template), Origin.PRODUCED)
+        self.estimates.setdefault(node.name, AFTER_ESTIMATE)
+        return Value(sized_like(template, like), Origin.PRODUCED, guessed=True)
+
+    def _computed(
+        self, node: Node, schema: OpSchema | None, results: Mapping[str, Value], values: Values
+    ) -> Mapping[str, Array] | None:
+        """Return the outputs' elements where they are known while reading."""
+        proto = node.proto
+        if schema is None or not _is_own(proto):
+            return None
+        if proto.op_type in _SHAPE_READERS:
+            return _shape_data(proto, values)
+        if not can_fold(proto.op_type, (value.type for value in results.values())):
+            return None
+        data = {name: values[name].data for name in proto.input if name}
+        if proto.op_type == "CastLike" and data[proto.input[1]] is None:
+            data[proto.input[1]] = no_elements(values[proto.input[1]].type.element)
+        known = {name: array for name, array in data.items() if array is not None}
+        return compute(proto, self.opsets.versions, known) if len(known) == len(data) else None
+
+    def _note(self, node: Node, results: Mapping[str, Value], values: Values) -> None:
+        """Remember what is not known of an op's outputs."""
+        for name, value in results.items():
+            if value.type.element.is_string:
+                self.estimates.setdefault(node.name, STRINGS)
+            if not value.type.is_sized and all(values[read].type.is_sized for read in node.reads):
+                self._unsized[name] = f"op {node.name!r}, {node.proto.op_type}"
+
+
+_SHAPE_READERS = ("Shape", "Size")
+
+
+def _is_own(node: onnx.NodeProto, *op_types: str) -> bool:
+    """Whether a node is from ONNX's own operator set, and one of these ops (any, if none is named)."""
+    return node.domain == "" and (not op_types or node.op_type in op_types)
+
+
+def _read_for_data(node: onnx.NodeProto) -> list[str]:
+    """Return the inputs of which more than the type matters."""
+    if _is_own(node, *_SHAPE_READERS):
+        return []
+    return [name for name in (node.input[:1] if _is_own(node, "CastLike") else node.input) if name]
+
+
+def _changes(value: Value) -> bool:
+    """Whether a value can be another one when the model runs, or after training."""
+    return value.is_activation or value.trainable or value.overridable
+
+
+def _is_plain(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and not value.type.element.is_string
+
+
+def _check_agrees(name: str, given: tuple[int, ...] | None, inferred: ValueType) -> None:
+    if given is not None and inferred.shape not in (None, given):
+        raise UsageError(
+            f"--value-shape gives {name!r} the shape {shape_text(given)}, but it is {shape_text(inferred.shape or ())}",
+            hint="leave it out: this shape follows from the inputs",
+        )
+
+
+def _with_data(value: Value, data: Array) -> Value:
+    return replace(value, type=TensorType(value.type.element, tuple(data.shape)), data=data)
+
+
+def _shape_data(node: onnx.NodeProto, values: Values) -> Mapping[str, Array] | None:
+    """Return what Shape or Size gives."""
+    import numpy as np
+
+    kind = values[node.input[0]].type
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return None
+    if node.op_type == "Size":
+        return {node.output[0]: np.array(kind.elements, dtype=np.int64)}
+    start, end = integer_attribute(node, "start", 0), integer_attribute(node, "end", len(kind.shape))
+    return {node.output[0]: np.array(kind.shape[start:end], dtype=np.int64)}

@@ -1,0 +1,175 @@
+"""The graph as the file gives it: one producer a name, every input defined, an order that can be executed.
+
+onnx's checker is not used: it stops at the first error, needs shapes on outputs and opens external data.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from remat_cli.errors import GraphError
+from remat_cli.formats.onnx.walk import bodies_of
+from remat_cli.graph import describe_cycle, find_cycle
+
+if TYPE_CHECKING:
+    import onnx
+
+_DAMAGED = "the file is damaged, or its export went wrong; export it again"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node under its own name.
+
+    Attributes:
+        name: unique within its graph.
+        proto: what the file says.
+        captured: names of outer values that its bodies read.
+    """
+
+    name: str
+    proto: onnx.NodeProto
+    captured: tuple[str, ...]
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Names of all values that it needs, each once."""
+        return tuple(dict.fromkeys((*filter(None, self.proto.input), *self.captured)))
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the values that it produces."""
+        return tuple(filter(None, self.proto.output))
+
+
+def executable_nodes(graph: onnx.GraphProto, outer: Collection[str], path: str = "") -> tuple[tuple[Node, ...], bool]:
+    """Return the nodes in an order that can be executed, and whether that is the order of the file.
+
+    Nodes that are out of order move as little as needed: the sort is stable.
+
+    Args:
+        graph: the main graph or a body.
+        outer: names that the surrounding graphs define.
+        path: put in front of the nodes' names.
+
+    Raises:
+        GraphError: a name with two producers, an input that nobody defines, a cycle.
+    """
+    nodes = [
+        Node(path + name, proto, captured_names(proto))
+        for name, proto in zip(_unique_names(graph.node), graph.node, strict=True)
+    ]
+    inputs = Counter(value.name for value in graph.input)
+    for name, count in inputs.items():
+        if count > 1:
+            raise GraphError(f"the graph has {count} inputs named {name!r}", hint=_DAMAGED)
+    given = inputs.keys() | stored_names(graph)
+    producer = _producers(nodes, given)
+    for node in nodes:
+        for name in node.reads:
+            if name not in given and name not in producer and name not in outer:
+                raise GraphError(
+                    f"op {node.name!r} reads {name!r}, which nothing defines",
+                    hint=did_you_mean(name, [*given, *producer]),
+                )
+    for value in graph.output:
+        if value.name not in given and value.name not in producer and value.name not in outer:
+            raise GraphError(
+                f"the graph's output {value.name!r} is defined by nothing", hint=did_you_mean(value.name, producer)
+            )
+    return _sorted(nodes, producer)
+
+
+def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
+    """Return the names of outer values that the bodies of a node read, at any depth."""
+    names: dict[str, None] = {}
+    for body in bodies_of(node):
+        own = {value.name for value in body.input} | stored_names(body)
+        own.update(name for inner in body.node for name in inner.output)
+        for inner in body.node:
+            names |= dict.fromkeys(name for name in (*inner.input, *captured_names(inner)) if name and name not in own)
+        names |= dict.fromkeys(value.name for value in body.output if value.name not in own)
+    return tuple(names)
+
+
+def stored_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the values that a graph stores."""
+    return {tensor.name for tensor in graph.initializer} | {tensor.values.name for tensor in graph.sparse_initializer}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint: the known name that comes closest, if one does."""
+    # Matching against a whole large graph would take longer than reading it.
+    close = get_close_matches(name, sorted(known)[:5000], n=1)
+    return f"did you mean {close[0]!r}?" if close else _DAMAGED
+
+
+def _unique_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
+    """Return a name for each node: its own, or "Conv_12" for the node at index 12; repeated ones are numbered."""
+    taken = {node.name for node in nodes}
+    given: set[str] = set()
+    next_number: Counter[str] = Counter()
+    names = []
+    for index, node in enumerate(nodes):
+        name = wanted = node.name or f"{node.op_type}_{index}"
+        is_free = wanted not in (given if node.name else taken)
+        while not is_free:
+            next_number[wanted] += 1
+            name = f"{wanted}_{next_number[wanted] + 1}"
+            is_free = name not in taken
+        given.add(name)
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _producers(nodes: Sequence[Node], given: Collection[str]) -> dict[str, int]:
+    producer: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in node.outputs:
+            if name in producer or name in given:
+                other = f"op {nodes[producer[name]].name!r}" if name in producer else "the inputs or initializers"
+                raise GraphError(
+                    f"{name!r} is defined twice, by {other} and by op {node.name!r}",
+                    hint="each value of an ONNX graph has one definition; export the model again",
+                )
+            producer[name] = index
+    return producer
+
+
+def _sorted(nodes: Sequence[Node], producer: dict[str, int]) -> tuple[tuple[Node, ...], bool]:
+    """Kahn's algorithm, always taking the first node of the file that can run."""
+    waiting = [{producer[name] for name in node.reads if name in producer} for node in nodes]
+    if all(source < index for index, sources in enumerate(waiting) for source in sources):
+        return tuple(nodes), True
+    readers: list[list[int]] = [[] for _ in nodes]
+    for index, sources in enumerate(waiting):
+        for source in sources:
+            readers[source].append(index)
+    ready = [index for index, sources in enumerate(waiting) if not sources]
+    order = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for reader in readers[order[-1]]:
+            waiting[reader].discard(order[-1])
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        raise _cycle_error(nodes, producer)
+    return tuple(nodes[index] for index in order), False
+
+
+def _cycle_error(nodes: Sequence[Node], producer: dict[str, int]) -> GraphError:
+    cycle = find_cycle(
+        {node.name: [nodes[producer[name]].name for name in node.reads if name in producer] for node in nodes}
+    )
+    return GraphError(
+        f"the graph has a cycle: {describe_cycle(cycle)}",
+        hint="a computation graph must be acyclic; express loops with Loop or Scan",
+    )

@@ -1,0 +1,197 @@
+"""What is known of each value of a model: its type, its size, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from remat_cli.errors import GraphError
+from remat_cli.formats.onnx.dtypes import ElementType, element_type
+from remat_cli.graph import LARGEST_TOTAL
+
+if TYPE_CHECKING:
+    import onnx
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """The type of a tensor; also of an optional tensor.
+
+    Attributes:
+        element: type of its elements.
+        shape: dimensions; None where not all of them are known.
+    """
+
+    element: ElementType
+    shape: tuple[int, ...] | None
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the size in memory is known."""
+        return self.shape is not None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 0 where the shape is not known."""
+        return 0 if self.shape is None else prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Size in memory, whole bytes; 0 where the shape is not known."""
+        return -(-self.elements * self.element.bits // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceType:
+    """The type of a sequence of tensors; also of an optional one.
+
+    Attributes:
+        element: type of the elements of its tensors.
+        total_bytes: size of all its tensors together; None where not known.
+        item: shape of each tensor; None where they differ or are not known.
+        length: number of tensors; None where not known.
+    """
+
+    element: ElementType
+    total_bytes: int | None
+    item: tuple[int, ...] | None = None
+    length: int | None = None
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the size in memory is known."""
+        return self.total_bytes is not None
+
+    @property
+    def shape(self) -> None:
+        """A sequence has none."""
+        return
+
+    @property
+    def bytes(self) -> int:
+        """Size in memory; 0 where it is not known."""
+        return self.total_bytes or 0
+
+
+ValueType = TensorType | SequenceType
+
+
+class Origin(Enum):
+    """Where a value comes from."""
+
+    INPUT = "input"  # fed by the caller, or handed to a body by its node
+    STORED = "stored"  # an initializer
+    FOLDED = "folded"  # computed while reading: constants, shape arithmetic
+    PRODUCED = "produced"  # made by an op when the model runs
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a graph.
+
+    Attributes:
+        type: its type and size.
+        origin: where it comes from.
+        data: the elements, where they are known and few.
+        trainable: a weight that training changes.
+        overridable: an initializer that the caller may replace by an input of the same name.
+        guessed: its size is an estimate, or follows from one.
+    """
+
+    type: ValueType
+    origin: Origin
+    data: Array | None = None
+    trainable: bool = False
+    overridable: bool = False
+    guessed: bool = False
+
+    @property
+    def is_activation(self) -> bool:
+        """Whether it takes memory of its own when the model runs."""
+        return self.origin in (Origin.INPUT, Origin.PRODUCED)
+
+
+Values = Mapping[str, Value]
+
+
+def value_type(proto: onnx.TypeProto, dims: Mapping[str, int], where: str) -> ValueType | None:
+    """Return the type that a file declares, or None for maps, opaque and sparse types, and where no type is given.
+
+    Args:
+        proto: the declared type.
+        dims: values of symbolic dimensions.
+        where: what has this type, for the error message.
+
+    Raises:
+        GraphError: a negative dimension, an unknown element type, a size beyond 2^60 bytes.
+    """
+    kind = proto.WhichOneof("value")
+    if kind == "optional_type":
+        return value_type(proto.optional_type.elem_type, dims, where)
+    if kind == "sequence_type":
+        item = value_type(proto.sequence_type.elem_type, dims, where)
+        return SequenceType(item.element, None, item=item.shape) if isinstance(item, TensorType) else None
+    if kind != "tensor_type" or proto.tensor_type.elem_type == 0:
+        return None
+    element = element_type(proto.tensor_type.elem_type, where)
+    return checked(TensorType(element, _complete_shape(proto.tensor_type, dims)), where)
+
+
+def _complete_shape(proto: onnx.TypeProto.Tensor, dims: Mapping[str, int]) -> tuple[int, ...] | None:
+    if not proto.HasField("shape"):
+        return None
+    shape = []
+    for dim in proto.shape.dim:
+        size = dims.get(dim.dim_param) if dim.WhichOneof("value") == "dim_param" else dim.dim_value
+        if size is None or dim.WhichOneof("value") is None:
+            return None
+        shape.append(size)
+    return tuple(shape)
+
+
+def checked(tensor: TensorType, where: str) -> TensorType:
+    """Return `tensor` if it can exist.
+
+    Raises:
+        GraphError: a negative dimension, or a size beyond 2^60 bytes.
+    """
+    if tensor.shape is None:
+        return tensor
+    if any(size < 0 for size in tensor.shape):
+        raise GraphError(
+            f"{where} has shape {shape_text(tensor.shape)}, with a negative dimension",
+            hint="a size that is not fixed must be a symbol (dim_param), bound with --dim; export the model again",
+        )
+    if tensor.bytes > LARGEST_TOTAL:
+        raise GraphError(
+            f"{where} has shape {shape_text(tensor.shape)}: {tensor.bytes} bytes, more than 2^60",
+            hint="check its dimensions; a wrong --dim or shape makes sizes like this",
+        )
+    return tensor
+
+
+def broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of two operands stretched to each other, as far as they fit."""
+    rank = max(len(one), len(other))
+    padded = ((1,) * (rank - len(shape)) + shape for shape in (one, other))
+    return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
+
+
+def shape_text(shape: tuple[int | str, ...]) -> str:
+    """Return a shape as ONNX tools write it: "[1,3,224,224]"."""
+    return f"[{','.join(map(str, shape))}]"
+
+
+@lru_cache(maxsize=4096)
+def type_proto(tensor: TensorType) -> onnx.TypeProto:
+    """Return the type as ONNX writes it. The result is shared: do not change it."""
+    from onnx import helper
+
+    return helper.make_tensor_type_proto(tensor.element.id, tensor.shape)

@@ -1,0 +1,93 @@
+"""The choice at a moment, exactly: which runs of a window to carry out again so that what is kept just fits, by CP-SAT.
+
+Minimum cuts find the corners of the convex line of time against bytes; what fits best may lie between two of them. Here
+the runs of a window are free, the others do as they did, and the budget is a constraint instead of a price.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python.cp_model import CpModel
+
+from remat_cli.planners.min_cut.priced_cut import CutPoint
+from remat_cli.planners.shared.cp_sat import Outcome, SolverLimits, solve_model
+from remat_cli.planners.shared.stages import Bools
+
+# Linear relaxations prove these models' optima many times sooner than clause learning alone.
+_SETTINGS = {"linearization_level": 2}
+# Preferences among choices of nearly the same time: together they count as much as this share of all time.
+_SHARE_OF_PREFERENCES = 0.001
+_STEPS = 1000
+
+
+class Window:
+    """The model of a cut_point. Variable q, for each run before it, is whether that run is carried out again."""
+
+    def __init__(self, cut_point: CutPoint, again: Bools, is_free: Bools) -> None:
+        """Set up the model.
+
+        Args:
+            moment: what the choice is at.
+            again: [moment] a choice, from which the search starts.
+            is_free: [moment] the runs that may be decided otherwise.
+        """
+        self._cut_point = cut_point
+        self._model = CpModel()
+        self._again = again
+        may = cut_point.sequence.reads.recomputable[cut_point.sequence.ops[: cut_point.at]]
+        self._possible = may & (is_free | again)
+        for low, high in zip((again & ~is_free).tolist(), self._possible.tolist(), strict=True):
+            self._model.proto.variables.add().domain.extend((int(low), int(high)))
+        self._kept: dict[int, int] = {}  # the variable of each instance that may be kept
+        self._add_closure()
+
+    def solve(self, room: int, limits: SolverLimits, weights: NDArray[np.float64] | None = None) -> Outcome:
+        """Search for the choice of the least time that fits.
+
+        Args:
+            room: bytes for what is kept, what the moment's run itself needs left out.
+            limits: of the search.
+            weights: [T] the larger, the less welcome is a tensor among those that are kept; without them the outcome's
+                objective and bound are times.
+        """
+        cut_point, proto = self._cut_point, self._model.proto
+        sequence = cut_point.sequence
+        linear = proto.constraints.add().linear
+        linear.vars.extend(self._kept.values())
+        linear.coeffs.extend(sequence.bytes[list(self._kept)].tolist())
+        linear.domain.extend((0, max(room, 0)))
+        costly = np.flatnonzero(self._possible & (sequence.run_time[: cut_point.at] > 0))
+        proto.objective.vars.extend(costly.tolist())
+        proto.objective.coeffs.extend(((1 if weights is None else _STEPS) * sequence.run_time[costly]).tolist())
+        if weights is not None:
+            self._add_preferences(weights)
+        proto.solution_hint.vars.extend(range(cut_point.at))
+        proto.solution_hint.values.extend(self._again.astype(int).tolist())
+        return solve_model(self._model, limits, settings=_SETTINGS)
+
+    def _add_closure(self) -> None:
+        """Whatever is needed after the moment, or by what runs again, is kept or made again."""
+        cut_point, constraints = self._cut_point, self._model.proto.constraints
+        for instance in np.flatnonzero(cut_point.is_needed & ~cut_point.is_here).tolist():
+            constraints.add().bool_or.literals.extend(self._ways_to(instance))
+        for run in np.flatnonzero(self._possible).tolist():
+            for instance in cut_point.sequence.inputs[run].tolist():
+                if not cut_point.is_here[instance]:
+                    constraints.add().bool_or.literals.extend([-run - 1, *self._ways_to(instance)])
+
+    def _ways_to(self, instance: int) -> list[int]:
+        """Return what may bring an instance about: that it is kept, or that its run is carried out again."""
+        if instance not in self._kept:
+            self._kept[instance] = len(self._model.proto.variables)
+            self._model.proto.variables.add().domain.extend((0, 1))
+        maker = int(self._cut_point.sequence.made[0][instance])
+        return [self._kept[instance], maker] if self._possible[maker] else [self._kept[instance]]
+
+    def _add_preferences(self, weights: NDArray[np.float64]) -> None:
+        sequence, objective = self._cut_point.sequence, self._model.proto.objective
+        instances = np.array(list(self._kept), dtype=np.int64)
+        unwelcome = sequence.bytes[instances] * weights[sequence.made[1][instances]]
+        share = _SHARE_OF_PREFERENCES * _STEPS * sequence.time / max(float(unwelcome.sum()), 1.0)
+        objective.vars.extend(self._kept.values())
+        objective.coeffs.extend(np.floor(share * unwelcome).astype(np.int64).tolist())

@@ -1,0 +1,161 @@
+"""The layers of a chain: which ops of a training graph belong to which.
+
+Each segment between two cuts is a layer, and the tensors that it hands on are its activation. The loss is a layer of
+its own, N, without forward ops. A backward op belongs to the layer whose forward values it reads; it may read those of
+its own segment and what was handed to that. Where a graph does not keep to that, the segments in between become one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remat_cli.graph import Graph
+from remat_cli.planners.shared.chain.cuts import ForwardValues
+from remat_cli.planners.shared.chain.options import Cuts
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A segment of the forward pass and its backward.
+
+    Attributes:
+        forward: numbers of the forward ops, in the order in which they run.
+        backward: numbers of the backward ops, in the order in which they run.
+        activation: numbers of the tensors that later segments read, pinned ones left out: a_l.
+        pinned: numbers of the pinned tensors that the layer makes and later layers read, forward or backward.
+        saved: numbers of the tensors that the layer makes and its backward reads; some may be in `activation`.
+    """
+
+    forward: tuple[int, ...] = ()
+    backward: tuple[int, ...] = ()
+    activation: frozenset[int] = frozenset()
+    pinned: frozenset[int] = frozenset()
+    saved: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """A training graph cut into the layers of a chain.
+
+    Attributes:
+        graph: the training graph.
+        layers: [N + 1] by number. Layer 0 is empty: the graph's inputs are always there. Layer N is the loss.
+        pinned: numbers of forward tensors that stay from their first run to their last use.
+        once: numbers of forward ops that run exactly once: they must, or nothing but pinned tensors is read of theirs.
+    """
+
+    graph: Graph
+    layers: tuple[Layer, ...]
+    pinned: frozenset[int]
+    once: frozenset[int]
+
+
+def cut_into_layers(graph: Graph, planner: str, cuts: Cuts, most_segments: int) -> Layers:
+    """Cut `graph` into at most `most_segments` segments and the loss.
+
+    Args:
+        graph: a training graph.
+        planner: is named where the graph is refused.
+        cuts: which cuts are allowed.
+        most_segments: of more segments, small neighbours are joined.
+
+    Raises:
+        PlannerRefuses: the graph has no forward or no backward part.
+    """
+    values = ForwardValues(graph, planner)
+    ends = values.thinned(values.cuts(cuts), most_segments)
+    while True:
+        segments = _Segments(values, ends)
+        given_up = segments.ends_to_give_up()
+        if not given_up:
+            return segments.layers()
+        ends = [end for end in ends if end not in given_up]
+
+
+class _Segments:
+    """The forward pass cut after some places, and the layer of each op."""
+
+    def __init__(self, values: ForwardValues, ends: Sequence[int]) -> None:
+        self._values = values
+        self._ends = ends
+        self._graph = values.graph
+        self._arrays = values.graph.arrays
+        self._made_in = {t: self._layer_at(place) for t, place in values.made_at.items()}
+        # A layer's input is still there for its backward.
+        self._last_reader = {t: self._layer_at(place) for t, place in values.last_read.items()}
+        self._layer_of = {op: self._layer_at(place) for place, op in enumerate(values.ops)}
+        for op in values.backward:
+            self._layer_of[op] = self._layer_of_backward(op)
+
+    def _layer_at(self, place: int) -> int:
+        return bisect_left(self._ends, place) + 1
+
+    @property
+    def _loss(self) -> int:
+        return len(self._ends) + 1
+
+    def _reads(self, op: int) -> list[int]:
+        """Return the forward values that a backward op reads, pinned ones left out."""
+        return [t for t in self._arrays.inputs[op] if t in self._made_in and t not in self._values.pinned]
+
+    def _layer_of_backward(self, op: int) -> int:
+        """Return the layer whose backward runs an op: the first, from the last one down, that can.
+
+        The gradients that it reads must be there, and the forward values too. An op that says which forward op it
+        differentiates waits for that one's layer, if the values that it reads are still there then.
+        """
+        reads = self._reads(op)
+        sources = (int(self._arrays.producer[t]) for t in self._arrays.inputs[op] if t not in self._made_in)
+        layers = [self._layer_of[source] for source in sources if source >= 0]
+        layers += [self._last_reader[t] for t in reads]
+        own = self._layer_of.get(self._arrays.op_index.get(self._graph.ops[op].grad_of or "", -1))
+        if own is not None:
+            layers.append(max([own, *(self._made_in[t] for t in reads)]))
+        return min(layers, default=self._loss)
+
+    def ends_to_give_up(self) -> set[int]:
+        """Return the cuts between the layer of a backward op and a later one that makes a value which the op reads."""
+        given_up: set[int] = set()
+        for op in self._values.backward:
+            layer = self._layer_of[op]
+            highest = max((self._made_in[t] for t in self._reads(op)), default=layer)
+            given_up.update(self._ends[layer - 1 : highest - 1])
+        return given_up
+
+    def layers(self) -> Layers:
+        """Return the layers of these segments."""
+        values = self._values
+        backward: list[list[int]] = [[] for _ in range(self._loss + 1)]
+        for op in values.backward:
+            backward[self._layer_of[op]].append(op)
+        pinned: list[list[int]] = [[] for _ in range(self._loss + 1)]
+        for tensor in filter(self._is_read_by_later_layers, values.pinned):
+            pinned[self._made_in[tensor]].append(tensor)
+        handed_on = values.handed_on(set(self._ends))
+        layers = [Layer()]
+        begin = 0
+        for number, end in enumerate((*self._ends, len(values.ops)), start=1):
+            saved = (t for op in backward[number] for t in self._reads(op) if self._made_in[t] == number)
+            layers.append(
+                Layer(
+                    forward=tuple(values.ops[begin : end + 1]),
+                    backward=tuple(backward[number]),
+                    activation=handed_on.get(end, frozenset()),
+                    pinned=frozenset(pinned[number]),
+                    saved=frozenset(saved),
+                )
+            )
+            begin = end + 1
+        once = frozenset(op for op in values.ops if self._runs_once(op))
+        return Layers(self._graph, tuple(layers), values.pinned, once)
+
+    def _is_read_by_later_layers(self, tensor: int) -> bool:
+        readers = self._graph.consumers[self._arrays.tensor_names[tensor]]
+        return any(self._layer_of[self._arrays.op_index[op.name]] > self._made_in[tensor] for op in readers)
+
+    def _runs_once(self, op: int) -> bool:
+        pinned, is_read = self._values.pinned, self._values.is_read
+        runs_again = self._graph.ops[op].recomputable
+        return not runs_again or all(t in pinned or not is_read(t) for t in self._arrays.outputs[op])

@@ -1,0 +1,137 @@
+"""A training graph as a chain of layers, and a plan of the chain as a plan of the graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from remat_cli.graph import Graph
+from remat_cli.planners.shared.chain.layers import Layer, Layers, cut_into_layers
+from remat_cli.planners.shared.chain.measures import Gauge
+from remat_cli.planners.shared.chain.model import ChainStep, Operation
+from remat_cli.planners.shared.chain.options import Cuts
+from remat_cli.units import format_bytes, format_share
+
+
+@dataclass(frozen=True, eq=False)
+class Linearised:
+    """A training graph as a chain of layers.
+
+    Attributes:
+        graph: the training graph.
+        cut: the ops and tensors of each layer.
+        gauge: measures the layers.
+    """
+
+    graph: Graph
+    cut: Layers
+    gauge: Gauge
+
+    def __len__(self) -> int:
+        """Return N, the number of layers."""
+        return len(self.cut.layers) - 1
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes beside those of the layers: resident ones, graph inputs, and tensors that stay."""
+        return self.gauge.base_bytes
+
+    @property
+    def base_time(self) -> int:
+        """Time of the ops that run once, which is in no layer's times."""
+        return self.gauge.base_time
+
+    @property
+    def largest_segment(self) -> Layer:
+        """The layer whose forward pass has the most ops."""
+        return max(self.cut.layers, key=lambda layer: len(layer.forward))
+
+    @property
+    def largest_described(self) -> str:
+        """How large the largest segment is, for people."""
+        arrays, segment = self.graph.arrays, self.largest_segment
+        ops = sum(len(layer.forward) for layer in self.cut.layers)
+        made = sum(int(arrays.tensor_bytes[t]) for op in segment.forward for t in arrays.outputs[op])
+        share = format_share(len(segment.forward) / ops)
+        return f"{len(segment.forward)} of {ops} forward ops ({share}), which make {format_bytes(made)}"
+
+    @property
+    def without_plan(self) -> str:
+        """Why no plan of the chain may fit where others do, for people."""
+        return (
+            "no plan of the chain was found that fits, which proves nothing; the largest of its "
+            f"{len(self)} layers, which is run as a whole, has {self.largest_described}; "
+            "dtr and retention need no chain"
+        )
+
+    def runs(self, steps: Sequence[ChainStep]) -> list[tuple[int, ...]]:
+        """Return, for each step of a plan of the chain, the numbers of the ops that it runs.
+
+        What need not be run is left out: ops that run once, after their first run; and runs none of whose outputs
+        anybody reads before they are made again, as long as another run of the op is left.
+        """
+        done: set[int] = set()
+        runs = []
+        for step in steps:
+            ops = [op for op in self._ops(step) if op not in done]
+            done |= self.cut.once.intersection(ops)
+            runs.append(ops)
+        return self._useful(runs)
+
+    def computes(self, steps: Sequence[ChainStep]) -> list[str]:
+        """Return the names of the ops in the order in which a plan of the chain runs them."""
+        return [self.graph.ops[op].name for ops in self.runs(steps) for op in ops]
+
+    def _ops(self, step: ChainStep) -> tuple[int, ...]:
+        match step.kind:
+            case Operation.BACKWARD:
+                return self.cut.layers[step.layer].backward
+            case Operation.FORWARD_ALL:
+                return self.cut.layers[step.layer].forward
+            case _:
+                return self.gauge.no_grad_runs[step.layer].ops
+
+    def _useful(self, runs: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Leave out runs none of whose outputs is needed; an op of which no run is of use keeps its first one."""
+        arrays, pinned = self.graph.arrays, self.cut.pinned
+        earlier = Counter(op for ops in runs for op in ops)
+        is_kept = [False] * len(self.graph.ops)
+        # Walking backwards: a tensor in `needed` is read later, before it is made again. A pinned one is made by the
+        # first run, and stays.
+        needed = set(np.flatnonzero(arrays.is_output).tolist())
+        useful: list[tuple[int, ...]] = []
+        for ops in reversed(runs):
+            kept = []
+            for op in reversed(ops):
+                earlier[op] -= 1
+                made = needed.intersection(arrays.outputs[op])
+                if earlier[op]:
+                    made -= pinned
+                if made or not (earlier[op] or is_kept[op]):
+                    kept.append(op)
+                    is_kept[op] = True
+                    needed -= made
+                    needed.update(arrays.inputs[op])
+            useful.append(tuple(reversed(kept)))
+        return useful[::-1]
+
+
+@lru_cache(maxsize=8)
+def linearise(graph: Graph, planner: str, cuts: Cuts, segments: int) -> Linearised:
+    """Cut `graph` into a chain of at most `segments` segments and the loss, and measure it.
+
+    Args:
+        graph: a training graph.
+        planner: is named where the graph is refused.
+        cuts: where the graph may be cut.
+        segments: the most that are made; of more, small neighbours are joined.
+
+    Raises:
+        PlannerRefuses: the graph has no forward or no backward part.
+    """
+    cut = cut_into_layers(graph, planner, cuts, segments)
+    return Linearised(graph, cut, Gauge(cut))

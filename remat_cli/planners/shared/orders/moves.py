@@ -1,0 +1,307 @@
+"""What moving one op to another place in an order does to memory, for all its places at once.
+
+Running an op earlier or later changes memory only at the stages that it passes, and by an amount that does not depend
+on how much further it goes. So prefix sums give the cost of every place at once.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_cli.graph import Graph
+from remat_cli.planners.shared.stages import Bools, Ints, Ragged, Stages
+
+# Bytes less the room, as floating-point numbers: whole and exact below 2^53.
+Bytes = NDArray[np.float64]
+
+# An op moves by at most so many places at a time, which bounds the work of one move in long orders.
+_REACH = 1000
+# Ops that read a tensor with more readers than this stay where they are: the lists below grow with its square.
+_MOST_READERS = 256
+
+
+class Takeover(NamedTuple):
+    """An op that can take over the storage of an input: which of the inputs that are counted, and bytes saved."""
+
+    op: int
+    input: int
+    bytes: float
+
+
+@dataclass(frozen=True, eq=False)
+class Dependencies:
+    """What bounds the places of each op, and which tensors begin and end with it; in the graph's numbers.
+
+    The *counted* inputs of an op are those whose memory ends at some op: no graph inputs, tensors of 0 bytes or outputs
+    of the graph.
+
+    Attributes:
+        makers: [E] for each pair of ops of which one reads what the other makes: the one that makes it.
+        readers: [E] the one that reads it.
+        movable: [N] whether the op may be moved.
+        users: for each op: for each of its counted inputs, who makes it and who else reads it, one after the other.
+        users_start: for each op, where in `users` each of its counted inputs starts.
+        input_bytes: for each op, the size of each of its counted inputs.
+        held_bytes: for each op, bytes of the outputs that are still needed after it has run.
+        own_bytes: for each op, bytes of all outputs and of the workspace.
+        takeovers: for each op that reads such a tensor, the ops that can take over one of its counted inputs.
+    """
+
+    makers: Ints
+    readers: Ints
+    movable: Bools
+    users: list[Ints]
+    users_start: list[Ints]
+    input_bytes: list[Bytes]
+    held_bytes: list[float]
+    own_bytes: list[float]
+    takeovers: dict[int, list[Takeover]]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Dependencies:
+        """Gather the dependencies of `graph`."""
+        arrays = graph.arrays
+        count = len(graph.ops)
+        lengths = np.fromiter((len(inputs) for inputs in arrays.inputs), dtype=np.int64, count=count)
+        readers = np.repeat(np.arange(count), lengths)
+        read = np.fromiter((t for inputs in arrays.inputs for t in inputs), dtype=np.int64, count=len(readers))
+        is_made = arrays.producer[read] >= 0
+        readers, read = readers[is_made], read[is_made]
+        pairs = np.unique(readers * count + arrays.producer[read])
+
+        counted = (arrays.tensor_bytes[read] > 0) & ~arrays.is_output[read]
+        by_tensor = np.argsort(read, kind="stable")
+        readers_of = Ragged.of(read[by_tensor], readers[by_tensor], len(arrays.producer))
+        number_of_readers = np.diff(readers_of.start)
+        movable = np.ones(count, dtype=np.bool_)
+        movable[readers[counted & (number_of_readers[read] > _MOST_READERS)]] = False
+        counted &= movable[readers]
+        reader, tensor = readers[counted], read[counted]
+
+        sizes = arrays.tensor_bytes
+        needed = np.flatnonzero((arrays.producer >= 0) & (arrays.is_output | (number_of_readers > 0)))
+        made = np.flatnonzero(arrays.producer >= 0)
+        held = np.bincount(arrays.producer[needed], weights=sizes[needed], minlength=count)
+        own = np.bincount(arrays.producer[made], weights=sizes[made], minlength=count) + arrays.workspace_bytes
+        users, users_start = _users(reader, tensor, arrays.producer[tensor], readers_of, count)
+        starts = np.searchsorted(reader, np.arange(1, count))
+        return cls(
+            makers=pairs % count,
+            readers=pairs // count,
+            movable=movable,
+            users=users,
+            users_start=users_start,
+            input_bytes=np.split(sizes[tensor].astype(np.float64), starts),
+            held_bytes=held.tolist(),
+            own_bytes=own.tolist(),
+            takeovers=_takeovers(graph, reader, tensor),
+        )
+
+    @cached_property
+    def before(self) -> list[Ints]:
+        """For each op, the ops that make what it reads."""
+        return np.split(self.makers, np.searchsorted(self.readers, np.arange(1, len(self.movable))))
+
+    @cached_property
+    def after(self) -> list[Ints]:
+        """For each op, the ops that read what it makes."""
+        by_maker = np.argsort(self.makers, kind="stable")
+        starts = np.searchsorted(self.makers[by_maker], np.arange(1, len(self.movable)))
+        return np.split(self.readers[by_maker], starts)
+
+
+def _users(reader: Ints, tensor: Ints, maker: Ints, readers_of: Ragged, count: int) -> tuple[list[Ints], list[Ints]]:
+    """Return `users` and `users_start` from the pairs (reader, tensor), sorted by reader, and each tensor's maker."""
+    pairs = np.arange(len(tensor))
+    pair, other = readers_of.expand(tensor)
+    is_other = other != reader[pair]
+    pair, other = np.concatenate([pairs, pair[is_other]]), np.concatenate([maker, other[is_other]])
+    by_pair = np.argsort(pair, kind="stable")
+    pair, other = pair[by_pair], other[by_pair]
+    pair_start = np.searchsorted(pair, pairs)
+    first_pair = np.searchsorted(reader, np.arange(count + 1))
+    first_user = np.append(pair_start, len(other))[first_pair]
+    users = np.split(other, first_user[1:-1])
+    users_start = np.split(pair_start - first_user[reader], first_pair[1:-1])
+    return users, users_start
+
+
+def _takeovers(graph: Graph, reader: Ints, tensor: Ints) -> dict[int, list[Takeover]]:
+    """Return `takeovers` from the pairs (reader, tensor), sorted by reader."""
+    arrays = graph.arrays
+    takers: dict[int, list[tuple[int, float]]] = {}
+    for op, taken in enumerate(arrays.inplace):
+        if taken >= 0 and (saved := min(arrays.tensor_bytes[taken], arrays.tensor_bytes[arrays.outputs[op][0]])) > 0:
+            takers.setdefault(taken, []).append((op, float(saved)))
+    takeovers: dict[int, list[Takeover]] = {}
+    if not takers:
+        return takeovers
+    first_pair = np.searchsorted(reader, reader)
+    for pair, (op, read) in enumerate(zip(reader.tolist(), tensor.tolist(), strict=True)):
+        for taker, saved in takers.get(read, ()):
+            takeovers.setdefault(op, []).append(Takeover(taker, pair - int(first_pair[pair]), saved))
+    return takeovers
+
+
+class Places(NamedTuple):
+    """All places that an op can take, the others staying in their order. Place 0 is the earliest.
+
+    Attributes:
+        op: the op.
+        first: stage of place 0.
+        now: the place that it has.
+        excess: [3, P] memory less the room: of the op now at each place, were it run before the moved op; were it run
+            after it; and of the moved op at that place.
+        rise: [P + 1] what having run the moved op adds to the memory before each place, and after the last.
+        cost: [P] excess over the stages of all places, up to a constant, with the op at each of them.
+    """
+
+    op: int
+    first: int
+    now: int
+    excess: Bytes
+    rise: Bytes
+    cost: Bytes
+
+
+class Layout:
+    """An order that changes by moves of one op, and the memory of each of its stages.
+
+    Attributes:
+        order: [N] op of each stage.
+        position: [N] stage of each op.
+        excess: [N] memory while each stage runs, less the room.
+        between: [N + 1] memory before each stage, and at the end, less the room.
+    """
+
+    def __init__(self, dependencies: Dependencies, stages: Stages, room: int) -> None:
+        """Lay out a graph, in the order of its stages."""
+        count = len(stages)
+        self._dependencies = dependencies
+        self._before, self._after = dependencies.before, dependencies.after
+        self.order = stages.order.copy()
+        self.position = np.empty(count, dtype=np.int64)
+        self.position[self.order] = np.arange(count)
+        self.excess = stages.plain_bytes.astype(np.float64) - room
+        change = np.zeros(count + 2)
+        np.add.at(change, stages.made_at + 1, stages.bytes)
+        np.add.at(change, stages.last_read + 1, -stages.bytes)
+        self.between = np.cumsum(change)[: count + 1] - room
+
+    @property
+    def total_excess(self) -> float:
+        """Sum over the stages of the memory above the room."""
+        return float(np.maximum(self.excess, 0).sum())
+
+    def copy(self) -> Layout:
+        """Return the same order, to be changed apart from this one."""
+        new = copy(self)
+        for name in ("order", "position", "excess", "between"):
+            setattr(new, name, getattr(self, name).copy())
+        return new
+
+    def loose(self) -> Ints:
+        """Return the ops that can move."""
+        earliest, latest = self._ranges()
+        return np.flatnonzero((earliest < latest) & self._dependencies.movable)
+
+    def restless(self) -> Ints:
+        """Return the ops that can move within a range of stages of which one lacks memory."""
+        earliest, latest = self._ranges()
+        lacking = np.concatenate([[0], np.cumsum(self.excess > 0)])
+        matters = lacking[latest + 1] > lacking[earliest]
+        return np.flatnonzero((earliest < latest) & self._dependencies.movable & matters)
+
+    def _ranges(self) -> tuple[Ints, Ints]:
+        """Return the first and the last stage of each op that its dependencies allow, the others staying in order."""
+        count = len(self.order)
+        earliest, latest = np.zeros(count, dtype=np.int64), np.full(count, count - 1)
+        makers, readers = self._dependencies.makers, self._dependencies.readers
+        np.maximum.at(earliest, readers, self.position[makers] + 1)
+        np.minimum.at(latest, makers, self.position[readers] - 1)
+        return earliest, latest
+
+    def places(self, op: int) -> Places | None:
+        """Return the places that `op` can take; None where it can only stay."""
+        before, after = self._before[op], self._after[op]
+        position = self.position
+        stage = int(position[op])
+        first = int(np.maximum.reduce(position[before])) + 1 if len(before) else 0
+        last = int(np.minimum.reduce(position[after])) - 1 if len(after) else len(position) - 1
+        if first == last:
+            return None
+        first, last = max(first, stage - _REACH), min(last, stage + _REACH)
+        now, count = stage - first, last - first + 1
+        ends = self._ends(op, first, count)
+        rise = self._rise(op, ends, count)
+        own = self._dependencies.own_bytes[op]
+        excess = np.empty((3, count))
+        excess[:2] = self.excess[first : last + 1]
+        excess[0, now + 1 :] -= rise[now + 1 : -1]
+        excess[1, :now] += rise[:now]
+        excess[2, : now + 1] = self.between[first : stage + 1] + own
+        excess[2, now + 1 :] = self.between[stage + 2 : last + 2] - rise[now + 2 :] + own
+        if op in self._dependencies.takeovers:
+            self._share(op, ends, first, now, excess)
+        excess[:2, now] = 0.0  # the moved op does not pass itself
+        above = np.maximum(excess, 0.0)
+        passed = np.cumsum(above[0] - above[1])
+        cost = above[2]
+        cost[1 : now + 1] += passed[:now]
+        cost[now + 1 :] += passed[now + 1 :]
+        return Places(op, first, now, excess, rise, cost)
+
+    def move(self, places: Places, place: int) -> None:
+        """Move an op to one of its places."""
+        op, first, now, excess, rise, _ = places
+        if place == now:
+            return
+        start, end = first + now, first + place
+        if place > now:
+            self.order[start:end] = self.order[start + 1 : end + 1]
+            self.excess[start:end] = excess[0, now + 1 : place + 1]
+            self.between[start + 1 : end + 1] = self.between[start + 2 : end + 2] - rise[now + 2 : place + 2]
+        else:
+            start, end = end, start
+            self.order[start + 1 : end + 1] = self.order[start:end]
+            self.excess[start + 1 : end + 1] = excess[1, place:now]
+            self.between[start + 1 : end + 1] = self.between[start:end] + rise[place:now]
+        self.order[first + place] = op
+        self.excess[first + place] = excess[2, place]
+        self.position[self.order[start : end + 1]] = np.arange(start, end + 1)
+
+    def _ends(self, op: int, first: int, count: int) -> Ints:
+        """For each counted input, the first place by which all its other readers have run, at most `count` + 1."""
+        users = self._dependencies.users[op]
+        if not len(users):
+            return users
+        last_use: Ints = np.maximum.reduceat(self.position[users], self._dependencies.users_start[op])
+        return np.minimum(np.maximum(last_use + (1 - first), 0), count + 1)
+
+    def _rise(self, op: int, ends: Ints, count: int) -> Bytes:
+        """What having run the op adds before each place: its outputs, less the inputs that only it still reads."""
+        held = self._dependencies.held_bytes[op]
+        if not len(ends):
+            return np.full(count + 1, held)
+        ended = np.bincount(ends, weights=self._dependencies.input_bytes[op], minlength=count + 2)
+        return held - np.cumsum(ended, dtype=np.float64)[: count + 1]
+
+    def _share(self, op: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
+        """Take off what working in place saves: at the moved op, and at ops that become or were an input's last one."""
+        for taker, which, saved in self._dependencies.takeovers[op]:
+            end = int(ends[which])
+            if taker == op:
+                # A place before the present one puts the op before that stage's own op, a later one behind it.
+                excess[2, end if end <= now else end - 1 :] -= saved
+            elif 0 < end <= excess.shape[1] and self.order[first + end - 1] == taker:
+                # The last of the others: it works in place if and only if the moved op has run.
+                if end - 1 > now:
+                    excess[0, end - 1] += saved
+                else:
+                    excess[1, end - 1] -= saved

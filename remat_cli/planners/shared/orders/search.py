@@ -1,0 +1,195 @@
+"""Orders of first runs that need little memory: where data dependencies leave a choice, the order decides a lot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from time import monotonic
+
+import numpy as np
+
+from remat_cli.cores import leave_ctrl_c_to_parent
+from remat_cli.graph import Graph
+from remat_cli.planners.shared.orders.annealing import Annealed, Cooling, anneal
+from remat_cli.planners.shared.orders.greedy import greedy_order
+from remat_cli.planners.shared.orders.moves import Dependencies, Layout
+from remat_cli.planners.shared.stages import Ints, Stages
+from remat_cli.problem import Observer
+
+# Moves are counted in multiples of how many ops the dependencies leave any choice. First a descent, then runs from
+# these temperatures in turn, each as long as its entry here says, the last entry for all further ones.
+_DESCENT = 10
+_COLD = 0.04
+_HEATS = (4.0, 1.0)
+_MOVES = (50, 100, 200)
+# A run with fewer moves would spoil more by its heat than its cooling mends.
+_FEWEST = 20
+# The search ends after so many runs in a row that do not lower the least excess by this factor.
+_PATIENCE = 2
+_PAYS = 0.995
+
+
+@dataclass(frozen=True, slots=True)
+class OrderLimits:
+    """What a search for orders may use. Under a limit of work alone, the same call finds the same orders.
+
+    Attributes:
+        seconds: on the clock.
+        work: how many moves of one op may be tried; None for no such limit.
+        seed: of the random choices.
+        jobs: processes that search at the same time; how many there are does not change what a limit of work finds.
+    """
+
+    seconds: float
+    work: int | None = None
+    seed: int = 0
+    jobs: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """An order of first runs, and what running in it takes if nothing is recomputed.
+
+    Attributes:
+        order: [N] numbers of the graph's ops, each after those whose outputs it reads.
+        peak_bytes: the largest memory of any stage, without the graph's fixed bytes.
+        excess: memory above the room, summed over the stages, in bytes; 0 where the order fits.
+    """
+
+    order: Ints
+    peak_bytes: int
+    excess: int
+
+    @classmethod
+    def of(cls, graph: Graph, order: Ints, room: int) -> Order:
+        """Measure an order of the ops of `graph`."""
+        plain = Stages.of(graph, order).plain_bytes
+        return cls(order, int(plain.max()), sum((plain[plain > room] - room).tolist()))
+
+
+def search_orders(graph: Graph, room: int, limits: OrderLimits, observe: Observer) -> list[Order]:
+    """Return orders that need little memory, those of the least excess first.
+
+    The input order is always among them. The others differ from each other, so that a planner may try several: which of
+    them needs the least recomputation is not told by the excess alone. Nothing is proven.
+
+    Args:
+        graph: what is planned.
+        room: bytes for what ops make: the budget without the graph's fixed bytes.
+        limits: where the search stops; it stops sooner where an order fits, or where more search does not pay.
+        observe: is told that orders are searched.
+    """
+    given = Order.of(graph, np.arange(len(graph.ops)), room)
+    if given.excess == 0 or limits.seconds <= 0 or limits.work == 0:
+        return [given]
+    observe.phase("searching orders")
+    search = _Search(graph, room, limits, given)
+    search.run()
+    return search.found()
+
+
+class _Search:
+    """A descent from the better of the input order and a greedy one, then runs of annealing until they do not pay."""
+
+    def __init__(self, graph: Graph, room: int, limits: OrderLimits, given: Order) -> None:
+        self._end = monotonic() + limits.seconds
+        self._graph, self._room, self._limits = graph, room, limits
+        self._moves_left = math.inf if limits.work is None else limits.work
+        self._seconds_a_move = 0.0
+        self._hot_runs = 0
+        self._given = self._best = given
+        self._found = {given.order.tobytes(): given}
+        self._keep(greedy_order(graph))
+        self._dependencies = Dependencies.of(graph)
+
+    def found(self) -> list[Order]:
+        """Return the orders found so far, the best first."""
+        return sorted(self._found.values(), key=_rank)
+
+    def run(self) -> None:
+        """Search until an order fits, more search does not pay, or the limits are reached."""
+        start = self._layout()
+        loose = len(start.loose())
+        if not loose or not self._descend(_DESCENT * loose):
+            return
+        fewest = _FEWEST * loose
+        if self._affordable() < fewest:
+            self._descend(self._affordable())
+        else:
+            self._anneal(start, loose, fewest)
+
+    def _descend(self, moves: float) -> bool:
+        """Improve the best order without ever going far uphill; tell whether there is more to do."""
+        cooling = self._cooling(_COLD, moves)
+        if cooling.moves == 0:
+            return False
+        began = monotonic()
+        annealed = anneal(self._layout(), cooling)
+        self._seconds_a_move = (monotonic() - began) / max(annealed.moves, 1)
+        self._keep(annealed.order)
+        return annealed.moves > 0 and self._best.excess > 0
+
+    def _anneal(self, start: Layout, loose: int, fewest: int) -> None:
+        # As long as nothing was gained, one run decides: in most training graphs the input order is as good as any.
+        fruitless = 0 if self._pays(self._given) else _PATIENCE - 1
+        with ExitStack() as stack:
+            run_all = _runner(self._limits.jobs, stack)
+            while fruitless < _PATIENCE and (coolings := self._coolings(loose, fewest)):
+                for annealed in run_all(partial(anneal, start), coolings):
+                    fruitless = 0 if self._keep(annealed.order) else fruitless + 1
+                    if self._best.excess == 0 or fruitless == _PATIENCE:
+                        return
+
+    def _coolings(self, loose: int, fewest: int) -> list[Cooling]:
+        """Return what to run next, at the same time; nothing where the limits leave too little."""
+        coolings: list[Cooling] = []
+        while len(coolings) < self._limits.jobs and self._affordable() >= fewest:
+            heat = _HEATS[self._hot_runs % len(_HEATS)]
+            moves = _MOVES[min(self._hot_runs, len(_MOVES) - 1)] * loose
+            self._hot_runs += 1
+            coolings.append(self._cooling(heat, moves))
+        return coolings
+
+    def _cooling(self, heat: float, moves: float) -> Cooling:
+        """Take moves from those that are left."""
+        moves = int(min(moves, self._moves_left))
+        self._moves_left -= moves
+        return Cooling(heat, moves, self._end - monotonic(), seed=(self._limits.seed, self._hot_runs))
+
+    def _affordable(self) -> float:
+        """How many moves the limits leave."""
+        return min(self._moves_left, (self._end - monotonic()) / max(self._seconds_a_move, 1e-9))
+
+    def _layout(self) -> Layout:
+        return Layout(self._dependencies, Stages.of(self._graph, self._best.order), self._room)
+
+    def _keep(self, order: Ints) -> bool:
+        """Add an order to those found; tell whether it is so much better that the search should go on."""
+        before = self._best
+        new = Order.of(self._graph, order, self._room)
+        self._found.setdefault(order.tobytes(), new)
+        self._best = min(before, new, key=_rank)
+        return self._pays(before)
+
+    def _pays(self, before: Order) -> bool:
+        return self._best.excess < _PAYS * before.excess
+
+
+def _rank(order: Order) -> tuple[int, int]:
+    return order.excess, order.peak_bytes
+
+
+_RunAll = Callable[[Callable[[Cooling], Annealed], Iterable[Cooling]], Iterable[Annealed]]
+
+
+def _runner(jobs: int, stack: ExitStack) -> _RunAll:
+    """Return what runs annealings: one by one as results are asked for, or in processes that end with `stack`."""
+    if jobs == 1:
+        return map
+    # New processes rather than forks: a solver's threads may be running. Ctrl-C is for the one that started them.
+    pool = get_context("spawn").Pool(jobs, initializer=leave_ctrl_c_to_parent)
+    return stack.enter_context(pool).imap

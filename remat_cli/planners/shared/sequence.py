@@ -1,0 +1,217 @@
+"""A sequence of runs of ops as integer arrays: which run makes what which other run reads, and the memory of each.
+
+Everything here is numpy over whole sequences, so that one of several 100,000 runs takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from remat_cli.graph import Graph
+from remat_cli.planners.shared.stages import Bools, Ints, Ragged
+
+
+@dataclass(frozen=True, eq=False)
+class GraphReads:
+    """What the ops of a graph read and make, as flat arrays; tensors of 0 bytes and graph inputs are left out.
+
+    Those can always be there, whatever is decided.
+
+    Attributes:
+        graph: what is planned.
+        inputs: for each op, the tensors that it reads.
+        outputs: for each op, the tensors that it makes.
+        kept: the graph's outputs.
+        recomputable: [N] whether each op may run again.
+    """
+
+    graph: Graph
+    inputs: Ragged
+    outputs: Ragged
+    kept: Ints
+    recomputable: Bools
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphReads:
+        """Lay out `graph`."""
+        arrays = graph.arrays
+        counts = (arrays.producer >= 0) & (arrays.tensor_bytes > 0)
+        return cls(
+            graph=graph,
+            inputs=_ragged(arrays.inputs, counts),
+            outputs=_ragged(arrays.outputs, counts),
+            kept=np.flatnonzero(arrays.is_output & counts),
+            recomputable=np.fromiter((op.recomputable for op in graph.ops), dtype=np.bool_, count=len(graph.ops)),
+        )
+
+
+def _ragged(rows: Sequence[Sequence[int]], counts: Bools) -> Ragged:
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    values = np.fromiter((t for row in rows for t in row), dtype=np.int64, count=int(lengths.sum()))
+    index = np.repeat(np.arange(len(rows)), lengths)
+    inside = counts[values]
+    return Ragged.of(index[inside], values[inside], len(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class RematSequence:
+    """Runs of ops in order; each run of an op makes an instance of each of its outputs.
+
+    Position M, after the last run, stands for the end, where the graph's outputs are read. Instances are numbered in
+    the order in which they are made. Each is there from its making to its last read.
+
+    Attributes:
+        reads: of the graph.
+        ops: [M] number of the op that each run is of; every op finds its inputs.
+    """
+
+    reads: GraphReads
+    ops: Ints
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    @property
+    def time(self) -> int:
+        """Time of all runs."""
+        return int(self.reads.graph.arrays.op_time[self.ops].sum())
+
+    @cached_property
+    def run_time(self) -> Ints:
+        """[M] time of each run."""
+        return self.reads.graph.arrays.op_time[self.ops]
+
+    @cached_property
+    def is_rerun(self) -> Bools:
+        """[M] whether each run is not the first of its op."""
+        first = np.zeros(len(self), dtype=np.bool_)
+        first[np.unique(self.ops, return_index=True)[1]] = True
+        return ~first
+
+    @cached_property
+    def made(self) -> tuple[Ints, Ints]:
+        """[I] position and tensor of each instance."""
+        return self.reads.outputs.expand(self.ops)
+
+    @cached_property
+    def bytes(self) -> Ints:
+        """[I] size of each instance."""
+        return self.reads.graph.arrays.tensor_bytes[self.made[1]]
+
+    @cached_property
+    def read(self) -> tuple[Ints, Ints]:
+        """[R] position and instance of each read, positions ascending, the end included."""
+        at, tensor = self.reads.inputs.expand(self.ops)
+        at = np.concatenate([at, np.full(len(self.reads.kept), len(self))])
+        tensor = np.concatenate([tensor, self.reads.kept])
+        return at, self.instance(tensor, at)
+
+    def instance(self, tensor: Ints, before: Ints) -> Ints:
+        """Return the instances of tensors that were made last before some positions."""
+        keys, instances = self._by_tensor
+        return instances[np.searchsorted(keys, tensor * (len(self) + 1) + before) - 1]
+
+    @cached_property
+    def _by_tensor(self) -> tuple[Ints, Ints]:
+        at, tensor = self.made
+        keys = tensor * (len(self) + 1) + at
+        order = np.argsort(keys)
+        return keys[order], order
+
+    @cached_property
+    def inputs(self) -> Ragged:
+        """The instances that each run reads; those of the end come last."""
+        at, instance = self.read
+        return Ragged.of(at, instance, len(self) + 1)
+
+    @cached_property
+    def last_read(self) -> Ints:
+        """[I] position of each instance's last read; that of its making where nobody reads it."""
+        last: Ints = self.made[0].copy()
+        at, instance = self.read
+        last[instance] = np.maximum(last[instance], at)  # positions ascend: the last one written is the largest
+        return last
+
+    @cached_property
+    def shared_bytes(self) -> Ints:
+        """[M] bytes that each run saves by working in place: its input's instance must end with it."""
+        arrays = self.reads.graph.arrays
+        saved = np.zeros(len(self), dtype=np.int64)
+        taken = np.array(arrays.inplace, dtype=np.int64)[self.ops]
+        at = np.flatnonzero(taken >= 0)
+        at = at[(arrays.producer[taken[at]] >= 0) & (arrays.tensor_bytes[taken[at]] > 0)]
+        at = at[self.last_read[self.instance(taken[at], at)] == at]
+        first_output = np.array([row[0] if row else -1 for row in arrays.outputs], dtype=np.int64)[self.ops[at]]
+        saved[at] = np.minimum(arrays.tensor_bytes[taken[at]], arrays.tensor_bytes[first_output])
+        return saved
+
+    @cached_property
+    def memory(self) -> Ints:
+        """[M] bytes while each run is carried out, every instance freed at its last read; what the judge measures."""
+        change = np.zeros(len(self) + 2, dtype=np.int64)
+        np.add.at(change, self.made[0], self.bytes)
+        np.add.at(change, self.last_read + 1, -self.bytes)
+        graph = self.reads.graph
+        workspace = graph.arrays.workspace_bytes[self.ops]
+        return graph.fixed_bytes + np.cumsum(change)[: len(self)] + workspace - self.shared_bytes
+
+    @cached_property
+    def peak(self) -> int:
+        """The largest memory of any run, in bytes."""
+        return int(self.memory.max())
+
+    def without_useless_reruns(self) -> RematSequence:
+        """Return the sequence without the reruns that make nothing that is read. First runs stay."""
+        start, instances = self.inputs.start.tolist(), self.inputs.values.tolist()
+        made_at = self._maker_of
+        is_wanted = bytearray((~self.is_rerun).tobytes() + b"\1")
+        for position in range(len(self), -1, -1):
+            if is_wanted[position]:
+                for instance in instances[start[position] : start[position + 1]]:
+                    is_wanted[made_at[instance]] = True
+        return RematSequence(self.reads, self.ops[np.frombuffer(is_wanted, dtype=np.bool_)[:-1]])
+
+    def with_reruns(self, at: int, again: Bools) -> RematSequence:
+        """Return the sequence on which some runs are carried out once more, each where what it makes is first missing.
+
+        Args:
+            at: position after which that is.
+            again: [at] which of the runs before it; what they read is kept or made again by others of them.
+        """
+        again = np.append(again, np.zeros(len(self) + 1 - at, dtype=np.bool_))
+        made_at = self.made[0]
+        read_at, instance = self.read
+        late = np.flatnonzero((read_at > at) & again[made_at[instance]])
+        makers: list[int] = made_at[instance[late]].tolist()
+        is_due = bytearray(again.tobytes())
+        runs: list[int] = []
+        places: list[int] = []
+        for place, maker in zip(read_at[late].tolist(), makers, strict=True):
+            if is_due[maker]:
+                for run in self._closure(maker, is_due):
+                    runs.append(run)
+                    places.append(place)
+        return RematSequence(self.reads, np.insert(self.ops, places, self.ops[runs]))
+
+    def _closure(self, maker: int, is_due: bytearray) -> Iterator[int]:
+        """Yield the runs that are due before a run is carried out again, in order, and it; they are due no more."""
+        made_at = self._maker_of
+        stack = [maker]
+        while stack:
+            run = stack[-1]
+            due = next((p for i in self.inputs[run].tolist() if is_due[p := made_at[i]]), None)
+            if due is None:
+                stack.pop()
+                is_due[run] = False
+                yield run
+            else:
+                stack.append(due)
+
+    @cached_property
+    def _maker_of(self) -> list[int]:
+        makers: list[int] = self.made[0].tolist()
+        return makers

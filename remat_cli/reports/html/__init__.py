@@ -1,0 +1,1 @@
+"""The HTML report: one page that holds everything it needs."""

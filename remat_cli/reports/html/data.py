@@ -1,0 +1,123 @@
+"""Runs as the HTML report carries them: short JSON that its script takes apart again.
+
+Ops, tensors and moments are numbered; what grows along a list is written as differences. 10,000 ops come to about 2 MB.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from remat_cli.graph import Graph, Phase, Tensor
+from remat_cli.reports.html.lifetimes import Doing, Stay, Story
+from remat_cli.reports.safe_text import clean, shorten
+from remat_cli.schedule import Compute, Inplace
+
+_LONGEST_NAME = 120
+_LONGEST_TYPE = 40
+
+
+def script_data(stories: Mapping[str, Story], budget_bytes: int | None) -> str:
+    """Return runs of one graph as JSON that can stand in a `<script>` element.
+
+    Args:
+        stories: each run by what it is called; the plain run first.
+        budget_bytes: what the last run should keep to; None without.
+    """
+    graph = next(iter(stories.values())).run.graph
+    names = [*graph.inputs, *(name for op in graph.ops for name in op.outputs)]
+    numbers = {name: number for number, name in enumerate(names)}
+    document = {
+        "unit": graph.time_unit,
+        "budget": budget_bytes,
+        "fixed": graph.fixed_bytes,
+        "ops": _ops(graph),
+        "tensors": _tensors(graph, names),
+        "runs": [{"label": label, **_run(story, names, numbers)} for label, story in stories.items()],
+    }
+    # Nothing in a name can end the element that this stands in, or open a comment there.
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).replace("<", "\\u003c")
+
+
+def _ops(graph: Graph) -> dict[str, Any]:
+    types, type_numbers = _distinct(shorten(op.type, _LONGEST_TYPE) for op in graph.ops)
+    return {
+        "names": [shorten(op.name, _LONGEST_NAME) for op in graph.ops],
+        "types": types,
+        "type": type_numbers,
+        "time": [op.time for op in graph.ops],
+        "backward": [int(op.phase is Phase.BACKWARD) for op in graph.ops],
+    }
+
+
+def _tensors(graph: Graph, names: Sequence[str]) -> dict[str, Any]:
+    op_numbers = {op.name: number for number, op in enumerate(graph.ops)}
+    kinds, kind_numbers = _distinct(_kind(graph.tensors[name]) for name in names)
+    outputs = set(graph.outputs)
+    producers = [graph.producer[name].name if name in graph.producer else None for name in names]
+    return {
+        # Most often a tensor has the name of its op: 0 stands for that.
+        "names": [0 if name == op else shorten(name, _LONGEST_NAME) for name, op in zip(names, producers, strict=True)],
+        "bytes": [graph.tensors[name].bytes for name in names],
+        "kinds": kinds,
+        "kind": kind_numbers,
+        "op": [-1 if op is None else op_numbers[op] for op in producers],
+        "outputs": [number for number, name in enumerate(names) if name in outputs],
+    }
+
+
+def _kind(tensor: Tensor) -> str:
+    """Return data type, shape and whose view it is: "float32 8 × 64 × 128"."""
+    shape = None if tensor.shape is None else " × ".join(map(str, tensor.shape)) or "scalar"
+    view = None if tensor.view_of is None else f"view of {shorten(tensor.view_of, _LONGEST_NAME)}"
+    return shorten(", ".join(part for part in (clean(tensor.dtype or ""), shape, view) if part), 2 * _LONGEST_NAME)
+
+
+def _run(story: Story, names: Sequence[str], numbers: Mapping[str, int]) -> dict[str, Any]:
+    graph = story.run.graph
+    op_numbers = {op.name: number for number, op in enumerate(graph.ops)}
+    steps = [story.run.schedule.steps[index] for index in story.steps]
+    return {
+        "steps": _differences(story.steps),
+        "doing": list(map(int, story.doing)),
+        "subject": [op_numbers[s.op] if isinstance(s, Compute | Inplace) else numbers[s.tensor] for s in steps],
+        "durations": story.durations.tolist(),
+        "memory": _differences(story.memory.tolist()),
+        "served": [
+            story.served.get(moment, moment) - moment
+            for moment, doing in enumerate(story.doing)
+            if doing is Doing.RERUN
+        ],
+        "stays": [number for name in names for number in _written(story.stays.get(name, ()))],
+    }
+
+
+def _written(stays: Sequence[Stay]) -> list[int]:
+    """Return the number of stays, then seven numbers for each; 0 stands for what there is none of."""
+    numbers = [len(stays)]
+    end = 0
+    for stay in stays:
+        read = stay.first_read is not None and stay.last_read is not None
+        numbers += (
+            stay.start - end,
+            stay.end - stay.start,
+            int(stay.arrival) + 4 * stay.taken_over,
+            (stay.first_read or 0) - stay.start if read else 0,
+            (stay.last_read or 0) - (stay.first_read or 0) if read else 0,
+            0 if stay.offload is None else stay.offload - stay.start,
+            0 if stay.fullest is None else stay.fullest - stay.end + 1,
+        )
+        end = stay.end
+    return numbers
+
+
+def _differences(values: Sequence[int]) -> list[int]:
+    return [value - before for before, value in zip((0, *values), values, strict=False)]
+
+
+def _distinct(texts: Iterable[str]) -> tuple[list[str], list[int]]:
+    """Return the different texts, and the number of each."""
+    numbers: dict[str, int] = {}
+    found = [numbers.setdefault(text, len(numbers)) for text in texts]
+    return list(numbers), found

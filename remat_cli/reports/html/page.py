@@ -1,0 +1,352 @@
+"""The HTML report: one file that holds everything it needs, asks no network for anything, and is the same every time.
+
+What is a table stands there as one and needs no script; the charts are drawn by the script in `assets`, out of
+`html_data`.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from rich.text import Text
+
+from remat_cli import __version__
+from remat_cli.formats.schedule_json import ScheduleFile
+from remat_cli.prepare import Prepared
+from remat_cli.problem import Status
+from remat_cli.reports import phrasing
+from remat_cli.reports.html.data import script_data
+from remat_cli.reports.html.lifetimes import Rerun, Story, reruns_by_op, reruns_by_type
+from remat_cli.reports.peak import PeakTensor, count_fates, tensors_at_peak
+from remat_cli.reports.safe_text import clean, shorten
+from remat_cli.reports.terminal.comparison import Row, comparison_rows
+from remat_cli.reports.terminal.layout import Cell
+from remat_cli.reports.terminal.memory_chart import largest_per_column
+from remat_cli.reports.terminal.plan import plan_facts, plan_rows, shown_run
+from remat_cli.reports.timeline import Run
+from remat_cli.simulate import Trace
+from remat_cli.solve import Solution
+from remat_cli.units import format_bytes, format_share, format_time
+
+_LONGEST_NAME = 60
+_LONGEST_IN_TABLE = 36
+_MOST_OPS = 15
+_MOST_TYPES = 12
+_MOST_TENSORS = 12
+_SCRIPTS = ("format.js", "model.js", "phrasing.js", "view.js", "main.js")
+# Of the chart that stands in for the drawn ones where there is no script.
+_COLUMNS, _HEIGHT = 480, 120
+_TONES = {Status.OPTIMAL: "good", Status.FEASIBLE: "good", Status.INFEASIBLE: "bad", Status.UNKNOWN: "open"}
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a report shows.
+
+    Attributes:
+        title: of the page.
+        facts: labels and values: what was planned, and how.
+        verdict: the result in one sentence.
+        tone: of the verdict: "good", "bad" or "open".
+        advice: titles and sentences: why there is no plan, and what could be done.
+        rows: of the table that sets the run against the plain run.
+        plain: the plain run.
+        run: what it is compared with; None where there is nothing.
+        name: of `run`, for people.
+        budget_bytes: what `run` should keep to; None without.
+        notes: what the user should know.
+    """
+
+    title: str
+    facts: Sequence[tuple[str, Cell]]
+    verdict: str
+    tone: str
+    advice: Mapping[str, Sequence[str]]
+    rows: Sequence[Row]
+    plain: Run
+    run: Run | None
+    name: str
+    budget_bytes: int | None
+    notes: Sequence[str]
+
+
+def plan_page(solution: Solution, prepared: Prepared, *, planner: str, options: Mapping[str, object]) -> bytes:
+    """Return the HTML report of `remat plan`, with a plan or without.
+
+    Args:
+        solution: the verified result.
+        prepared: the graph that was planned, and how it came to be.
+        planner: name of the planner.
+        options: its options, as the user would write them.
+    """
+    name, run = shown_run(solution)
+    advice = {
+        "Why": phrasing.reasons(solution),
+        "What could be done": phrasing.remedies(solution, prepared.optimizer),
+    }
+    return html_bytes(
+        Page(
+            title=prepared.graph.name,
+            facts=plan_facts(solution, prepared, planner, options),
+            verdict=phrasing.verdict(solution),
+            tone=_TONES[solution.status],
+            advice=advice,
+            rows=plan_rows(solution),
+            plain=Run.plain(prepared.graph),
+            run=run,
+            name=name,
+            budget_bytes=solution.problem.budget.device_bytes,
+            notes=prepared.notes,
+        )
+    )
+
+
+def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budget_bytes: int | None) -> bytes:
+    """Return the HTML report of a schedule that replays; it may still exceed the budget.
+
+    Args:
+        prepared: the graph that the schedule is for.
+        file: the schedule, and what its file says of it.
+        trace: what the simulator measured.
+        budget_bytes: what the schedule should keep to; None where that is not known.
+    """
+    graph = prepared.graph
+    plain, run = Run.plain(graph), Run(graph, file.schedule, trace)
+    facts: list[tuple[str, Cell]] = [
+        ("graph", f"{shorten(graph.name, _LONGEST_NAME)} · {graph.kind.value} · {len(graph.ops):,} ops"),
+        ("times", clean(prepared.costs)),
+        ("schedule", f"{len(file.schedule.steps):,} steps"),
+    ]
+    if file.planner is not None:
+        facts.append(("planner", f"{shorten(file.planner, _LONGEST_NAME)}, as the file says"))
+    if budget_bytes is not None:
+        share = format_share(budget_bytes / max(1, plain.trace.peak_bytes))
+        facts.append(("budget", f"{format_bytes(budget_bytes)} · {share} of the plain peak"))
+    return html_bytes(
+        Page(
+            title=graph.name,
+            facts=facts,
+            verdict=phrasing.verdict_on_schedule(trace.peak_bytes, budget_bytes),
+            tone="bad" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "good",
+            advice={},
+            rows=comparison_rows(plain, run, budget_bytes),
+            plain=plain,
+            run=run,
+            name="schedule",
+            budget_bytes=budget_bytes,
+            notes=prepared.notes,
+        )
+    )
+
+
+def html_bytes(page: Page) -> bytes:
+    """Return a report as the bytes of its file."""
+    style, script = _asset("style.css"), "".join(map(_asset, _SCRIPTS))
+    stories = {"plain run": Story(page.plain)}
+    if page.run is not None:
+        stories["closest run" if page.name == "closest" else page.name] = Story(page.run)
+    parts = {
+        "policy": _policy(style, script),
+        "title": _text(shorten(page.title, _LONGEST_NAME)),
+        "style": style,
+        "script": script,
+        "data": script_data(stories, page.budget_bytes),
+        "facts": "".join(f"<div><dt>{_text(label)}</dt><dd>{_text(value)}</dd></div>" for label, value in page.facts),
+        "tone": page.tone,
+        "verdict": _text(page.verdict),
+        "advice": "".join(_bullets(title, sentences) for title, sentences in page.advice.items()),
+        "comparison": _table(["", "plain run", page.name, ""], page.rows, right=(1, 2)),
+        "still": _still(page),
+        "overhead": _overhead(page.run),
+        "largest": _largest(page.plain, page.run),
+        "notes": _bullets("Notes", [clean(note) for note in page.notes]),
+        "version": __version__,
+    }
+    return Template(_asset("page.html")).substitute(parts).encode()
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("remat_cli.reports.html") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Return a policy under which this style and this script are all that can ever load or run."""
+
+    def hashed(content: str) -> str:
+        return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _text(cell: Cell) -> str:
+    return escape(cell.plain if isinstance(cell, Text) else str(cell))
+
+
+def _bullets(title: str, sentences: Sequence[str]) -> str:
+    if not sentences:
+        return ""
+    items = "".join(f"<li>{_text(sentence)}</li>" for sentence in sentences)
+    return f'<section class="card"><h2>{_text(title)}</h2><ul>{items}</ul></section>'
+
+
+@dataclass(frozen=True)
+class _Markup:
+    """A cell that is written as it stands."""
+
+    html: str
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[Cell | _Markup]], *, right: Sequence[int] = ()) -> str:
+    """Return a table; the first cell of a row is its header, and `right` numbers the right-aligned columns."""
+
+    def cell(number: int, value: Cell | _Markup, tag: str, scope: str = "") -> str:
+        content = value.html if isinstance(value, _Markup) else _text(value)
+        return f"<{tag}{scope}{' class=n' if number in right else ''}>{content}</{tag}>"
+
+    head = "".join(
+        cell(number, header, "th", " scope=col") if header else "<td></td>" for number, header in enumerate(headers)
+    )
+    lines = [
+        "".join(
+            cell(number, value, *(("th", " scope=row") if number == 0 else ("td",))) for number, value in enumerate(row)
+        )
+        for row in rows
+    ]
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    return f"<div class=scroll><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
+
+
+def _name(name: str, op: int | None = None, output: int | None = None) -> _Markup:
+    """Return a name; the script makes it lead to the tensors of that op, or to one of them."""
+    to = ("" if op is None else f" data-op={op}") + ("" if output is None else f" data-output={output}")
+    return _Markup(f"<span class=name{to}>{_text(shorten(name, _LONGEST_IN_TABLE))}</span>")
+
+
+def _overhead(run: Run | None) -> str:
+    """Return what is run again and what that costs: by type and by op."""
+    if run is None:
+        return ""
+    by_op, by_type = reruns_by_op(run), reruns_by_type(run)
+    unit, total = run.graph.time_unit, sum(rerun.time for rerun in by_op)
+    costs = f"{len(by_op):,} of {len(run.graph.ops):,} ops are run again" if by_op else "No op is run more than once"
+    if total:
+        costs += f", which takes {format_time(total, unit)}"
+    if run.trace.idle_time:
+        costs += f"; waiting for the host takes {format_time(run.trace.idle_time, unit)}"
+    if not by_op:
+        return f'<section class="card"><h2>Overhead by op</h2><p>{costs}.</p></section>'
+    types = _reruns("type", by_type, _MOST_TYPES, run, total, with_ops=True)
+    ops = _reruns("op", by_op, _MOST_OPS, run, total, with_ops=False)
+    return (
+        f'<section class="card" id="overhead"><h2>Overhead by op</h2><p>{costs}.</p>'
+        f'<div class="pair"><div>{types}</div><div id="by-op">{ops}</div></div></section>'
+    )
+
+
+def _reruns(title: str, reruns: Sequence[Rerun], most: int, run: Run, total: int, *, with_ops: bool) -> str:
+    unit, numbers = run.graph.time_unit, run.graph.arrays.op_index
+    rows: list[list[Cell | _Markup]] = [
+        [
+            _name(rerun.name or "without a type") if with_ops else _name(rerun.name, numbers[rerun.name]),
+            f"{rerun.ops:,}" if with_ops else shorten(run.graph.op[rerun.name].type, _LONGEST_IN_TABLE),
+            f"{rerun.runs:,}",
+            format_time(rerun.time, unit),
+            _Markup(_share_bar(rerun.time / total) if total else ""),
+            format_bytes(rerun.bytes),
+        ]
+        for rerun in reruns[:most]
+    ]
+    headers = [title, "ops" if with_ops else "type", "extra runs", "extra time", "share", "makes again"]
+    table = _table(headers, rows, right=(1, 2, 3, 5) if with_ops else (2, 3, 5))
+    rest = reruns[most:]
+    if not rest:
+        return table
+    time, runs = sum(rerun.time for rerun in rest), sum(rerun.runs for rerun in rest)
+    more = f"{len(rest):,} more: {runs:,} extra runs, {format_time(time, unit)}"
+    return f"{table}<p class=more>and {more}</p>"
+
+
+def _share_bar(share: float) -> str:
+    return (
+        f'<svg class=bar viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="{100 * share:.1f}" height="8"/></svg> {format_share(share)}'
+    )
+
+
+def _largest(plain: Run, run: Run | None) -> str:
+    """Return what fills the plain run's peak, and what the plan does about it."""
+    graph, tensors = plain.graph, tensors_at_peak(plain, run)
+    numbers = graph.arrays.op_index
+    at = "the start" if plain.peak_op is None else f"op {shorten(plain.peak_op, _LONGEST_NAME)}"
+    shown, rest = tensors[:_MOST_TENSORS], tensors[_MOST_TENSORS:]
+    rows: list[list[Cell | _Markup]] = [
+        [
+            _name(tensor.name, numbers[tensor.producer], graph.op[tensor.producer].outputs.index(tensor.name)),
+            format_bytes(tensor.bytes),
+            format_share(tensor.bytes / plain.trace.peak_bytes),
+            shorten(tensor.producer, _LONGEST_IN_TABLE),
+            "" if run is None else str(tensor),
+            _Markup(_stays_bar(run or plain, tensor)),
+        ]
+        for tensor in shown
+    ]
+    headers = ["tensor", "size", "of the peak", "made by", "" if run is None else "in the plan", "in memory"]
+    table = _table(headers, rows, right=(1, 2))
+    parts = [f"and {len(rest):,} more, {format_bytes(sum(tensor.bytes for tensor in rest))}"] if rest else []
+    if graph.fixed_bytes:
+        resident = phrasing.resident_in_words(graph)
+        parts.append(f"{format_bytes(graph.fixed_bytes)} are always there ({resident}, inputs)")
+    if run is not None:
+        parts.append(f"of all {len(tensors):,} tensors: {count_fates(tensors)}")
+    more = f"<p class=more>{_text('; '.join(parts))}</p>" if parts else ""
+    heading = f"<h2>Largest tensors at the plain run’s peak</h2><p>At {_text(at)}.</p>"
+    return f'<section class="card" id="largest">{heading}{table}{more}</section>'
+
+
+def _stays_bar(run: Run, tensor: PeakTensor) -> str:
+    begins = run.durations.cumsum().tolist()
+    scale = 1000 / max(1, run.total)
+    rects = "".join(
+        f'<rect{" class=again" if number else ""} x="{begins[stay.start] * scale:.1f}" '
+        f'width="{max(2.0, (begins[stay.end] - begins[stay.start]) * scale):.1f}" height="10"/>'
+        for number, stay in enumerate(tensor.stays)
+    )
+    return f'<svg class=stays viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{rects}</svg>'
+
+
+def _still(page: Page) -> str:
+    """Return memory over time as a picture that needs no script."""
+    runs = [("plain", page.plain)] + ([("plan", page.run)] if page.run is not None else [])
+    total = max(run.total for _, run in runs)
+    top = max(1, *(run.trace.peak_bytes for _, run in runs))
+    if page.budget_bytes is not None and page.budget_bytes <= 4 * top // 3:
+        top = max(top, page.budget_bytes)
+
+    def height(size: int) -> str:
+        return f"{_HEIGHT - _HEIGHT * size / top:.1f}"
+
+    shapes = []
+    for name, run in runs:
+        points = " ".join(
+            f"{column},{height(size)} {column + 1},{height(size)}"
+            for column, size in enumerate(largest_per_column(run, total, _COLUMNS))
+        )
+        shapes.append(f'<polygon class="{name}" points="0,{_HEIGHT} {points} {_COLUMNS},{_HEIGHT}"/>')
+    if page.budget_bytes is not None and page.budget_bytes <= top:
+        y = height(page.budget_bytes)
+        shapes.append(f'<line class="budget" x1="0" x2="{_COLUMNS}" y1="{y}" y2="{y}"/>')
+    return (
+        f'<svg class="still" viewBox="0 0 {_COLUMNS} {_HEIGHT}" role="img" '
+        f'aria-label="Memory over time: grey the plain run, blue the plan, dashed the budget">{"".join(shapes)}</svg>'
+    )

@@ -1,0 +1,161 @@
+"""What a result means, in words: verdicts, proofs, reasons and remedies, without any layout."""
+
+from __future__ import annotations
+
+from remat_cli.bounds import WorkingSet
+from remat_cli.graph import Graph, Kind
+from remat_cli.problem import Scope, Status
+from remat_cli.reports.safe_text import clean, shorten
+from remat_cli.solve import Solution
+from remat_cli.studies.budget_search import SmallestBudget
+from remat_cli.units import format_bytes, format_share
+
+# To be read after "plans" or "no plan".
+WHICH_PLANS = {
+    Scope.ANY_ORDER: "in any order",
+    Scope.FIXED_ORDER: "in input order",
+    Scope.PLANNER: "of this planner",
+}
+WITHOUT_TRANSFERS = " without transfers"
+_LONGEST_NAME = 40
+_LARGEST_SHOWN = 3
+# Below this ratio of the plain peak to the largest working set, a plan can save next to nothing.
+_LITTLE_ROOM = 1.05
+
+
+def which_plans(solution: Solution) -> str:
+    """Return over which plans its proof holds, to be read after "plans"."""
+    return WHICH_PLANS[solution.result.scope] + (WITHOUT_TRANSFERS if solution.leaves_out_transfers else "")
+
+
+def status_in_words(solution: Solution) -> str:
+    """Return what the status says and what it does not."""
+    match solution.status:
+        case Status.OPTIMAL if solution.overhead == 0:
+            return "every op runs once: nothing can be faster"
+        case Status.OPTIMAL:
+            return f"proven: the fastest plan {which_plans(solution)}"
+        case Status.FEASIBLE if solution.interrupted:
+            return "interrupted: the best plan until then"
+        case Status.FEASIBLE:
+            return "a faster plan may exist"
+        case Status.INFEASIBLE:
+            return "proven: no such plan fits"
+        case Status.UNKNOWN:
+            return "the search ended and proved nothing"
+
+
+def verdict(solution: Solution) -> str:
+    """Return the result in one sentence."""
+    budget = format_bytes(solution.problem.budget.device_bytes)
+    if solution.trace is None or solution.overhead is None:
+        if solution.status is Status.INFEASIBLE:
+            return f"No plan fits {budget}: proven for all plans {which_plans(solution)}."
+        return f"No plan was found for {budget}; that there is none is not proven."
+    peak = format_bytes(solution.trace.peak_bytes)
+    cost = f"for {format_share(solution.overhead)} more time" if solution.overhead else "and takes no extra time"
+    return f"The plan fits: it peaks at {peak} of {budget} {cost}."
+
+
+def reasons(solution: Solution) -> list[str]:
+    """Return why there is no plan; empty where there is one."""
+    if solution.trace is not None:
+        return []
+    graph, budget = solution.problem.graph, solution.problem.budget.device_bytes
+    if budget < graph.fixed_bytes:
+        return [
+            f"{format_bytes(graph.fixed_bytes)} are there from start to end whatever the plan "
+            f"({resident_in_words(graph)}, graph inputs): more than the budget before any op runs."
+        ]
+    if budget < solution.working_set.bytes:
+        return [f"{working_set_in_words(graph, solution.working_set)} No plan in any order can have a lower peak."]
+    return [_sentence(clean(solution.result.reason))] if solution.result.reason else []
+
+
+def resident_in_words(graph: Graph) -> str:
+    """Return what resident bytes are in a graph of this kind."""
+    return "weights" if graph.kind is Kind.INFERENCE else "parameters, gradients, optimizer state"
+
+
+def smallest_budget(search: SmallestBudget) -> str:
+    """Return what a search for the smallest budget has shown, in one sentence."""
+    within = "" if search.max_overhead is None else f" at no more than {format_share(search.max_overhead)} overhead"
+    if search.found_bytes is None:
+        return f"No budget was found for which there is a plan{within}."
+    found = format_bytes(search.found_bytes)
+    if search.solution.interrupted:
+        return f"Interrupted: the smallest budget found until then{within} is {found}."
+    if search.found_bytes == search.proven_bytes:
+        return f"The smallest budget{within} is {found}, proven to the byte."
+    return f"The smallest budget found{within} is {found}."
+
+
+def verdict_on_schedule(peak_bytes: int, budget_bytes: int | None) -> str:
+    """Return what came of replaying a schedule, in one sentence."""
+    if budget_bytes is None:
+        return "The schedule holds: every step can be carried out."
+    if peak_bytes <= budget_bytes:
+        return "The schedule holds: every step can be carried out, within the budget."
+    return f"The schedule can be carried out, but exceeds the budget by {format_bytes(peak_bytes - budget_bytes)}."
+
+
+def working_set_in_words(graph: Graph, working_set: WorkingSet) -> str:
+    """Return which op needs the largest working set, and for what."""
+    shown = ", ".join(
+        f"{shorten(name, _LONGEST_NAME)} {format_bytes(graph.tensors[name].bytes)}"
+        for name in working_set.tensors[:_LARGEST_SHOWN]
+        if graph.tensors[name].bytes > 0
+    )
+    more = len(working_set.tensors) - _LARGEST_SHOWN
+    tensors = f" ({shown}{f' and {more} more' if more > 0 else ''})" if shown else ""
+    beside = f" next to {format_bytes(graph.fixed_bytes)} that are always there" if graph.fixed_bytes else ""
+    if working_set.op is None:
+        return f"At the end all outputs are there together{tensors}{beside}: {format_bytes(working_set.bytes)}."
+    op = shorten(working_set.op, _LONGEST_NAME)
+    return f"Op {op} alone needs {format_bytes(working_set.bytes)}: all it reads and writes{tensors}{beside}."
+
+
+def remedies(solution: Solution, optimizer: str | None) -> list[str]:
+    """Return what could be done where there is no plan; empty where there is one.
+
+    Args:
+        solution: the result.
+        optimizer: the one whose state is among the resident bytes; None where that is not known.
+    """
+    if solution.trace is not None:
+        return []
+    advice = [_budget_that_fits(solution)]
+    if solution.problem.budget.device_bytes < solution.working_set.bytes:
+        advice.append("Make the tensors smaller: a smaller batch or shorter sequence (--dim), a narrower data type.")
+        if optimizer not in (None, "sgd"):
+            advice.append("An optimizer without state (--optimizer sgd) leaves more of the budget to the tensors.")
+        return advice
+    if solution.status is Status.UNKNOWN:
+        advice.append("Where a time limit ended the search, give it more time (--time-limit).")
+    if solution.result.scope is not Scope.ANY_ORDER:
+        advice.append("Try another planner, which searches other plans (`remat planners` lists them).")
+    return advice
+
+
+def _budget_that_fits(solution: Solution) -> str:
+    if solution.closest is None:
+        least = format_bytes(solution.working_set.bytes)
+        return f"A budget below {least} never fits; `remat budget` searches for the smallest that does."
+    peak = solution.closest.peak_bytes
+    return f"The smallest peak found is {format_bytes(peak)}: plan with --budget {peak}, or with --budget min."
+
+
+def room_in_words(plain_peak_bytes: int, working_set: WorkingSet) -> str:
+    """Return how much room there is between the plain run's peak and the memory below which no plan can go."""
+    saving = plain_peak_bytes - working_set.bytes
+    if saving == 0:
+        return "There is no room for a plan: the plain run needs no more than that."
+    most = f"no plan can save more than {format_share(saving / plain_peak_bytes)} of it"
+    if plain_peak_bytes < _LITTLE_ROOM * working_set.bytes:
+        return f"There is next to no room for a plan: the plain peak is hardly more than that, and {most}."
+    ratio = plain_peak_bytes / max(1, working_set.bytes)
+    return f"The plain peak is {f'{ratio:.2f}' if ratio < 10 else f'{ratio:,.0f}'} times that: {most}."
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -1,0 +1,136 @@
+"""What `remat batch` reports when all jobs have ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from remat_cli.batch.result_lines import WORST_FIRST, JobLine
+from remat_cli.reports.safe_text import Name, Report, clean, shorten
+from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, section
+from remat_cli.units import format_bytes, format_share
+
+_LONGEST_LABEL = 30
+# So many jobs, and so many failures, are told one by one.
+_MOST_ROWS = 500
+_MOST_REASONS = 20
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What came of a batch.
+
+    Attributes:
+        lines: of the jobs that have ended, in the order in which they were asked for.
+        jobs: number of jobs that were asked for.
+        graphs: number of graphs that they are on.
+        resumed: how many of the lines are of an earlier run.
+        results: the file that they are in; None where there is none.
+        schedules: the folder of the schedules; None where none were written.
+    """
+
+    lines: Sequence[JobLine]
+    jobs: int
+    graphs: int
+    resumed: int = 0
+    results: Path | None = None
+    schedules: Path | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether jobs are left that have not ended."""
+        return len(self.lines) < self.jobs
+
+    @property
+    def exit_code(self) -> int:
+        """The worst exit code of any job."""
+        codes = {line.exit_code for line in self.lines}
+        return next((code for code in WORST_FIRST if code in codes), 0)
+
+
+def batch_report(result: BatchResult) -> Report:
+    """Return the report of `remat batch`: a line a job, and why some have no plan."""
+    planned = sum(line.peak_bytes is not None for line in result.lines)
+    style = "green" if planned == result.jobs else "red" if not planned else "yellow"
+    verdict = f"{planned:,} of {result.jobs:,} {'job has' if result.jobs == 1 else 'jobs have'} a plan."
+    reasons = _reasons([line for line in result.lines if line.peak_bytes is None])
+    names = _short_names(result.lines)
+    rows = [_row(line, names[line.graph]) for line in result.lines[:_MOST_ROWS]]
+    more = len(result.lines) - len(rows)
+    headers = ["graph", "budget", "", "config", "status", "peak", "overhead"]
+    return Report(
+        facts(_facts(result)),
+        Text(verdict, f"bold {style}"),
+        *([columns(headers, rows, right=(1, 2, 5, 6))] if rows else []),
+        *([Text(f"and {more:,} more, which are in the results")] if more > 0 else []),
+        *([section("Why not", bullets(reasons))] if reasons else []),
+        *([Text(_left(result), "bold")] if result.interrupted else []),
+    )
+
+
+def _facts(result: BatchResult) -> list[tuple[str, Cell]]:
+    rows: list[tuple[str, Cell]] = [("graphs", f"{result.graphs:,}"), ("jobs", _jobs(result))]
+    for label, path in (("results", result.results), ("schedules", result.schedules)):
+        if path is not None:
+            rows.append((label, clean(str(path))))
+    return rows
+
+
+def _jobs(result: BatchResult) -> str:
+    return f"{result.jobs:,}" + (f", {result.resumed:,} of them done before" if result.resumed else "")
+
+
+def _short_names(lines: Sequence[JobLine]) -> dict[str, str]:
+    """Return what each graph is called in the table: the name of its file, where that tells it from the others."""
+    graphs = list(dict.fromkeys(line.graph for line in lines))
+    count = Counter(Path(graph).name for graph in graphs)
+    return {graph: Path(graph).name if count[Path(graph).name] == 1 else graph for graph in graphs}
+
+
+def _row(line: JobLine, graph: str) -> list[Cell]:
+    return [
+        Name(graph),
+        clean(line.budget),
+        "" if line.budget_bytes is None or not line.budget.endswith(("%", "min")) else format_bytes(line.budget_bytes),
+        shorten(line.config, _LONGEST_LABEL),
+        f"{line.status}, stopped" if line.interrupted else str(line.status),
+        "" if line.peak_bytes is None else format_bytes(line.peak_bytes),
+        "" if line.overhead is None else format_share(line.overhead),
+    ]
+
+
+def _reasons(failed: Sequence[JobLine]) -> list[str]:
+    """Return what went wrong, each thing once, with the jobs that it happened to."""
+    jobs: dict[str, list[str]] = {}
+    for line in failed:
+        hint = f" ({line.hint})" if line.hint else ""
+        jobs.setdefault(f"{line.error or line.status}{hint}", []).append(f"{line.graph} {line.budget} {line.config}")
+    shown = [
+        f"{clean(names[0])}{f' and {len(names) - 1:,} more' if len(names) > 1 else ''}: {clean(why)}"
+        for why, names in jobs.items()
+    ]
+    more = len(shown) - _MOST_REASONS
+    return shown if more <= 0 else [*shown[:_MOST_REASONS], f"and {more:,} more, which are in the results"]
+
+
+def _left(result: BatchResult) -> str:
+    left = result.jobs - len(result.lines)
+    how = "the same command with --resume goes on" if result.results is not None else "with -o they could be resumed"
+    return f"Interrupted: {left:,} {'job has' if left == 1 else 'jobs have'} not ended; {how}."
+
+
+def batch_summary(result: BatchResult) -> dict[str, Any]:
+    """Return the summary of `remat batch`: the lines of the results, and how many jobs ended in which way."""
+    return {
+        "jobs": result.jobs,
+        "done_before": result.resumed,
+        "interrupted": result.interrupted,
+        "exit_code": result.exit_code,
+        "endings": dict(Counter(str(line.status) for line in result.lines)),
+        "results": [asdict(line) for line in result.lines],
+    }

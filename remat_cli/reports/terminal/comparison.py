@@ -1,0 +1,70 @@
+"""The table that sets a run against the plain run."""
+
+from __future__ import annotations
+
+from remat_cli.reports.terminal.layout import Cell
+from remat_cli.reports.timeline import Run, recomputed_ops
+from remat_cli.solve import share_over
+from remat_cli.units import format_bytes, format_share, format_time
+
+Row = list[Cell]
+
+
+def comparison_rows(plain: Run, run: Run, budget_bytes: int | None = None) -> list[Row]:
+    """Return rows of four cells: what is compared, the plain run, the other run, and that in words.
+
+    Args:
+        plain: the plain run.
+        run: another run of the same graph.
+        budget_bytes: what `run` should keep to; None without.
+    """
+    unit = plain.graph.time_unit
+    before, after = plain.trace, run.trace
+    rows: list[Row] = [
+        ["peak memory", format_bytes(before.peak_bytes), format_bytes(after.peak_bytes), _saving(plain, run)]
+    ]
+    if budget_bytes is not None:
+        rows.append(["budget", "", format_bytes(budget_bytes), _to_spare(budget_bytes - after.peak_bytes)])
+    rows.append(["time", format_time(before.time, unit), format_time(after.time, unit), _overhead(plain, run)])
+    rows.append(["op runs", f"{sum(before.runs.values()):,}", f"{sum(after.runs.values()):,}", _recomputed(run)])
+    if run.copies:
+        waiting = f"; waiting {format_time(after.idle_time, unit)}" if after.idle_time else "; no waiting"
+        rows.append(
+            ["transfers", "", f"{run.copies:,}", f"{format_bytes(run.copied_bytes)} to and from the host{waiting}"]
+        )
+    return rows
+
+
+def plain_rows(plain: Run, budget_bytes: int) -> list[Row]:
+    """Return the rows of `comparison_rows` where there is nothing to compare the plain run with."""
+    time = format_time(plain.trace.time, plain.graph.time_unit)
+    return [
+        ["peak memory", format_bytes(plain.trace.peak_bytes), "", ""],
+        ["budget", "", format_bytes(budget_bytes), ""],
+        ["time", time, "", ""],
+    ]
+
+
+def _saving(plain: Run, run: Run) -> str:
+    share = share_over(run.trace.peak_bytes, plain.trace.peak_bytes)
+    return "the same" if share == 0 else f"{format_share(abs(share))} {'less' if share < 0 else 'more'}"
+
+
+def _to_spare(spare: int) -> str:
+    return f"{format_bytes(spare)} to spare" if spare >= 0 else f"exceeded by {format_bytes(-spare)}"
+
+
+def _overhead(plain: Run, run: Run) -> str:
+    extra = run.trace.time - plain.trace.time
+    if extra == 0:
+        return "no overhead"
+    share = format_share(share_over(run.trace.time, plain.trace.time))
+    return f"{share} overhead: {format_time(extra, plain.graph.time_unit)} more"
+
+
+def _recomputed(run: Run) -> str:
+    runs = run.trace.recomputations
+    if runs == 0:
+        return "nothing recomputed"
+    ops = recomputed_ops(run.trace)
+    return f"{ops:,} {'op' if ops == 1 else 'ops'} recomputed, {runs:,} extra {'run' if runs == 1 else 'runs'}"

@@ -1,0 +1,155 @@
+"""What `remat apply` and `remat verify --execute` report: the model that runs a schedule, and how it ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from remat_cli.formats.native import graph_sha256
+from remat_cli.prepare import Prepared
+from remat_cli.reports.safe_text import Report, clean, shorten
+from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
+from remat_cli.simulate import Trace
+from remat_cli.solve import baseline_of
+from remat_cli.units import format_bytes
+
+if TYPE_CHECKING:
+    from remat_cli.runtime.onnx.execution import Execution, Peak
+    from remat_cli.runtime.onnx.rewrite import Rewritten
+
+_LONGEST_NAME = 40
+_HOW_TO_RUN = """\
+from onnxruntime import InferenceSession
+from remat_cli import session_options
+
+session = InferenceSession({path!r}, session_options())"""
+_WARNINGS = (
+    "With other options onnxruntime merges the repeats again, or runs in another order.",
+    "Do not optimise this file: onnxslim, onnxsim and the like merge the repeats, too.",
+    "It holds for the sizes that were planned, which are fixed in it.",
+)
+
+
+def apply_report(prepared: Prepared, trace: Trace, rewritten: Rewritten, output: Path) -> Report:
+    """Return the report of `remat apply`.
+
+    Args:
+        prepared: the graph that was planned.
+        trace: of the schedule as the model runs it.
+        rewritten: the model.
+        output: where it was written.
+    """
+    graph, plain = prepared.graph, baseline_of(prepared.graph)
+    nodes = len(rewritten.proto.graph.node)
+    added = [f"{trace.recomputations:,} of them repeats"] if trace.recomputations else ["none repeated"]
+    added += [f"{rewritten.views:,} views made again"] if rewritten.views else []
+    added += [f"{rewritten.releases:,} to free what nobody reads"] if rewritten.releases else []
+    rows: list[list[Cell]] = [
+        ["peak memory", format_bytes(plain.peak_bytes), format_bytes(trace.peak_bytes)],
+        ["without weights and inputs", *(format_bytes(run.peak_bytes - graph.fixed_bytes) for run in (plain, trace))],
+    ]
+    return Report(
+        facts(
+            [
+                ("graph", shorten(graph.name, _LONGEST_NAME)),
+                ("written", clean(str(output))),
+                ("nodes", f"{nodes:,}, {', '.join(added)}"),
+            ]
+        ),
+        indented(columns(["predicted", "plain run", "schedule"], rows, right=(1, 2))),
+        section("To run it", Text(_HOW_TO_RUN.format(path=clean(str(output))), overflow="fold")),
+        bullets(_WARNINGS),
+        *([section("Notes", bullets([clean(note) for note in prepared.notes]))] if prepared.notes else []),
+    )
+
+
+def apply_summary(prepared: Prepared, trace: Trace, rewritten: Rewritten, output: Path) -> dict[str, Any]:
+    """Return the summary of `remat apply`; arguments as for `apply_report`."""
+    plain = baseline_of(prepared.graph)
+    return {
+        "graph": {"name": prepared.graph.name, "sha256": graph_sha256(prepared.graph)},
+        "output": str(output),
+        "nodes": len(rewritten.proto.graph.node),
+        "recomputations": trace.recomputations,
+        "views_made_again": rewritten.views,
+        "released": rewritten.releases,
+        "peak_bytes": trace.peak_bytes,
+        "baseline": {"peak_bytes": plain.peak_bytes},
+        "fixed_bytes": prepared.graph.fixed_bytes,
+        "notes": list(prepared.notes),
+    }
+
+
+def executed_report(report: RenderableType, execution: Execution | None) -> RenderableType:
+    """Return the report of `remat verify` with what came of running the model, where it was run."""
+    if execution is None:
+        return report
+    style = "green" if execution.holds else "red"
+    verdict = "The model runs as planned." if execution.holds else "The model does not run as planned."
+    return Report(
+        report,
+        section(
+            f"Run by onnxruntime {clean(execution.version)} on one thread",
+            columns(["peak memory", "predicted", "measured", ""], _peaks(execution), right=(1, 2)),
+            Text("Without weights and inputs, which are there before the run.", "dim"),
+        ),
+        facts([("outputs", _outputs(execution)), ("order", _order(execution)), *_weights(execution)]),
+        Text(verdict, f"bold {style}"),
+    )
+
+
+def _peaks(execution: Execution) -> list[list[Cell]]:
+    return [_peak("the model as it is", execution.plain), _peak("the schedule", execution.plan)]
+
+
+def _peak(label: str, peak: Peak) -> list[Cell]:
+    off = peak.measured - peak.predicted
+    sign = "-" if off < 0 else "+"
+    return [label, format_bytes(peak.predicted), format_bytes(peak.measured), f"{sign}{format_bytes(abs(off))}"]
+
+
+def _outputs(execution: Execution) -> str:
+    same = len(execution.outputs) - len(execution.changed)
+    text = f"{same:,} of {len(execution.outputs):,} the same bit by bit"
+    return f"{text}, {len(execution.not_finite):,} with infinities in them" if execution.not_finite else text
+
+
+def _order(execution: Execution) -> str:
+    if execution.out_of_order is None:
+        return f"that of the schedule, {execution.nodes:,} nodes"
+    return f"departs from the schedule at node {execution.out_of_order[0]:,}"
+
+
+def _weights(execution: Execution) -> list[tuple[str, Cell]]:
+    if not execution.random_weights:
+        return []
+    return [("weights", f"{execution.random_weights:,} drawn at random: their files are not there")]
+
+
+def execution_summary(execution: Execution | None) -> dict[str, Any]:
+    """Return what is added to the summary of `remat verify`; empty where the model was not run."""
+    if execution is None:
+        return {}
+    peaks = {"plain": execution.plain, "plan": execution.plan}
+    measured = {
+        name: {"predicted_bytes": peak.predicted, "measured_bytes": peak.measured, "agrees": peak.agrees}
+        for name, peak in peaks.items()
+    }
+    order = execution.out_of_order
+    return {
+        "execution": {
+            "onnxruntime": execution.version,
+            "holds": execution.holds,
+            **measured,
+            "nodes": execution.nodes,
+            "outputs": list(execution.outputs),
+            "changed_outputs": list(execution.changed),
+            "not_finite_outputs": list(execution.not_finite),
+            "out_of_order": None if order is None else dict(zip(("place", "planned", "ran"), order, strict=True)),
+            "parted_at": execution.parted_at,
+            "random_weights": execution.random_weights,
+        }
+    }

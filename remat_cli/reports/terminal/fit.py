@@ -1,0 +1,130 @@
+"""What `remat fit` reports: the largest value of a dimension that fits, with and without a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from remat_cli.reports.safe_text import Report, shorten
+from remat_cli.reports.summary import Summary, graph_summary, solution_summary
+from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
+from remat_cli.reports.terminal.plan import STATUS_STYLES, notes_section, plan_facts, why_there_is_no_plan
+from remat_cli.reports.terminal.sweep import NO_PLAN
+from remat_cli.simulate import Trace
+from remat_cli.solve import baseline_of
+from remat_cli.studies.fit import Fit, Sized
+from remat_cli.units import format_bytes, format_share, format_time
+
+_LONGEST_NAME = 16
+
+
+def fit_report(fit: Fit, *, planner: str, options: Mapping[str, object]) -> Report:
+    """Return the report of `remat fit`.
+
+    Args:
+        fit: what the search came to.
+        planner: name of the planner.
+        options: its options, as the user would write them.
+    """
+    prepared, solution = fit.shown.prepared, fit.solution
+    labels = plan_facts(solution, prepared, planner, options)
+    verdict = Text(_verdict(fit), f"bold {STATUS_STYLES[solution.status]}")
+    parts: list[RenderableType] = [facts([*labels[:-1], ("budget", format_bytes(fit.question.budget_bytes))]), verdict]
+    if fit.found is None:
+        parts += why_there_is_no_plan(solution, prepared.optimizer)
+    parts.append(indented(_table(fit)))
+    remarks = _remarks(fit)
+    if remarks:
+        parts.append(section("Reading it", bullets(remarks)))
+    return Report(*parts, *notes_section(prepared))
+
+
+def _verdict(fit: Fit) -> str:
+    question, dim = fit.question, shorten(fit.question.dim, _LONGEST_NAME)
+    budget = format_bytes(question.budget_bytes)
+    within = "" if question.max_overhead is None else f" at no more than {format_share(question.max_overhead)} overhead"
+    begun = "Interrupted. " if fit.interrupted else ""
+    if fit.found is None:
+        return f"Not even {dim}={question.multiple_of} fits {budget}{within}."
+    if fit.plain is not None and fit.plain.value == fit.found.value:
+        return f"{begun}The largest {dim} that fits {budget} is {fit.found.value:,}, without a plan."
+    without = "without, none fits" if fit.plain is None else f"without, {fit.plain.value:,}"
+    return f"{begun}The largest {dim} that fits {budget} with a plan{within} is {fit.found.value:,}; {without}."
+
+
+def _table(fit: Fit) -> RenderableType:
+    dim = shorten(fit.question.dim, _LONGEST_NAME)
+    rows: list[list[Cell]] = []
+    if fit.plain is not None:
+        rows.append(_row("plain run", fit.plain, None, baseline_of(fit.plain.prepared.graph)))
+    if fit.found is not None and fit.solution.trace is not None and fit.solution.overhead:
+        gain = "" if fit.plain is None else f"× {fit.found.value / fit.plain.value:.2f}"
+        rows.append([*_row("with a plan", fit.found, fit.solution.overhead, fit.solution.trace), gain])
+    if fit.found is None:
+        rows.append(_row("smallest", fit.smallest, None, None))
+    if fit.limit is not None and fit.limit_is_proven:
+        rows.append(_row("hard limit", fit.limit, None, None))
+    headers = ["", dim, "plain peak", "peak", "overhead", f"time/{dim}", ""]
+    return columns(headers, rows, right=(1, 2, 3, 4, 5))
+
+
+def _row(label: str, sized: Sized, overhead: float | None, trace: Trace | None) -> list[Cell]:
+    unit = sized.prepared.graph.time_unit
+    return [
+        label,
+        f"{sized.value:,}",
+        format_bytes(sized.plain_peak_bytes),
+        "" if trace is None else format_bytes(trace.peak_bytes),
+        "" if overhead is None else format_share(overhead),
+        "" if trace is None else format_time(round(trace.time / sized.value), unit),
+    ]
+
+
+def _remarks(fit: Fit) -> list[str]:
+    dim = shorten(fit.question.dim, _LONGEST_NAME)
+    said = []
+    if fit.limit is not None and fit.limit_is_proven:
+        said.append("Above the hard limit no plan in any order fits: one op alone needs more.")
+    if fit.reaches_end:
+        said.append(f"No {dim} above {fit.question.at_most:,} was tried: --at-most allows more.")
+    if fit.found is not None and fit.refused:
+        tried = ", ".join(f"{value:,} ({NO_PLAN[status]})" for value, status in fit.refused)
+        said.append(f"Larger values that were tried without finding a plan: {tried}.")
+    if not fit.is_monotone:
+        said.append(
+            f"The plain run does not always need more memory at a larger {dim}: beyond those that were tried, a larger "
+            "one may fit."
+        )
+    return said
+
+
+def fit_summary(fit: Fit, *, planner: str, options: Mapping[str, object]) -> Summary:
+    """Return the summary of `remat fit`; what there is none of is null."""
+    question = fit.question
+
+    def sized(at: Sized | None) -> Summary | None:
+        if at is None:
+            return None
+        baseline = baseline_of(at.prepared.graph)
+        return {"value": at.value, "plain_peak_bytes": baseline.peak_bytes, "plain_time": baseline.time}
+
+    return {
+        "graph": graph_summary(fit.shown.prepared),
+        "planner": {"name": planner, "options": dict(options)},
+        "dim": question.dim,
+        "budget_bytes": question.budget_bytes,
+        "max_overhead": question.max_overhead,
+        "multiple_of": question.multiple_of,
+        "at_most": question.at_most,
+        "plain": sized(fit.plain),
+        "found": sized(fit.found),
+        "limit": sized(fit.limit) if fit.limit_is_proven else None,
+        "plan": solution_summary(fit.solution),
+        "refused": [{"value": value, "status": status.value} for value, status in fit.refused],
+        "is_monotone": fit.is_monotone,
+        "reaches_end": fit.reaches_end,
+        "interrupted": fit.interrupted,
+        "notes": list(fit.shown.prepared.notes),
+    }

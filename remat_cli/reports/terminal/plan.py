@@ -1,0 +1,323 @@
+"""What `remat` shows on a terminal: functions that return rich renderables and print nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from remat_cli.bounds import WorkingSet, largest_working_set
+from remat_cli.config import ReportOptions
+from remat_cli.graph import Graph, Phase
+from remat_cli.prepare import Prepared
+from remat_cli.problem import Status
+from remat_cli.reports import phrasing
+from remat_cli.reports.safe_text import Report, clean, shorten
+from remat_cli.reports.terminal.comparison import Row, comparison_rows, plain_rows
+from remat_cli.reports.terminal.layout import QUIET_STYLE, Cell, bullets, columns, facts, indented, section
+from remat_cli.reports.terminal.memory_chart import MemoryTimeline
+from remat_cli.reports.terminal.peak_table import PeakTable
+from remat_cli.reports.terminal.planner_cards import PlannerCard, planner_cards
+from remat_cli.reports.timeline import Run
+from remat_cli.schedule import Schedule
+from remat_cli.simulate import Trace
+from remat_cli.solve import Solution
+from remat_cli.studies.budget_search import SmallestBudget
+from remat_cli.units import format_bytes, format_share, format_time
+
+_LONGEST_NAME = 40
+_LONGEST_IN_HEADING = 32
+_LONGEST_TYPE = 20
+_MOST_TYPES = 8
+STATUS_STYLES = {
+    Status.OPTIMAL: "green",
+    Status.FEASIBLE: "green",
+    Status.INFEASIBLE: "red",
+    Status.UNKNOWN: "yellow",
+}
+
+
+def plan_report(
+    solution: Solution,
+    prepared: Prepared,
+    *,
+    planner: str,
+    options: Mapping[str, object],
+    shown: ReportOptions | None = None,
+) -> Report:
+    """Return the report of `remat plan`.
+
+    Args:
+        solution: the verified result, with a plan or without.
+        prepared: the graph that was planned, and how it came to be.
+        planner: name of the planner.
+        options: its options, as the user would write them.
+        shown: what to show; by default everything.
+    """
+    title = facts(plan_facts(solution, prepared, planner, options))
+    verdict = Text(phrasing.verdict(solution), f"bold {STATUS_STYLES[solution.status]}")
+    why = why_there_is_no_plan(solution, prepared.optimizer)
+    findings = _findings(solution, shown or ReportOptions())
+    return Report(title, verdict, *why, *findings, *notes_section(prepared))
+
+
+def plan_facts(
+    solution: Solution, prepared: Prepared, planner: str, options: Mapping[str, object]
+) -> list[tuple[str, Cell]]:
+    """Return what was planned, by which planner, and under which budget: labels and values."""
+    budget = solution.problem.budget.device_bytes
+    share = f"{format_share(budget / max(1, solution.baseline.peak_bytes))} of the plain peak"
+    return [*_subject(prepared, planner, options), ("budget", _titled(format_bytes(budget), share))]
+
+
+def _subject(prepared: Prepared, planner: str, options: Mapping[str, object]) -> list[tuple[str, Cell]]:
+    """Return what was planned, and by which planner."""
+    chosen = ", ".join(f"{key} {shorten(str(value), _LONGEST_NAME)}" for key, value in options.items())
+    return [
+        ("graph", graph_title(prepared.graph)),
+        ("times", clean(prepared.costs)),
+        ("planner", _titled(clean(planner), chosen)),
+    ]
+
+
+def graph_title(graph: Graph) -> Text:
+    """Return name, kind and size of a graph."""
+    return _titled(shorten(graph.name, _LONGEST_NAME), f"{graph.kind.value} · {len(graph.ops):,} ops")
+
+
+def _titled(name: str, more: str) -> Text:
+    return Text.assemble((name, "bold"), f" · {more}" if more else "")
+
+
+def why_there_is_no_plan(solution: Solution, optimizer: str | None) -> list[RenderableType]:
+    """Return sections that say why there is no plan and what could be done; none where there is one."""
+    said = {"Why": phrasing.reasons(solution), "What could be done": phrasing.remedies(solution, optimizer)}
+    return [section(title, bullets(sentences)) for title, sentences in said.items() if sentences]
+
+
+def _findings(solution: Solution, shown: ReportOptions) -> list[RenderableType]:
+    """Return table, chart and tensors of the plan or, without one, of the closest run that was found."""
+    plain, (name, run) = Run.plain(solution.problem.graph), shown_run(solution)
+    budget = solution.problem.budget.device_bytes
+    parts: list[RenderableType] = [_comparison(name, plan_rows(solution))]
+    if shown.timeline and run is None:
+        parts.append(_chart(MemoryTimeline(plain, budget_bytes=budget), "plain run"))
+    elif shown.timeline and run is not None:
+        parts.append(_chart(MemoryTimeline(run, behind=plain, budget_bytes=budget), name, "plain run"))
+    if shown.largest and run is not None:
+        parts.append(_peak(plain, run, shown.largest))
+    return parts
+
+
+def _comparison(name: str, rows: Sequence[Row]) -> RenderableType:
+    return indented(columns(["", "plain run", name, ""], rows, right=(1, 2)))
+
+
+def plan_rows(solution: Solution) -> list[Row]:
+    """Return the rows of the table of `remat plan`: as `comparison_rows`, and what the plan's method and proof say."""
+    plain, (_, run) = Run.plain(solution.problem.graph), shown_run(solution)
+    budget = solution.problem.budget.device_bytes
+    rows = plain_rows(plain, budget) if run is None else comparison_rows(plain, run, budget)
+    return rows + _model_rows(solution) + _proof_rows(solution)
+
+
+def shown_run(solution: Solution) -> tuple[str, Run | None]:
+    """Return the run that a report shows beside the plain one, and its name: the plan, or the closest found."""
+    graph, result = solution.problem.graph, solution.result
+    if result.schedule is not None and solution.trace is not None:
+        return "plan", Run(graph, result.schedule, solution.trace)
+    if result.closest is not None and solution.closest is not None:
+        return "closest", Run(graph, result.closest, solution.closest)
+    return "", None
+
+
+def _model_rows(solution: Solution) -> list[Row]:
+    """Return what the method's own model says of its plan."""
+    unit = solution.problem.graph.time_unit
+    return [
+        [
+            figure.name,
+            "",
+            format_bytes(figure.value) if figure.unit == "bytes" else format_time(figure.value, unit),
+            "by the method's own model",
+        ]
+        for figure in solution.result.model_figures
+    ]
+
+
+def _proof_rows(solution: Solution) -> list[Row]:
+    """Return what is proven: the bound on the overhead, the gap to it, and over which plans; and the status."""
+    rows: list[Row] = []
+    scope, overhead = solution.result.scope, solution.bound_overhead
+    if overhead is not None:
+        rows.append(["bound", "", format_share(overhead), "no plan has less overhead"])
+    if solution.gap is not None:
+        rows.append(["gap", "", format_share(solution.gap), "the most that a better plan could save"])
+    if overhead is not None or solution.status is Status.INFEASIBLE:
+        rows.append(["scope", "", scope.value, f"holds for all plans {phrasing.which_plans(solution)}"])
+    if solution.trace is None:
+        least = format_bytes(solution.working_set.bytes)
+        rows.append(["hard limit", "", least, "no plan in any order needs less"])
+    if solution.result.found_by is not None:
+        rows.append(["found by", "", clean(solution.result.found_by), "the planner whose plan is the best"])
+    status = Text(solution.status.value, STATUS_STYLES[solution.status])
+    return [*rows, ["status", "", status, phrasing.status_in_words(solution)]]
+
+
+def _chart(chart: MemoryTimeline, run: str, behind: str = "") -> RenderableType:
+    heading = Text.assemble(("Memory over time", "bold"), "   ", chart.legend(run, behind))
+    return Group(heading, indented(chart))
+
+
+def _peak(plain: Run, plan: Run | None, largest: int) -> RenderableType:
+    at = "the start" if plain.peak_op is None else f"op {shorten(plain.peak_op, _LONGEST_IN_HEADING)}"
+    return section(f"Largest tensors at the plain run's peak ({at})", PeakTable(plain, plan, largest))
+
+
+def notes_section(prepared: Prepared) -> list[RenderableType]:
+    """Return a section of what the user should know about the graph; none where there is nothing."""
+    return [section("Notes", bullets([clean(note) for note in prepared.notes]))] if prepared.notes else []
+
+
+def inspect_report(prepared: Prepared, *, shown: ReportOptions | None = None) -> Report:
+    """Return the report of `remat inspect` on a graph that is ready to be planned; by default with everything."""
+    shown = shown or ReportOptions()
+    graph = prepared.graph
+    plain, working_set = Run.plain(graph), largest_working_set(graph)
+    room = [
+        phrasing.working_set_in_words(graph, working_set),
+        phrasing.room_in_words(plain.trace.peak_bytes, working_set),
+    ]
+    parts: list[RenderableType] = [
+        facts([("graph", graph_title(graph)), *_counts(graph), ("times", clean(prepared.costs))]),
+        section("Bytes", columns(["", "", ""], _sizes(prepared), right=(1,))),
+        section("The plain run", columns(["", "", ""], _limits(plain, working_set), right=(1,))),
+    ]
+    if shown.timeline:
+        parts.append(_chart(MemoryTimeline(plain), "plain run"))
+    if shown.largest:
+        parts.append(_peak(plain, None, shown.largest))
+    return Report(*parts, section("Room for a plan", bullets(room)), *notes_section(prepared))
+
+
+def _counts(graph: Graph) -> list[tuple[str, Cell]]:
+    backward = sum(1 for op in graph.ops if op.phase is Phase.BACKWARD)
+    views = sum(1 for tensor in graph.tensors.values() if tensor.view_of is not None)
+    types = Counter(op.type or "without a type" for op in graph.ops)
+    common = [f"{shorten(type_, _LONGEST_TYPE)} {count:,}" for type_, count in types.most_common(_MOST_TYPES)]
+    if len(types) > _MOST_TYPES:
+        common.append(f"{len(types) - _MOST_TYPES:,} more types")
+    return [
+        ("ops", f"{len(graph.ops) - backward:,} forward, {backward:,} backward" if backward else f"{len(graph.ops):,}"),
+        ("types", ", ".join(common)),
+        ("tensors", f"{len(graph.tensors):,}" + (f", {views:,} of them views" if views else "")),
+    ]
+
+
+def _sizes(prepared: Prepared) -> list[Row]:
+    graph, kept = prepared.graph, prepared.kept
+    made = dict.fromkeys(Phase, 0)
+    for name, op in graph.producer.items():
+        made[op.phase] += graph.tensors[name].bytes
+    rows: list[Row] = [
+        ["resident", format_bytes(graph.resident_bytes), _resident(prepared)],
+        ["graph inputs", format_bytes(graph.fixed_bytes - graph.resident_bytes), "in memory from start to end"],
+        ["activations", format_bytes(made[Phase.FORWARD]), "all that forward ops make"],
+    ]
+    if made[Phase.BACKWARD]:
+        rows.append(["gradients", format_bytes(made[Phase.BACKWARD]), "all that backward ops make"])
+    if kept is not None:
+        parts = f"floats {format_bytes(kept.float_bytes)}, indices and masks {format_bytes(kept.integer_bytes)}"
+        rows.append(["kept for backward", format_bytes(kept.float_bytes + kept.integer_bytes), parts])
+    return rows
+
+
+def _resident(prepared: Prepared) -> str:
+    """Return what the resident bytes are, as far as the file tells parameters apart."""
+    if not prepared.parameter_bytes:
+        return phrasing.resident_in_words(prepared.graph)
+    parameters = f"parameters {format_bytes(prepared.parameter_bytes)}"
+    if prepared.optimizer is None:
+        return f"{parameters}, constants"
+    return f"{parameters}, as much for gradients; optimizer {clean(prepared.optimizer)}"
+
+
+def _limits(plain: Run, working_set: WorkingSet) -> list[Row]:
+    trace = plain.trace
+    at = "at the start" if plain.peak_op is None else f"at op {shorten(plain.peak_op, _LONGEST_NAME)}"
+    return [
+        ["peak", format_bytes(trace.peak_bytes), at],
+        ["time", format_time(trace.time, plain.graph.time_unit), "every op once in the input order"],
+        ["hard limit", format_bytes(working_set.bytes), "no plan in any order needs less"],
+    ]
+
+
+def budget_report(search: SmallestBudget, prepared: Prepared, *, planner: str, options: Mapping[str, object]) -> Report:
+    """Return the report of `remat budget`.
+
+    Args:
+        search: what the search came to.
+        prepared: the graph that was planned, and how it came to be.
+        planner: name of the planner.
+        options: its options, as the user would write them.
+    """
+    plain_peak = Run.plain(prepared.graph).trace.peak_bytes
+
+    only = phrasing.WITHOUT_TRANSFERS if search.leaves_out_transfers else ""
+
+    def row(label: str, size: int, remark: str) -> Row:
+        return [label, format_bytes(size), f"{size:,}", format_share(size / max(1, plain_peak)), remark]
+
+    rows = [
+        row("plain run", plain_peak, "recomputes nothing"),
+        row("proven", search.proven_bytes, f"none {phrasing.WHICH_PLANS[search.scope]}{only} fits less"),
+    ]
+    if search.found_bytes is not None:
+        overhead = format_share(search.solution.overhead or 0.0)
+        rows.append(row("found", search.found_bytes, f"{overhead} time overhead"))
+    table = columns(["", "budget", "bytes", "of plain", ""], rows, right=(1, 2, 3))
+    verdict = Text(phrasing.smallest_budget(search), f"bold {STATUS_STYLES[search.solution.status]}")
+    why = why_there_is_no_plan(search.solution, prepared.optimizer)
+    return Report(facts(_subject(prepared, planner, options)), verdict, *why, indented(table), *notes_section(prepared))
+
+
+def verify_report(prepared: Prepared, schedule: Schedule, trace: Trace, *, budget_bytes: int | None = None) -> Report:
+    """Return the report of `remat verify` on a schedule that replays; it may still exceed the budget.
+
+    Args:
+        prepared: the graph that the schedule is for.
+        schedule: what was replayed.
+        trace: what the simulator measured.
+        budget_bytes: what the schedule should keep to; None where that is not known.
+    """
+    plain, run = Run.plain(prepared.graph), Run(prepared.graph, schedule, trace)
+    style = "red" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "green"
+    return Report(
+        facts([("graph", graph_title(prepared.graph)), ("schedule", f"{len(schedule.steps):,} steps")]),
+        Text(phrasing.verdict_on_schedule(trace.peak_bytes, budget_bytes), f"bold {style}"),
+        _comparison("schedule", comparison_rows(plain, run, budget_bytes)),
+        _chart(MemoryTimeline(run, behind=plain, budget_bytes=budget_bytes), "schedule", "plain run"),
+        *notes_section(prepared),
+    )
+
+
+def planners_report() -> Report:
+    """Return the report of `remat planners`: what each takes and searches, its source, its options and defaults."""
+    return cards_report(planner_cards())
+
+
+def cards_report(cards: Sequence[PlannerCard]) -> Report:
+    """Return a report that shows each card in a section of its own."""
+    return Report(*(_card_section(card) for card in cards))
+
+
+def _card_section(card: PlannerCard) -> RenderableType:
+    options = [[option.name, option.default, option.meaning] for option in card.options]
+    return section(
+        card.name,
+        Text(card.summary),
+        facts([(label.lower(), text) for label, text in card.facts.items()]),
+        columns(["option", "default", ""], options) if options else Text("no options", QUIET_STYLE),
+    )

@@ -1,0 +1,169 @@
+"""A schedule applied to its model: what cannot be is refused, and what comes out is checked and described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remat_cli import __version__
+from remat_cli.config import GraphOptions
+from remat_cli.errors import UsageError
+from remat_cli.formats.onnx.errors import one_line, onnx_faults
+from remat_cli.formats.onnx.load import FOLD_LIMIT, load_model
+from remat_cli.formats.onnx.reader import SizedModel, read_sized
+from remat_cli.formats.onnx.walk import all_graphs
+from remat_cli.formats.reader import Aliasing, ReadOptions
+from remat_cli.formats.source import Source
+from remat_cli.graph import Graph
+from remat_cli.runtime.onnx.rewrite import Rewritten, rewrite
+from remat_cli.schedule import Offload, Prefetch, Schedule, Wait
+
+if TYPE_CHECKING:
+    import onnx
+
+_METADATA = "remat."
+
+
+def check_can_apply(path: Path, options: GraphOptions, schedule: Schedule) -> None:
+    """Check that onnxruntime could run `schedule` on the model at `path`.
+
+    Args:
+        path: the model.
+        options: how it is read, the mode included.
+        schedule: what should be run.
+
+    Raises:
+        UsageError: it could not; says why, and what to do.
+    """
+    if Source(path).is_json:
+        raise UsageError(f"{path} is no ONNX model: there is nothing to run", hint="name the model that was planned")
+    if options.mode != "inference":
+        raise UsageError(
+            "this is a schedule for training, and the backward pass is not in the model file",
+            hint="plan with --mode inference; a training schedule is for the framework that trains the model",
+        )
+    if options.aliasing not in (None, Aliasing.ORT_CPU):
+        raise UsageError(
+            f"the schedule counts on memory being shared as with --aliasing {options.aliasing}, and onnxruntime does "
+            "not share it in that way",
+            hint="plan without --aliasing: for inference the default is what onnxruntime does",
+        )
+    moved = next((step for step in schedule.steps if isinstance(step, Offload | Prefetch | Wait)), None)
+    if moved is not None:
+        raise UsageError(
+            f"the schedule moves {moved.tensor!r} to or from the host, which onnxruntime cannot",
+            hint="use a planner that only recomputes ('remat planners' lists them), or plan without --link-bandwidth",
+        )
+
+
+def read_for(path: Path, options: GraphOptions, *, keep_data: bool) -> SizedModel:
+    """Read the model at `path` as it was read to be planned; `keep_data` keeps what it is rewritten from."""
+    read_options = ReadOptions(
+        dims=options.dims,
+        input_shapes=options.input_shapes,
+        value_shapes=options.value_shapes,
+        aliasing=Aliasing.ORT_CPU,
+        strict=options.strict,
+    )
+    return read_sized(path, read_options, keep_data=keep_data)
+
+
+def apply_schedule(
+    path: Path, options: GraphOptions, graph: Graph, schedule: Schedule, facts: Mapping[str, object]
+) -> Rewritten:
+    """Return the model at `path`, rewritten to run `schedule`, which `graph` has been replayed with.
+
+    Args:
+        path: the model.
+        options: how it was read to be planned.
+        graph: what was planned.
+        schedule: the steps; only its computes matter, as everything is freed as early as can be.
+        facts: written into the model's metadata beside the version of remat; None is left out.
+
+    Raises:
+        GraphError: an op needs the size of a value that is only estimated, before that value is made.
+    """
+    rewritten = rewrite(read_for(path, options, keep_data=True), graph, schedule.computes)
+    entries = {**{key: value for key, value in facts.items() if value is not None}, "version": __version__}
+    metadata = rewritten.proto.metadata_props
+    for index in reversed(range(len(metadata))):
+        if metadata[index].key.startswith(_METADATA):
+            del metadata[index]
+    for key, value in sorted(entries.items()):
+        metadata.add(key=f"{_METADATA}{key}", value=str(value))
+    return rewritten
+
+
+def model_bytes(model: onnx.ModelProto) -> bytes:
+    """Return the file of a model; the same model gives the same bytes.
+
+    Raises:
+        GraphError: a file cannot hold it.
+    """
+    with onnx_faults("the rewritten model cannot be written", "save the model with external data, and plan that file"):
+        content: bytes = model.SerializeToString(deterministic=True)
+    return content
+
+
+def checked(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
+    """Hold a rewritten model against onnx's checker; return what the checker says of the model as it is.
+
+    Args:
+        model: the rewritten model.
+        path: the model as it is.
+
+    Raises:
+        RuntimeError: the checker has something to say that it does not say of the model as it is: a fault in remat.
+    """
+    complaint = _complaint(model)
+    if complaint is None:
+        return ()
+    before = _complaint(load_model(path).proto)
+    if before is None:
+        raise RuntimeError(f"the rewritten model does not pass onnx's checker: {complaint}")
+    return (f"the model does not pass onnx's checker, before or after: {before}",)
+
+
+def _complaint(model: onnx.ModelProto) -> str | None:
+    """Return what onnx's checker says of a model, or None; its weights are not looked at."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(_without_weights(model), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+        return one_line(error)
+    return None
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy in which inputs stand in for weights: the checker would open the files that they are in."""
+    import onnx
+    from onnx import helper
+
+    copy = onnx.ModelProto(ir_version=model.ir_version)
+    copy.opset_import.extend(model.opset_import)
+    copy.functions.extend(model.functions)
+    copy.graph.name = model.graph.name
+    for field in ("node", "input", "output", "value_info", "sparse_initializer"):
+        getattr(copy.graph, field).extend(getattr(model.graph, field))
+    copy.graph.initializer.extend(tensor for tensor in model.graph.initializer if not _is_weight(tensor))
+    weights = {tensor.name: tensor for tensor in model.graph.initializer if _is_weight(tensor)}
+    for body in islice(all_graphs(copy.graph), 1, None):
+        for index in reversed(range(len(body.initializer))):
+            if _is_weight(body.initializer[index]):
+                weights.setdefault(body.initializer[index].name, body.initializer[index])
+                del body.initializer[index]
+    given = {value.name for value in copy.graph.input}
+    copy.graph.input.extend(
+        helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+        for name, tensor in weights.items()
+        if name not in given
+    )
+    return copy
+
+
+def _is_weight(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_location == tensor.EXTERNAL or prod(tensor.dims) > FOLD_LIMIT

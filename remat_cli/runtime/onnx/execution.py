@@ -1,0 +1,338 @@
+"""A model and its rewritten form, run in child processes: outputs, order and memory held against each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from remat_cli.errors import GraphError, InvalidSchedule, UsageError
+from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
+from remat_cli.formats.onnx.reader import SizedModel
+from remat_cli.formats.onnx.structure import stored_names
+from remat_cli.formats.onnx.values import TensorType
+from remat_cli.formats.onnx.walk import all_graphs, all_nodes
+from remat_cli.graph import Graph
+from remat_cli.problem import Observer
+from remat_cli.runtime.onnx.external_data import location_of
+from remat_cli.runtime.onnx.memory_divergence import first_parting
+from remat_cli.runtime.onnx.rewrite import Rewritten
+from remat_cli.runtime.onnx.session import import_onnxruntime
+from remat_cli.schedule import Compute, Inplace, Schedule, plain_run, with_frees
+from remat_cli.simulate import simulate
+
+if TYPE_CHECKING:
+    import onnx
+
+# What a measured peak may differ by from the predicted one: the larger of the two.
+TOLERANCE_BYTES = 2 * 2**20
+TOLERANCE_SHARE = 0.03
+
+_RANDOM_TYPES = frozenset(
+    ("float32", "float64", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+)
+# From this size on, glibc gives memory that is freed back at once; by itself it would raise the limit as it goes.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_ARENA_MAX": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The peak of a run beside weights and graph inputs, in bytes.
+
+    Attributes:
+        predicted: by the simulator.
+        measured: in onnxruntime.
+    """
+
+    predicted: int
+    measured: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two are within the tolerance."""
+        return abs(self.measured - self.predicted) <= max(TOLERANCE_BYTES, TOLERANCE_SHARE * self.predicted)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What came of running a model as it is and as rewritten, on the same inputs.
+
+    Attributes:
+        version: of onnxruntime.
+        plain: the model as it is.
+        plan: the model as rewritten.
+        nodes: number of nodes of the rewritten model that ran.
+        outputs: names of the outputs that were compared.
+        changed: those of them that are not the same bit by bit.
+        not_finite: those of them that hold infinity or what is no number, of which little can be learnt.
+        out_of_order: where the executed order departs from the schedule: the place, the node that should have run
+            and the one that did; None where it does not.
+        parted_at: where the measured memory departs from the predicted one: the op; None where it does not, or where
+            no single op does.
+        random_weights: number of weights whose files are not there, and which were drawn instead.
+    """
+
+    version: str
+    plain: Peak
+    plan: Peak
+    nodes: int
+    outputs: tuple[str, ...]
+    changed: tuple[str, ...]
+    not_finite: tuple[str, ...]
+    out_of_order: tuple[int, str, str] | None
+    parted_at: str | None
+    random_weights: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rewritten model does what the schedule says."""
+        return not self.changed and self.out_of_order is None and self.plan.agrees
+
+
+def execute(
+    path: Path,
+    model: SizedModel,
+    rewritten: Rewritten,
+    graph: Graph,
+    computes: Sequence[str],
+    *,
+    seed: int = 0,
+    time_limit: float = 600,
+    observe: Observer | None = None,
+) -> Execution:
+    """Run a model as it is and as rewritten.
+
+    Args:
+        path: the model as it is.
+        model: what was read of it.
+        rewritten: the model as rewritten.
+        graph: what was planned.
+        computes: the schedule that it was rewritten for.
+        seed: of the random inputs and, where there are none, weights.
+        time_limit: seconds that each process may take.
+        observe: is told what runs.
+
+    Raises:
+        UsageError: as `check_can_measure`, or an input is of a type that cannot be drawn.
+        GraphError: onnxruntime cannot run the model as it is.
+        InvalidSchedule: it cannot run the rewritten model, or a process was killed or took too long.
+    """
+    check_can_measure()
+    observe = observe or Observer()
+    with TemporaryDirectory(prefix="remat-") as folder:
+        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        observe.phase("running the model as it is")
+        try:
+            plain = child.run(path)
+        except _Failed as failed:
+            raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
+        try:
+            observe.phase("running the rewritten model")
+            plan = child.run_proto(rewritten.proto)
+            observe.phase("following the order of the rewritten model")
+            order = child.run_proto(rewritten.proto, profile=True)["order"]
+            schedule = with_frees(graph, computes)
+            peak = Peak(_peak(graph, schedule), plan["peak_bytes"])
+            parted_at = None
+            if not peak.agrees:
+                parted_at = _parted_at(child, rewritten, graph, schedule, observe)
+        except _Failed as failed:
+            raise failed.as_error("the rewritten model does not run in onnxruntime", InvalidSchedule) from None
+    outputs = {name: found for name, found in plain["outputs"].items() if found is not None}
+    return Execution(
+        version=plan["version"],
+        plain=Peak(_peak(graph, plain_run(graph)), plain["peak_bytes"]),
+        plan=peak,
+        nodes=len(rewritten.order),
+        outputs=tuple(outputs),
+        changed=tuple(name for name, found in outputs.items() if plan["outputs"].get(name) != found),
+        not_finite=tuple(name for name, found in outputs.items() if not found["finite"]),
+        out_of_order=_out_of_order(rewritten, order),
+        parted_at=parted_at,
+        random_weights=len(child.request["random_weights"]),
+    )
+
+
+def check_can_measure() -> None:
+    """Check that there is an onnxruntime, and an operating system that tells what it takes.
+
+    Raises:
+        UsageError: one of them is missing.
+    """
+    import_onnxruntime()
+    if not Path("/proc/self/clear_refs").exists():
+        raise UsageError(
+            "memory is measured by Linux's /proc, which is not there",
+            hint="run it on Linux; 'remat apply' and the model that it writes need none of this",
+        )
+
+
+def _request(path: Path, model: SizedModel, seed: int) -> dict[str, Any]:
+    folder = Path(os.path.realpath(path.parent))
+    read = _read_in(model.model.proto)
+    outside = [one for one in model.model.graph.initializer if one.data_location == one.EXTERNAL and one.name in read]
+    stored = stored_names(model.model.graph)
+    return {
+        "weights_folder": str(folder),
+        "dims": dict(model.inference.dims),
+        "seed": seed,
+        "inputs": [_drawn_input(name, model) for name in model.graph.inputs if name not in stored],
+        "random_weights": [_drawn_weight(one) for one in outside if not (folder / location_of(one)).exists()],
+    }
+
+
+def _read_in(model: onnx.ModelProto) -> set[str]:
+    """Return what a model's nodes read: onnxruntime forgets weights that nobody does, and takes no others for them."""
+    return {name for node in all_nodes(model.graph.node) for name in node.input}
+
+
+def _drawn_input(name: str, model: SizedModel) -> tuple[str, str, Sequence[int]]:
+    kind = model.graph.values[name].type
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.element.name not in _RANDOM_TYPES:
+        raise UsageError(
+            f"there are no random inputs for {name!r}: it is no tensor of numbers",
+            hint="only models that take tensors of numbers can be executed",
+        )
+    return name, kind.element.name, kind.shape
+
+
+def _drawn_weight(tensor: onnx.TensorProto) -> tuple[str, str, Sequence[int]]:
+    element = ELEMENT_TYPES[tensor.data_type]
+    if element.name not in _RANDOM_TYPES:
+        raise UsageError(
+            f"the file of weight {tensor.name!r} is not there, and there are no random weights of type {element.name}",
+            hint=f"put {location_of(tensor)!r} beside the model",
+        )
+    return tensor.name, element.name, tuple(tensor.dims)
+
+
+class _Failed(Exception):
+    """A child process did not give a result.
+
+    Attributes:
+        reason: why, for people.
+        hint: what to do; empty where the model itself is at fault.
+    """
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+
+    def as_error(self, what: str, kind: type[GraphError | InvalidSchedule]) -> GraphError | InvalidSchedule:
+        """Return the error to show: of a kind that fits the model, or one that blames nobody."""
+        if self.hint:
+            return InvalidSchedule(f"the schedule could not be verified: {self.reason}", hint=self.hint)
+        return kind(
+            f"{what}: {self.reason}", hint="does this version of onnxruntime have a kernel for each of its ops?"
+        )
+
+
+@dataclass(frozen=True)
+class _Child:
+    """Runs models, each in a process of its own.
+
+    Attributes:
+        folder: for files that come and go.
+        request: what all runs have in common.
+        time_limit: seconds that each may take.
+    """
+
+    folder: Path
+    request: Mapping[str, Any]
+    time_limit: float
+
+    def run_proto(self, model: onnx.ModelProto, *, profile: bool = False) -> dict[str, Any]:
+        """Run a model that is not in a file yet: for its peak, or with `profile` for its order."""
+        path = self.folder / "model.onnx"
+        path.write_bytes(model.SerializeToString())
+        read = _read_in(model)
+        weights = [weight for weight in self.request["random_weights"] if weight[0] in read]
+        prefix = str(self.folder / "profile") if profile else None
+        return self.run(path, random_weights=weights, profile_prefix=prefix)
+
+    def run(self, model: Path, **particular: Any) -> dict[str, Any]:
+        """Run the model in a file.
+
+        Raises:
+            _Failed: see there.
+        """
+        asked, result = self.folder / "request.json", self.folder / "result.json"
+        request = {"profile_prefix": None, **self.request, "model": str(model), **particular}
+        asked.write_text(json.dumps(request), encoding="utf-8")
+        result.unlink(missing_ok=True)
+        command = [sys.executable, "-P", "-m", "remat_cli.runtime.onnx.measured_process", str(asked), str(result)]
+        environment = {**os.environ, **MALLOC, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=self.time_limit,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise _Failed(
+                f"it did not end within {self.time_limit:g} s", "give it more with --time-limit, or use smaller sizes"
+            ) from None
+        if done.returncode != 0:
+            raise _crash(done.returncode, done.stderr.decode(errors="replace"))
+        answer: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        if "error" in answer:
+            raise _refusal(answer["error"])
+        return answer
+
+
+def _crash(code: int, said: str) -> _Failed:
+    if code == -signal.SIGKILL:
+        return _Failed("its process was killed", "most likely the machine ran out of memory: use smaller sizes")
+    if code < 0:
+        return _Failed(f"its process ended by {signal.Signals(-code).name}", "onnxruntime crashed; try another version")
+    last = said.strip().splitlines()[-1:] or ["it said nothing"]
+    return _Failed(f"its process ended with code {code}: {last[0]}", "is the installation of onnxruntime complete?")
+
+
+def _refusal(message: str) -> _Failed:
+    """Return the failure that an exception in the child means."""
+    is_memory = any(text in message for text in ("out of memory", "bad_alloc", "Failed to allocate memory"))
+    return _Failed(message, "the machine has too little memory: use smaller sizes" if is_memory else "")
+
+
+def _peak(graph: Graph, schedule: Schedule) -> int:
+    return simulate(graph, schedule).peak_bytes - graph.fixed_bytes
+
+
+def _out_of_order(rewritten: Rewritten, executed: Sequence[str]) -> tuple[int, str, str] | None:
+    """Return where the executed order departs first from the file's; nodes in bodies are not looked at."""
+    in_bodies = {node.name for graph in islice(all_graphs(rewritten.proto.graph), 1, None) for node in graph.node}
+    expected = [name for name in rewritten.order if name not in in_bodies]
+    known = set(expected)
+    ran = [name for name in executed if name in known]
+    for place, (should, did) in enumerate(zip_longest(expected, ran, fillvalue="nothing")):
+        if should != did:
+            return place, should, did
+    return None
+
+
+def _parted_at(child: _Child, rewritten: Rewritten, graph: Graph, schedule: Schedule, observe: Observer) -> str | None:
+    """Return the op by which the measured memory departs from the predicted one."""
+    memory = simulate(graph, schedule).memory_bytes[1:]
+    steps = zip(schedule.steps, memory, strict=True)
+    predicted = [size - graph.fixed_bytes for step, size in steps if isinstance(step, Compute | Inplace)]
+
+    def departs(model: onnx.ModelProto, peak: int) -> bool:
+        observe.phase(f"looking for the op at which memory departs: {len(model.graph.node)} nodes")
+        return not Peak(peak, child.run_proto(model)["peak_bytes"]).agrees
+
+    found = first_parting(rewritten, predicted, departs)
+    return None if found is None else schedule.computes[found]

@@ -1,0 +1,78 @@
+"""References to weights in other files: kept, or made right for another folder. The files are never opened.
+
+A reference is relative to the folder of the model, and must not lead out of it: onnx and onnxruntime refuse one that
+does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from remat_cli.errors import UsageError
+from remat_cli.formats.onnx.walk import all_graphs, all_nodes
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors of a model, at any depth, whose data is in another file."""
+    for graph in all_graphs(model.graph):
+        for sparse in graph.sparse_initializer:
+            yield from (one for one in (sparse.values, sparse.indices) if _is_elsewhere(one))
+        yield from filter(_is_elsewhere, graph.initializer)
+    for node in all_nodes(model.graph.node):
+        yield from (attribute.t for attribute in node.attribute if _is_elsewhere(attribute.t))
+
+
+def _is_elsewhere(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == tensor.EXTERNAL)
+
+
+def location_of(tensor: onnx.TensorProto) -> str:
+    """Return the path of the file that holds a tensor's data, as the model gives it."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def absent_files(model: onnx.ModelProto, source: Path) -> list[str]:
+    """Return the files that a model at `source` refers to and that are not there, as it refers to them."""
+    folder = Path(os.path.realpath(source.parent))
+    return sorted({one for one in map(location_of, external_tensors(model)) if not (folder / one).exists()})
+
+
+def rebase(model: onnx.ModelProto, source: Path, target: Path) -> None:
+    """Make the references of `model`, which was read from `source`, right for a file at `target`.
+
+    Nothing changes where both stand in the same folder, nor for weights that are not there: they have to be put beside
+    either.
+
+    Raises:
+        UsageError: the weights are not in the folder of `target` or below it.
+    """
+    home, folder = (Path(os.path.realpath(path.parent)) for path in (source, target))
+    below = os.path.relpath(home, folder)
+    for tensor in external_tensors(model):
+        location = location_of(tensor)
+        if home == folder or not (home / location).exists():
+            continue
+        if _leads_out(below) or _leads_out(location):
+            raise UsageError(
+                f"the weights are in {str(home / location)!r}, which a model in {str(folder)!r} cannot refer to",
+                hint=f"write the model beside its weights: -o {home / target.name}",
+            )
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = str(PurePosixPath(Path(below).as_posix()) / location)
+        weights, found = home / location, folder / location_of(tensor)
+        if not os.path.samefile(weights, found):
+            raise UsageError(
+                f"{str(found)!r} is not the file {str(weights)!r} that holds the weights",
+                hint="write the model beside its weights",
+            )
+
+
+def _leads_out(path: str) -> bool:
+    return os.path.isabs(path) or ".." in Path(path).parts

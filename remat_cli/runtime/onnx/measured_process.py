@@ -1,0 +1,155 @@
+"""What runs in the child process: one model in onnxruntime, its outputs hashed, its memory or its order taken down.
+
+`python -m remat_cli.runtime.onnx.measured_process REQUEST RESULT`, both of them JSON files (see `execution`). A process
+of its own, so that nothing else is in its memory, and nothing that goes wrong in a kernel takes the caller with it.
+
+What is measured is resident memory as Linux counts it. The first run is not measured: it touches the weights, and lets
+onnxruntime make what it keeps from run to run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from remat_cli.runtime.onnx.session import import_onnxruntime, session_options
+
+# From linux/prctl.h: no huge pages, of which 2 MiB would count where one byte is touched.
+_PR_SET_THP_DISABLE = 41
+_KIB = 1024
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+# Types of outputs that are compared.
+_NUMBERS = frozenset(f"tensor({name})" for name in ("float", "double", "float16", "bool", *_INTEGERS))
+
+
+def main(request: Path, result: Path) -> None:
+    """Carry out the request in one file, and write what came of it to the other."""
+    asked = json.loads(request.read_text(encoding="utf-8"))
+    result.write_text(json.dumps(_answer(asked)), encoding="utf-8")
+
+
+def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        settle()
+        return run(asked)
+    except MemoryError:
+        return {"error": "out of memory"}
+    except Exception as error:  # whatever onnxruntime raises goes to the user as a message
+        return {"error": " ".join(str(error).split()) or type(error).__name__}
+
+
+def settle() -> None:
+    """Make memory countable: one processor, whose count of pages lags least, and no huge pages."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+
+
+def run(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a model; with a prefix for a profile its order is taken down, else its peak.
+
+    Args:
+        asked: `model`, a path; `weights_folder`, for its external data; `dims`, sizes of symbols; `seed`; `inputs` and
+            `random_weights`, as lists of name, type and shape; `profile_prefix`, a path or None.
+
+    Returns:
+        `version` of onnxruntime; `outputs` by name; `peak_bytes` beyond what is there before the run, or `order`.
+    """
+    runtime = import_onnxruntime()
+    runtime.set_default_logger_severity(4)
+    options = session_options()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", asked["weights_folder"])
+    for name, size in asked["dims"].items():
+        options.add_free_dimension_override_by_name(name, size)
+    if asked["profile_prefix"] is not None:
+        options.enable_profiling, options.profile_file_prefix = True, asked["profile_prefix"]
+    weights = {
+        name: runtime.OrtValue.ortvalue_from_numpy(_random_weight(name, dtype, dims, asked["seed"]))
+        for name, dtype, dims in asked["random_weights"]
+    }
+    options.add_external_initializers(list(weights), list(weights.values()))
+    session = runtime.InferenceSession(Path(asked["model"]).read_bytes(), options, providers=["CPUExecutionProvider"])
+    feeds = {
+        name: runtime.OrtValue.ortvalue_from_numpy(_random_input(name, dtype, dims, asked["seed"]))
+        for name, dtype, dims in asked["inputs"]
+    }
+    if asked["profile_prefix"] is not None:
+        outputs = session.run_with_ort_values(None, feeds)
+        return _described(session, outputs) | {"version": runtime.__version__, "order": _order(session.end_profiling())}
+    session.run_with_ort_values(None, feeds)
+    before = _start_of_measurement()
+    outputs = session.run_with_ort_values(None, feeds)
+    peak = _status_bytes("VmHWM") - before
+    return _described(session, outputs) | {"version": runtime.__version__, "peak_bytes": peak}
+
+
+def _random_weight(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.ndarray[Any, Any]:
+    """Return weights with which values neither vanish nor explode; vectors are positive, as variances are."""
+    source = np.random.default_rng((seed, crc32(name.encode())))
+    if not np.issubdtype(np.dtype(dtype), np.floating):
+        return source.integers(0, 2, dims).astype(dtype)
+    if len(dims) < 2:
+        return source.uniform(0.5, 1.5, dims).astype(dtype)
+    fan_in = max(1, prod(dims) // max(1, dims[0]))
+    return (source.standard_normal(dims, dtype=np.float32) / np.float32(fan_in**0.5)).astype(dtype)
+
+
+def _random_input(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.ndarray[Any, Any]:
+    """Return numbers that any network can take: integers are 0 or 1, as they may be indices of a table."""
+    source = np.random.default_rng((seed, crc32(name.encode())))
+    if np.issubdtype(np.dtype(dtype), np.floating):
+        return source.standard_normal(dims, dtype=np.float32).astype(dtype)
+    return source.integers(0, 2, dims).astype(dtype)
+
+
+def _start_of_measurement() -> int:
+    """Give freed memory back, start to look for a new peak, and return the resident bytes at this moment."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(key: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * _KIB
+    raise OSError(f"/proc/self/status does not tell {key}")
+
+
+def _order(profile: str) -> list[str]:
+    """Return the names of the nodes in the order in which they ran, those in bodies among them."""
+    suffix = "_kernel_time"
+    events: Iterable[Mapping[str, Any]] = json.loads(Path(profile).read_text(encoding="utf-8"))
+    names = [event["name"] for event in events if event.get("cat") == "Node"]
+    return [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+
+
+def _described(session: Any, outputs: Sequence[Any]) -> dict[str, Any]:
+    names = [output.name for output in session.get_outputs()]
+    return {"outputs": {name: _digest(value) for name, value in zip(names, outputs, strict=True)}}
+
+
+def _digest(value: Any) -> dict[str, Any] | None:
+    """Return the SHA-256 of a tensor's type, shape and bytes, and whether all of it is finite; None for no numbers."""
+    if not value.is_tensor() or value.data_type() not in _NUMBERS:
+        return None
+    array = value.numpy()
+    said = repr((value.data_type(), value.shape())).encode()
+    return {
+        "sha256": sha256(said + array.tobytes()).hexdigest(),
+        "finite": bool(np.isfinite(array).all()),
+    }
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,280 @@
+"""Overhead against budget: the plans of one or several planners at many budgets, all replayed by `solve`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from time import monotonic
+
+from remat_cli.errors import FalseClaim, PlannerRefuses, UsageError
+from remat_cli.problem import Budget, Observer, Planner, Problem, Scope, Status
+from remat_cli.simulate import Trace
+from remat_cli.solve import Solution, baseline_of, solve
+from remat_cli.studies.budget_search import at_budget, smallest_budget
+from remat_cli.studies.progress import Prefixed
+from remat_cli.units import BudgetSpec, format_bytes
+
+
+@dataclass(frozen=True)
+class NamedPlanner:
+    """A planner under the name by which a user knows it.
+
+    Attributes:
+        label: differs from that of every other planner beside it.
+        planner: with its options.
+    """
+
+    label: str
+    planner: Planner
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a planner came to at one budget.
+
+    Attributes:
+        solution: verified, with a plan or without.
+        seconds: that the planner took; 0 where it was not asked.
+        asked_for_smallest: the budget is the smallest that was found, and not one that was given.
+        found_at: the budget in bytes at which the plan was found, where another plan than the planner's answer here
+            is the fastest known to fit; else None.
+    """
+
+    solution: Solution
+    seconds: float = 0.0
+    asked_for_smallest: bool = False
+    found_at: int | None = None
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget."""
+        return self.solution.problem.budget.device_bytes
+
+    @property
+    def trace(self) -> Trace | None:
+        """What the simulator measured of the plan; None without one."""
+        return self.solution.trace
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one planner.
+
+    Attributes:
+        label: of the planner.
+        points: by ascending budget.
+        refusal: why the planner cannot take the graph; None where it can.
+    """
+
+    label: str
+    points: tuple[Point, ...]
+    refusal: PlannerRefuses | UsageError | None = None
+
+    def at(self, budget_bytes: int) -> Point | None:
+        """Return the point at a budget that was given."""
+        points = (point for point in self.points if point.budget_bytes == budget_bytes)
+        return next((point for point in points if not point.asked_for_smallest), None)
+
+    @cached_property
+    def smallest(self) -> Point | None:
+        """The smallest budget at which there is a plan."""
+        return next((point for point in self.points if point.trace is not None), None)
+
+    @cached_property
+    def knee(self) -> Point | None:
+        """The point after which less memory gets dearer: farthest below the line between both ends of the front.
+
+        That is the knee of Satopää et al., Finding a "kneedle" in a haystack, 2011; it does not depend on the units of
+        the axes. None where the front has fewer than three points or none of them is below the line.
+        """
+        front = self._front
+        if len(front) < 3:
+            return None
+        (_, first), (_, last) = front[0], front[-1]
+        width, height = last.peak_bytes - first.peak_bytes, first.time - last.time
+        below = [
+            width * (first.time - trace.time) - (trace.peak_bytes - first.peak_bytes) * height for _, trace in front
+        ]
+        farthest = max(below)
+        return front[below.index(farthest)][0] if farthest > 0 else None
+
+    @cached_property
+    def _front(self) -> list[tuple[Point, Trace]]:
+        """The points whose plan no other plan beats in both peak and time; by ascending peak, each plan once."""
+        planned = [(point, point.trace) for point in self.points if point.trace is not None]
+        front: list[tuple[Point, Trace]] = []
+        for point, trace in sorted(planned, key=lambda each: (each[1].peak_bytes, each[1].time)):
+            if not front or trace.time < front[-1][1].time:
+                front.append((point, trace))
+        return front
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The curves of several planners on one graph.
+
+    Attributes:
+        baseline: the plain run.
+        curves: in the order in which the planners were given.
+        interrupted: the user stopped it; what was finished until then is there.
+    """
+
+    baseline: Trace
+    curves: tuple[Curve, ...]
+    interrupted: bool = False
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """The budgets in bytes that were given and at which a planner was asked, ascending."""
+        points = (point for curve in self.curves for point in curve.points if not point.asked_for_smallest)
+        return tuple(sorted({point.budget_bytes for point in points}))
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """All points of all curves."""
+        return tuple(point for curve in self.curves for point in curve.points)
+
+    @property
+    def status(self) -> Status:
+        """Feasible where there is a plan at any budget; else infeasible where every refusal is proven; else unknown."""
+        statuses = {point.solution.status for point in self.points}
+        if statuses & {Status.OPTIMAL, Status.FEASIBLE}:
+            return Status.FEASIBLE
+        return Status.INFEASIBLE if statuses == {Status.INFEASIBLE} else Status.UNKNOWN
+
+
+def sweep(
+    problem: Problem,
+    planners: Sequence[NamedPlanner],
+    budgets: Sequence[BudgetSpec],
+    observe: Observer | None = None,
+    *,
+    share_plans: bool = True,
+) -> Sweep:
+    """Ask each planner for a plan at each budget; a planner that refuses the graph does not stop the others.
+
+    Planners keep what serves every budget of a graph (such as the table of rotor) from one call to the next. A budget
+    below one that was proven not to fit is not asked for.
+
+    Args:
+        problem: what is planned; its budget is not looked at.
+        planners: whom to ask.
+        budgets: in any order.
+        observe: is told of planner, budget and how many there are.
+        share_plans: give each budget the fastest plan that this planner found at any of them and that fits, so that no
+            curve gets worse with more memory; without, each point is the planner's answer at that budget.
+
+    Raises:
+        FalseClaim: the simulator does not confirm what a planner claims.
+        KeyboardInterrupt: interrupted before anything was finished.
+    """
+    plain_peak = baseline_of(problem.graph).peak_bytes
+    given = sorted({budget.bytes_of(plain_peak) for budget in budgets if not budget.smallest}, reverse=True)
+    asks: list[int | None] = [*given, *([None] if any(budget.smallest for budget in budgets) else [])]
+    progress = _Progress(observe or Observer(), len(planners) * len(asks))
+    curves: list[Curve] = []
+    interrupted = False
+    for named in planners:
+        run = _CurveRun(problem, named, progress)
+        interrupted = run.ask_all(asks)
+        curves.append(run.curve(share_plans=share_plans))
+        if interrupted:
+            break
+    if interrupted and not any(curve.points for curve in curves):
+        raise KeyboardInterrupt
+    return Sweep(baseline_of(problem.graph), tuple(curves), interrupted)
+
+
+class _CurveRun:
+    """One planner at all budgets, from the largest down."""
+
+    def __init__(self, problem: Problem, named: NamedPlanner, progress: _Progress) -> None:
+        self._problem = problem
+        self._named = named
+        self._progress = progress
+        self._points: list[Point] = []
+        self._refusal: PlannerRefuses | UsageError | None = None
+
+    def ask_all(self, budgets: Sequence[int | None]) -> bool:
+        """Ask for all budgets in this order, None for the smallest; tell whether the user interrupted it."""
+        for number, budget in enumerate(budgets):
+            self._progress.next(self._named.label, budget)
+            try:
+                point = self._ask(budget)
+            except (PlannerRefuses, UsageError) as refusal:
+                self._refusal = refusal
+                self._progress.skip(len(budgets) - number - 1)
+                return False
+            except KeyboardInterrupt:
+                return True
+            self._points.append(point)
+            if point.solution.interrupted:
+                return True
+        return False
+
+    def _ask(self, budget: int | None) -> Point:
+        proven = self._points[-1].solution if self._points else None
+        if budget is not None and proven is not None and proven.status is Status.INFEASIBLE:
+            return Point(at_budget(proven, budget))
+        start = monotonic()
+        if budget is None:
+            solution = smallest_budget(self._problem, self._named.planner, self._progress).solution
+        else:
+            solution = solve(replace(self._problem, budget=Budget(budget)), self._named.planner, self._progress)
+        return Point(solution, monotonic() - start, asked_for_smallest=budget is None)
+
+    def curve(self, *, share_plans: bool) -> Curve:
+        points = [_with_fastest(point, self._points) for point in self._points] if share_plans else self._points
+        ascending = sorted(points, key=lambda point: (point.budget_bytes, not point.asked_for_smallest))
+        return Curve(self._named.label, tuple(ascending), self._refusal)
+
+
+def _with_fastest(point: Point, points: Sequence[Point]) -> Point:
+    """Return the point with the fastest plan of all that fits its budget."""
+    fitting = [
+        (other.trace.time, other.trace.peak_bytes, other.budget_bytes, other.solution)
+        for other in points
+        if other.trace is not None and other.trace.peak_bytes <= point.budget_bytes
+    ]
+    if not fitting:
+        return point
+    time, _, found_at, plan = min(fitting, key=lambda item: item[:3])
+    if point.trace is not None and point.trace.time <= time:
+        return point
+    return replace(point, solution=_carried(plan, point.solution), found_at=found_at)
+
+
+def _carried(plan: Solution, own: Solution) -> Solution:
+    """Return the plan of another budget as the solution at this one, with what was proven here."""
+    assert plan.trace is not None
+    if own.status is Status.INFEASIBLE and own.result.scope is Scope.ANY_ORDER:
+        raise FalseClaim(
+            f"the planner claims that no plan in any order fits {own.problem.budget.device_bytes} bytes, but its own "
+            f"plan for {plan.problem.budget.device_bytes} bytes does"
+        )
+    bound, scope = own.result.time_bound, own.result.scope
+    # A bound above the plan's time is one on a smaller scope, which says nothing of a plan from outside that.
+    if bound is None or bound > plan.trace.time:
+        bound, scope = own.baseline.time, Scope.ANY_ORDER
+    status = Status.OPTIMAL if bound == plan.trace.time else Status.FEASIBLE
+    result = replace(plan.result, status=status, scope=scope, time_bound=bound)
+    return replace(plan, problem=own.problem, result=result, interrupted=own.interrupted)
+
+
+class _Progress(Prefixed):
+    """Says which planner works on which budget, and how far all of it is."""
+
+    def __init__(self, observe: Observer, count: int) -> None:
+        super().__init__(observe)
+        self._count = count
+        self._number = 0
+
+    def next(self, label: str, budget: int | None) -> None:
+        self._number += 1
+        what = "the smallest budget" if budget is None else format_bytes(budget)
+        self.prefix = f"{self._number}/{self._count} · {label} at {what}: "
+        self.phase("starting")
+
+    def skip(self, count: int) -> None:
+        self._number += count

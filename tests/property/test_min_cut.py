@@ -1,0 +1,151 @@
+"""What holds on any graph of sequences, of cuts, and of the search that changes them."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat_cli.graph import Graph
+from remat_cli.planners.min_cut.exact_choice import Window
+from remat_cli.planners.min_cut.options import SearchLimits
+from remat_cli.planners.min_cut.priced_cut import CutPoint
+from remat_cli.planners.min_cut.search import improve
+from remat_cli.planners.shared.cp_sat import SolverLimits
+from remat_cli.planners.shared.sequence import GraphReads, RematSequence
+from remat_cli.problem import Budget, Observer, Problem, Status
+from remat_cli.schedule import with_frees
+from remat_cli.simulate import Trace, simulate
+from tests.graphs import compute_sequences, small_graphs, training_graphs
+
+GRAPHS = training_graphs(max_forward_ops=6) | small_graphs()
+FEW_MOVES = SearchLimits(seconds=60, work=0.05)
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> RematSequence:
+    """A valid sequence of runs with some recomputations, of any graph."""
+    graph = draw(GRAPHS)
+    return tape_of(graph, draw(compute_sequences(graph)))
+
+
+def tape_of(graph: Graph, computes: tuple[str, ...]) -> RematSequence:
+    index = graph.arrays.op_index
+    return RematSequence(GraphReads.of(graph), np.array([index[name] for name in computes]))
+
+
+def judged(sequence: RematSequence) -> Trace:
+    graph = sequence.reads.graph
+    return simulate(graph, with_frees(graph, (graph.ops[op].name for op in sequence.ops.tolist())))
+
+
+@given(sequence=sequences())
+def test_tape_measures_what_the_judge_measures(sequence: RematSequence) -> None:
+    trace = judged(sequence)
+    assert sequence.time == trace.time
+    # The judge also looks between runs, where there is never more than while one is carried out, and at the start.
+    assert trace.peak_bytes == max(sequence.peak, trace.memory_bytes[0])
+
+
+@given(sequence=sequences())
+def test_leaving_out_useless_reruns_costs_nothing(sequence: RematSequence) -> None:
+    left = sequence.without_useless_reruns()
+    judged(left)
+    assert left.peak <= sequence.peak
+    assert left.time <= sequence.time
+    assert set(left.ops.tolist()) == set(sequence.ops.tolist())
+
+
+def closures(cut_point: CutPoint) -> list[tuple[np.ndarray, int, int]]:
+    """Every choice at a moment, one by one: what runs again, bytes kept, and time."""
+    sequence, at = cut_point.sequence, cut_point.at
+    made_at, read_at, instance = sequence.made[0], *sequence.read
+    here = set(sequence.inputs[at].tolist())
+    wanted_later = {i for i, where in zip(instance.tolist(), read_at.tolist(), strict=True) if where > at}
+    wanted_later = {i for i in wanted_later if made_at[i] < at}
+    may = [bool(sequence.reads.recomputable[op]) for op in sequence.ops[:at]]
+    found = []
+    for again in product(*((False, True) if able else (False,) for able in may)):
+        needed = wanted_later | {i for run in range(at) if again[run] for i in sequence.inputs[run].tolist()}
+        kept = [i for i in needed if not again[made_at[i]] and i not in here]
+        time = sum(int(sequence.run_time[run]) for run in range(at) if again[run])
+        found.append((np.array(again, dtype=np.bool_), int(sequence.bytes[kept].sum()) if kept else 0, time))
+    return found
+
+
+@given(sequence=sequences(), data=st.data())
+def test_cut_is_the_best_choice_at_its_price(sequence: RematSequence, data: st.DataObject) -> None:
+    cut_point = CutPoint(sequence, data.draw(st.integers(0, min(len(sequence) - 1, 7))))
+    price = data.draw(st.floats(0.01, 20))
+    weighted = sequence.bytes[: int(np.searchsorted(sequence.made[0], cut_point.at))].astype(np.float64)
+    choice, _ = cut_point.choose(price, weighted)
+    every = closures(cut_point)
+    assert (choice.bytes, choice.time) in {(size, time) for _, size, time in every}
+    least = min(time + price * size for _, size, time in every)
+    assert choice.time + price * choice.bytes <= least * (1 + 1e-6)
+
+
+@given(sequence=sequences(), data=st.data())
+def test_window_of_everything_is_the_best_choice_that_fits(sequence: RematSequence, data: st.DataObject) -> None:
+    cut_point = CutPoint(sequence, data.draw(st.integers(0, min(len(sequence) - 1, 7))))
+    every = closures(cut_point)
+    room = data.draw(st.integers(0, max(size for _, size, _ in every)))
+    none = np.zeros(cut_point.at, dtype=np.bool_)
+    outcome = Window(cut_point, none, ~none).solve(room, SolverLimits(time_limit=60))
+    fitting = [time for _, size, time in every if size <= room]
+    assert outcome.objective == min(fitting, default=None)
+    assert (outcome.status is Status.INFEASIBLE) == (not fitting)
+
+
+@given(sequence=sequences(), data=st.data())
+def test_window_leaves_other_runs_as_they_were(sequence: RematSequence, data: st.DataObject) -> None:
+    cut_point = CutPoint(sequence, data.draw(st.integers(0, min(len(sequence) - 1, 7))))
+    again, size, time = data.draw(st.sampled_from(closures(cut_point)))
+    is_free = np.array(data.draw(st.lists(st.booleans(), min_size=cut_point.at, max_size=cut_point.at)), dtype=np.bool_)
+    weights = np.ones(len(sequence.reads.graph.tensors))
+    outcome = Window(cut_point, again, is_free).solve(size, SolverLimits(time_limit=60), weights)
+    assert outcome.values is not None
+    chosen = outcome.values[: cut_point.at].astype(np.bool_)
+    assert (chosen == again)[~is_free].all()
+    assert int(sequence.run_time[: cut_point.at][chosen].sum()) <= time * 1.002
+
+
+@given(sequence=sequences(), data=st.data())
+def test_bound_of_a_moment_is_below_every_choice_that_fits(sequence: RematSequence, data: st.DataObject) -> None:
+    cut_point = CutPoint(sequence, data.draw(st.integers(0, min(len(sequence) - 1, 7))))
+    every = closures(cut_point)
+    room = data.draw(st.integers(0, max(size for _, size, _ in every)))
+    fitting = [time for _, size, time in every if size <= room]
+    if fitting:
+        assert cut_point.bound(room) <= min(fitting)
+
+
+@given(sequence=sequences(), data=st.data())
+def test_running_again_after_a_moment_leaves_what_was_chosen_in_memory(
+    sequence: RematSequence, data: st.DataObject
+) -> None:
+    cut_point = CutPoint(sequence, data.draw(st.integers(0, len(sequence) - 1)))
+    choice = cut_point.cheapest(data.draw(st.integers(0, 20)), np.ones(len(sequence.reads.graph.tensors)))
+    if choice is None:
+        return
+    changed = sequence.with_reruns(cut_point.at, choice.again)
+    judged(changed)
+    assert int(changed.memory[cut_point.at]) <= cut_point.own_bytes + choice.bytes + int(
+        sequence.shared_bytes[cut_point.at]
+    )
+
+
+@given(sequence=sequences(), data=st.data())
+def test_search_is_never_worse_than_its_start_and_repeatable(sequence: RematSequence, data: st.DataObject) -> None:
+    graph = sequence.reads.graph
+    start = with_frees(graph, [graph.ops[op].name for op in sequence.ops.tolist()])
+    before = simulate(graph, start)
+    problem = Problem(graph, Budget(before.peak_bytes + data.draw(st.integers(0, 3))))
+    better = improve(problem, start, FEW_MOVES, Observer())
+    after = simulate(graph, better)
+    assert after.time <= before.time
+    assert after.peak_bytes <= problem.budget.device_bytes
+    assert list(dict.fromkeys(better.computes)) == list(dict.fromkeys(start.computes))
+    assert improve(problem, start, FEW_MOVES, Observer()) == better

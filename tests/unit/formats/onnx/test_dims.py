@@ -1,0 +1,156 @@
+"""Binding of symbolic dimensions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from remat_cli.errors import GraphError, UsageError
+from tests.unit.formats.onnx.models import Dims, Model, float_input, node, tensor, value, weight
+
+
+def adder(first: Dims, second: Dims = (1,)) -> Model:
+    """Return a model that adds inputs x and z of these shapes."""
+    return Model([node("Add", ["x", "z"], ["y"])], inputs=[value("x", first), value("z", second)])
+
+
+def test_symbols_take_the_given_values(tmp_path: Path) -> None:
+    reading = adder(["batch", 3], ["batch", 1]).read(tmp_path, dims={"batch": 7})
+    assert tensor(reading, "x").shape == (7, 3)
+    assert tensor(reading, "y").shape == (7, 3)
+
+
+def test_input_shape_binds_its_symbols_for_all_inputs(tmp_path: Path) -> None:
+    reading = adder(["batch", "seq"], ["batch", 1]).read(tmp_path, input_shapes={"x": (5, 6)})
+    assert tensor(reading, "z").shape == (5, 1)
+
+
+def test_input_shape_gives_a_rank_that_the_file_leaves_open(tmp_path: Path) -> None:
+    assert tensor(adder(None).read(tmp_path, input_shapes={"x": (4, 1)}), "y").shape == (4, 1)
+
+
+def test_input_shape_of_a_scalar(tmp_path: Path) -> None:
+    assert tensor(adder(None).read(tmp_path, input_shapes={"x": ()}), "x").shape == ()
+
+
+def test_unbound_symbols_are_listed_with_every_place(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        adder(["batch", "seq"], ["batch", 1]).read(tmp_path)
+    assert "batch (input 'x', axis 0; input 'z', axis 0)" in caught.value.message
+    assert "seq (input 'x', axis 1)" in caught.value.message
+    assert caught.value.hint == "bind them: --dim batch=8 --dim seq=8"
+
+
+def test_nameless_and_shapeless_inputs_are_listed_with_an_example(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        adder([3, None]).read(tmp_path)
+    assert "input 'x', axis 1 (no name)" in caught.value.message
+    assert "--input-shape x:3,8" in caught.value.hint
+    with pytest.raises(UsageError, match="the shape of input 'x'"):
+        adder(None).read(tmp_path)
+
+
+def test_unknown_symbol_gets_a_guess_and_the_list(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        adder(["batch", "seq"]).read(tmp_path, dims={"btach": 8})
+    assert "'btach'" in caught.value.message
+    assert caught.value.hint == "did you mean 'batch'? its symbols are batch, seq"
+
+
+def test_symbol_for_a_model_of_fixed_sizes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        adder([2, 3]).read(tmp_path, dims={"batch": 8})
+    assert "fixed" in caught.value.hint
+
+
+def test_negative_value_of_a_symbol(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'batch' is bound to -1"):
+        adder(["batch"]).read(tmp_path, dims={"batch": -1})
+
+
+def test_shape_of_an_unknown_input(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        adder(["batch"]).read(tmp_path, input_shapes={"X": (8,)})
+    assert "no input 'X'" in caught.value.message
+    assert "x, z" in caught.value.hint
+
+
+def test_shape_of_the_wrong_rank(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"2 dimensions, \[batch,3\], but --input-shape gives 3"):
+        adder(["batch", 3]).read(tmp_path, input_shapes={"x": (8, 3, 1)})
+
+
+def test_shape_that_contradicts_a_fixed_size(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="axis 1 of input 'x' is fixed to 3"):
+        adder(["batch", 3]).read(tmp_path, input_shapes={"x": (8, 4)})
+
+
+def test_shape_that_contradicts_dim(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'batch' .* the size 4, but it is 8 elsewhere"):
+        adder(["batch"]).read(tmp_path, dims={"batch": 8}, input_shapes={"x": (4,)})
+
+
+def test_shapes_that_contradict_each_other(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="elsewhere"):
+        adder(["batch"], ["batch"]).read(tmp_path, input_shapes={"x": (4,), "z": (5,)})
+
+
+def test_negative_size_in_the_file(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"input 'x' has shape \[-1,3\], with a negative dimension"):
+        adder([-1, 3]).read(tmp_path)
+
+
+def test_negative_size_in_the_file_is_settled_by_a_given_shape(tmp_path: Path) -> None:
+    assert tensor(adder([-1, 3]).read(tmp_path, input_shapes={"x": (5, 3)}), "y").shape == (5, 3)
+
+
+def test_negative_size_in_a_given_shape(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="negative size"):
+        adder(["batch"]).read(tmp_path, input_shapes={"x": (-4,)})
+
+
+def test_zero_sizes_are_legal(tmp_path: Path) -> None:
+    assert tensor(adder(["batch", 3]).read(tmp_path, dims={"batch": 0}), "y").bytes == 0
+
+
+def test_scalar_input_needs_no_binding(tmp_path: Path) -> None:
+    reading = adder([]).read(tmp_path)
+    assert tensor(reading, "x").shape == ()
+    assert tensor(reading, "x").bytes == 4
+
+
+@pytest.mark.parametrize("expression", ["Min(512, seq)", "seq*12", "other"])
+def test_expressions_on_other_values_are_no_symbols(tmp_path: Path, expression: str) -> None:
+    model = Model(
+        [node("Relu", ["x"], ["h"]), node("Neg", ["h"], ["y"])],
+        inputs=[float_input("x", "seq")],
+        declared=[value("h", [expression])],
+    )
+    assert tensor(model.read(tmp_path, dims={"seq": 6}), "h").shape == (6,)
+
+
+@pytest.mark.parametrize("ir_version", [3, 10])
+def test_initializers_among_the_inputs_are_not_bound(tmp_path: Path, ir_version: int) -> None:
+    model = Model(
+        [node("Add", ["x", "w"], ["y"])],
+        inputs=[float_input("x", 2, 3), float_input("w", "rows", 3)],
+        stored=[weight("w", 2, 3)],
+        opset=8,
+        ir_version=ir_version,
+    )
+    reading = model.read(tmp_path)
+    assert reading.graph.inputs == ("x",)
+    assert reading.graph.resident_bytes == 24
+
+
+@pytest.mark.parametrize("dims", [[2**40, 2**40], [2**63 - 1]])
+def test_sizes_beyond_2_to_the_60(tmp_path: Path, dims: list[int]) -> None:
+    with pytest.raises(GraphError, match=r"input 'x' .* more than 2\^60"):
+        adder(dims).read(tmp_path)
+
+
+def test_sizes_that_only_add_up_to_more_than_2_to_the_60(tmp_path: Path) -> None:
+    model = Model([node("Relu", ["x"], ["h"]), node("Neg", ["h"], ["y"])], inputs=[float_input("x", 2**57)])
+    with pytest.raises(GraphError, match=r"add up to .* more than 2\^60"):
+        model.read(tmp_path)

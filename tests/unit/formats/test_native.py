@@ -1,0 +1,215 @@
+"""The native format: what is read, what is refused and with which words, and what is written."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from remat_cli.errors import GraphError
+from remat_cli.formats import read_graph
+from remat_cli.formats.native import from_document, graph_bytes, graph_sha256
+from remat_cli.graph import Graph, Kind, Phase
+from tests.graphs import small_graphs
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {
+        "format": "remat.graph/1",
+        "name": "two convolutions",
+        "kind": "forward",
+        "tensors": [{"name": "x", "bytes": 4}, {"name": "y", "bytes": 8}, {"name": "z", "bytes": 16}],
+        "ops": [
+            {"name": "a", "type": "Conv", "inputs": ["x"], "outputs": ["y"], "time": 3},
+            {"name": "b", "inputs": ["y"], "outputs": ["z"], "time": 5},
+        ],
+        **changes,
+    }
+
+
+def with_op(**changes: Any) -> dict[str, Any]:
+    changed = document()
+    changed["ops"][0] |= changes
+    return changed
+
+
+def with_tensor(**changes: Any) -> dict[str, Any]:
+    changed = document()
+    changed["tensors"][0] |= changes
+    return changed
+
+
+def written(tmp_path: Path, content: str | bytes) -> Path:
+    path = tmp_path / "graph.json"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_reads_fields_and_defaults() -> None:
+    graph = from_document(document(), "g.json").graph
+    assert (graph.name, graph.kind, graph.time_unit, graph.resident_bytes) == (
+        "two convolutions",
+        Kind.FORWARD,
+        "unit",
+        0,
+    )
+    assert graph.inputs == ("x",)
+    assert graph.outputs == ("z",)
+    first, second = graph.ops
+    assert (first.type, first.time, first.recomputable, first.phase, first.saves) == (
+        "Conv",
+        3,
+        True,
+        Phase.FORWARD,
+        None,
+    )
+    assert second.type == ""
+
+
+def test_an_operand_that_is_read_twice_is_one_tensor() -> None:
+    assert from_document(with_op(inputs=["x", "x"]), "g.json").graph.ops[0].inputs == ("x",)
+
+
+def test_a_view_is_resolved_while_reading() -> None:
+    graph = from_document(
+        document(
+            tensors=[
+                {"name": "x", "bytes": 4},
+                {"name": "y", "bytes": 8},
+                {"name": "v", "bytes": 0, "view_of": "y"},
+                {"name": "z", "bytes": 16},
+            ],
+            ops=[
+                {"name": "a", "inputs": ["x"], "outputs": ["y"], "time": 3},
+                {"name": "reshape", "inputs": ["y"], "outputs": ["v"], "time": 0},
+                {"name": "b", "inputs": ["v"], "outputs": ["z"], "time": 5},
+            ],
+        ),
+        "g.json",
+    ).graph
+    assert graph.op["b"].inputs == ("v", "y")
+    assert graph.op["b"].grad_inputs == ("v",)
+
+
+def test_an_unknown_field_is_told_and_ignored() -> None:
+    reading = from_document(with_op(workspace_byte=7), "g.json")
+    assert reading.notes == ("g.json: ops[0]: unknown field 'workspace_byte' is ignored",)
+    assert reading.graph.ops[0].workspace_bytes == 0
+
+
+@given(graph=small_graphs())
+def test_what_is_written_is_read_back_the_same(graph: Graph) -> None:
+    content = graph_bytes(graph)
+    assert graph_bytes(from_document(json.loads(content), "g.json").graph) == content
+
+
+def test_the_file_has_sorted_keys_no_white_space_and_the_hash_is_of_its_bytes() -> None:
+    graph = from_document(document(), "g.json").graph
+    content = graph_bytes(graph)
+    assert content == json.dumps(json.loads(content), sort_keys=True, separators=(",", ":")).encode()
+    assert graph_sha256(graph) == sha256(content).hexdigest()
+
+
+def test_fields_that_hold_their_default_are_not_written() -> None:
+    first = json.loads(graph_bytes(from_document(document(), "g.json").graph))["ops"][0]
+    assert first == {"name": "a", "type": "Conv", "inputs": ["x"], "outputs": ["y"], "time": 3}
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown version": (document(format="remat.graph/2"), "unknown format version 'remat.graph/2'"),
+    "unknown kind": (document(kind="backwards"), "kind: 'backwards' is not known"),
+    "unknown time unit": (document(time_unit="hour"), "time_unit: 'hour' is not known"),
+    "no ops": (document(ops=[]), "has no ops"),
+    "ops missing": ({k: v for k, v in document().items() if k != "ops"}, "'ops' is missing"),
+    "ops no list": (document(ops={"a": 1}), "is not a list"),
+    "op no object": (document(ops=["a"]), 'ops[0]: expected an object, found "a"'),
+    "time missing": (document(ops=[{"name": "a", "inputs": [], "outputs": ["y"]}]), "ops[0]: 'time' is missing"),
+    "time fractional": (with_op(time=1.5), "ops[0].time: 1.5 is not a whole number"),
+    "time negative": (with_op(time=-1), "ops[0].time: -1 is not a whole number"),
+    "time true": (with_op(time=True), "ops[0].time: true is not a whole number"),
+    "size text": (with_tensor(bytes="4"), 'tensors[0].bytes: "4" is not a whole number'),
+    "size negative": (with_tensor(bytes=-4), "tensors[0].bytes: -4 is not a whole number"),
+    "name number": (with_tensor(name=7), "tensors[0].name: 7 is not text"),
+    "name with half a surrogate pair": (with_op(name="\ud800"), "cannot be written as UTF-8"),
+    "inputs text": (with_op(inputs="x"), 'ops[0].inputs: "x" is not a list of names'),
+    "inputs numbers": (with_op(inputs=[1]), "ops[0].inputs: [1] is not a list of names"),
+    "phase unknown": (with_op(phase="sideways"), "ops[0].phase: 'sideways' is not known"),
+    "recomputable text": (with_op(recomputable="no"), 'ops[0].recomputable: "no" is not true or false'),
+    "shape negative": (with_tensor(shape=[-1, 2]), "tensors[0].shape: [-1, 2] is not a list of whole numbers"),
+    "unknown tensor": (with_op(inputs=["q"]), "op 'a' reads 'q', which is not in the graph"),
+    "op twice": (with_op(name="b"), "op 'b' is defined twice"),
+    "tensor twice": (with_tensor(name="y"), "tensor 'y' is defined twice"),
+    "unknown output": (document(outputs=["zz"]), "the outputs name 'zz'"),
+    "grad_of unknown": (with_op(grad_of="zz"), "op 'a' has grad_of 'zz'"),
+    "cycle": (
+        document(
+            ops=[
+                {"name": "a", "inputs": ["z"], "outputs": ["y"], "time": 1},
+                {"name": "b", "inputs": ["y"], "outputs": ["z"], "time": 1},
+            ]
+        ),
+        "the graph has a cycle: ",
+    ),
+    "sizes beyond 2^60": (with_tensor(bytes=2**61), "more than 2^60"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_with_its_place_and_a_remedy(fault: str) -> None:
+    changed, message = FAULTS[fault]
+    with pytest.raises(GraphError) as caught:
+        from_document(changed, "g.json")
+    assert message in caught.value.message
+    assert caught.value.message.startswith("g.json")
+    assert caught.value.hint
+
+
+BROKEN_FILES: dict[str, tuple[str | bytes, str]] = {
+    "empty": ("", "is empty"),
+    "truncated": ('{"format": "remat.graph/1", "ops": [', "the JSON ends too early"),
+    "malformed": ('{"format": remat}', ":1:12: no valid JSON"),
+    "nan": ('{"format": "remat.graph/1", "time": NaN}', "holds NaN"),
+    "infinity": ('{"format": "remat.graph/1", "time": -Infinity}', "holds -Infinity"),
+    "not utf-8": (b'{"format": "\xff"}', "no valid UTF-8 at byte 12"),
+    "nested too deeply": ("[" * 100_000, "nested too deeply"),
+    "a list": ("[1, 2]", "holds a JSON list, not an object"),
+    "no graph": ('{"a": 1}', "the JSON in it is no graph"),
+    "a number of 5000 digits": ('{"nodes": ' + "9" * 5000 + "}", "digits"),
+    "a schedule": ('{"format": "remat.schedule/1"}', "is a schedule, not a graph"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN_FILES)
+def test_a_broken_file_is_refused(fault: str, tmp_path: Path) -> None:
+    content, message = BROKEN_FILES[fault]
+    path = written(tmp_path, content)
+    with pytest.raises(GraphError) as caught:
+        read_graph(path)
+    assert message in caught.value.message
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="is a directory"):
+        read_graph(tmp_path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="no such file"):
+        read_graph(tmp_path / "nothing.json")
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    path = written(tmp_path, b"\xef\xbb\xbf" + json.dumps(document()).encode())
+    assert read_graph(path).graph.name == "two convolutions"
+
+
+def test_the_format_is_told_by_content_not_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "graph.onnx"
+    path.write_text(json.dumps(document()))
+    assert read_graph(path).graph.name == "two convolutions"

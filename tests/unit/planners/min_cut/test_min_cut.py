@@ -1,0 +1,168 @@
+"""The search over neighbourhoods: what it reaches on graphs whose best plans are known, limits, and processes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from remat_cli.errors import UsageError
+from remat_cli.generate.chain import Chain
+from remat_cli.generate.layered import Layered
+from remat_cli.generate.transformer import Transformer
+from remat_cli.generate.unet import UNet
+from remat_cli.graph import Graph
+from remat_cli.planners.min_cut import search
+from remat_cli.planners.min_cut.options import SearchLimits
+from remat_cli.planners.min_cut.planner import MinCut
+from remat_cli.planners.min_cut.search import improve
+from remat_cli.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait, plain_run, with_frees
+from remat_cli.simulate import simulate
+from remat_cli.solve import baseline_of, solve
+from remat_cli.synthesis import synthesize
+from tests.graphs import graph_of, op, training_chain
+
+
+def at_share(graph: Graph, share: float) -> Problem:
+    return Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes)))
+
+
+@pytest.mark.parametrize(
+    ("generator", "share", "most_gap"),
+    [
+        (Transformer(), 0.5, 0.008),
+        (UNet(), 0.5, 0.004),
+        (Chain(), 0.5, 0.004),
+        (Chain(), 0.3, 0.01),
+        (Layered(), 0.9, 0.02),
+    ],
+    ids=["transformer", "unet", "chain", "tight-chain", "layered"],
+)
+def test_comes_near_to_its_bound(
+    generator: Transformer | UNet | Chain | Layered, share: float, most_gap: float
+) -> None:
+    graph = synthesize(generator, ops=600).graph
+    solution = solve(at_share(graph, share), MinCut(work_limit=0.5))
+    assert solution.result.scope is Scope.FIXED_ORDER
+    assert solution.gap is not None
+    assert 0 <= solution.gap <= most_gap
+
+
+def test_plain_run_that_fits_is_proven_the_best() -> None:
+    graph = training_chain(5)
+    solution = solve(at_share(graph, 1.0), MinCut())
+    assert (solution.status, solution.result.scope) == (Status.OPTIMAL, Scope.ANY_ORDER)
+    assert solution.result.schedule == plain_run(graph)
+
+
+def test_how_many_processes_search_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_WORTH_PROCESSES", 0.0)
+    graph = synthesize(UNet(), ops=150).graph
+    problem = at_share(graph, 0.35)
+    alone, together = (MinCut(work_limit=0.3, jobs=jobs).plan(problem, Observer()) for jobs in (1, 2))
+    assert alone.stats["rounds"] > 1
+    assert alone == together
+
+
+def test_other_seeds_find_other_plans() -> None:
+    problem = at_share(synthesize(UNet(), ops=150).graph, 0.35)
+    plans = {MinCut(work_limit=0.3, seed=seed).plan(problem, Observer()).schedule for seed in range(4)}
+    assert len(plans) > 1
+
+
+def test_more_work_is_never_worse() -> None:
+    problem = at_share(synthesize(UNet(), ops=150).graph, 0.35)
+    times = []
+    for work in (0.05, 0.3, 1.0):
+        trace = solve(problem, MinCut(work_limit=work)).trace
+        assert trace is not None
+        times.append(trace.time)
+    assert times == sorted(times, reverse=True)
+
+
+def test_plans_in_the_order_of_what_it_starts_from() -> None:
+    graph = graph_of(
+        op("a", "", "ta"),
+        op("b", "", "tb"),
+        op("use_a", "ta", "x"),
+        op("use_b", "tb x", "y"),
+        op("end", "ta y", "z"),
+        sizes={"ta": 5, "tb": 5, "x": 1, "y": 1, "z": 1},
+    )
+
+    class NoBound(Observer):
+        def bound(self, time: int, scope: Scope) -> None:
+            raise AssertionError("a bound for another order was given out as one for the input order")
+
+    other = ("a", "use_a", "b", "use_b", "end")
+    start = with_frees(graph, other)
+    found = improve(Problem(graph, Budget(8)), start, SearchLimits(seconds=10), NoBound())
+    assert tuple(dict.fromkeys(found.computes)) == other
+    assert len(found.computes) == 6
+    assert simulate(graph, found).peak_bytes <= 8
+
+
+def test_schedule_that_cannot_be_made_to_fit_is_given_back() -> None:
+    graph = training_chain(3)
+    start = plain_run(graph)
+    assert improve(Problem(graph, Budget(1)), start, SearchLimits(seconds=10), Observer()) is start
+
+
+def test_plan_with_transfers_is_given_back_as_it_is() -> None:
+    graph = training_chain(2)
+    steps = [*plain_run(graph).steps]
+    first = next(i for i, step in enumerate(steps) if step == Compute("f2"))
+    steps[first + 1 : first + 1] = [Offload("a1"), Wait("a1"), Free("a1"), Prefetch("a1"), Wait("a1")]
+    schedule = Schedule(tuple(steps))
+    problem = Problem(graph, Budget(100), bytes_per_time=Fraction(1))
+    assert improve(problem, schedule, SearchLimits(seconds=10), Observer()) is schedule
+
+
+def test_tells_of_each_better_plan_and_of_its_bound() -> None:
+    class Listener(Observer):
+        def __init__(self) -> None:
+            self.found_times: list[int] = []
+            self.bounds: list[tuple[int, Scope]] = []
+
+        def found(self, schedule: Schedule) -> None:
+            self.found_times.append(sum(graph.op[name].time for name in schedule.computes))
+
+        def bound(self, time: int, scope: Scope) -> None:
+            self.bounds.append((time, scope))
+
+    graph = synthesize(UNet(), ops=150).graph
+    listener = Listener()
+    result = MinCut(work_limit=0.3).plan(at_share(graph, 0.35), listener)
+    assert len(listener.found_times) > 1
+    assert listener.found_times == sorted(listener.found_times, reverse=True)
+    assert listener.bounds == sorted(set(listener.bounds))
+    assert listener.bounds[-1] == (result.time_bound, Scope.FIXED_ORDER)
+
+
+def test_real_sizes_that_need_one_choice_are_proven_optimal() -> None:
+    # Twelve layers of which some are run again: a knapsack that prices alone do not fill.
+    solution = solve(at_share(synthesize(Transformer(), ops=600).graph, 0.7), MinCut(gap=0))
+    assert solution.status is Status.OPTIMAL
+    assert solution.overhead is not None
+    assert solution.overhead > 0
+
+
+def test_moment_at_which_nothing_fits_is_a_proof_for_the_order() -> None:
+    # f3 needs 5, which is the budget; but a1, which must not be made again, waits for f4.
+    graph = graph_of(
+        op("f1", "", "a1", recomputable=False),
+        op("f2", "", "a2"),
+        op("f3", "a2", "a3"),
+        op("f4", "a1 a3", "a4"),
+        sizes={"a1": 2, "a2": 3, "a3": 2, "a4": 1},
+    )
+    solution = solve(Problem(graph, Budget(6)), MinCut())
+    assert (solution.status, solution.result.scope) == (Status.INFEASIBLE, Scope.FIXED_ORDER)
+    assert solve(Problem(graph, Budget(7)), MinCut()).status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("option", ["time_limit", "work_limit", "gap", "seed", "jobs"])
+def test_option_below_what_makes_sense_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        MinCut(**{option: -1})

@@ -1,0 +1,238 @@
+"""Models run in child processes, and what is found when they do not do as planned."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from remat_cli import session_options
+from remat_cli.config import GraphOptions
+from remat_cli.errors import GraphError, InvalidSchedule, UsageError
+from remat_cli.graph import Graph
+from remat_cli.runtime.onnx.apply import apply_schedule, read_for
+from remat_cli.runtime.onnx.execution import Execution, Peak, execute
+from remat_cli.runtime.onnx.rewrite import Rewritten
+from remat_cli.schedule import input_order, with_frees
+from tests.places import GRAPHS
+from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node, value
+from tests.unit.runtime.onnx.rewriting import planned
+
+LONG_SKIP = GRAPHS / "long_skip.onnx"
+# Every tensor takes 4 MiB.
+DIMS = {"batch": 1, "height": 256, "width": 256}
+MIB = 2**20
+
+
+def few_kept(every: int = 3, levels: int = 12) -> list[str]:
+    """The ops of the long-skip network, every third skip kept and the others made again on the way up."""
+    kept = {level for level in range(1, levels + 1) if level % every == 0}
+    computes = [f"down{level}.{op}" for level in range(1, levels + 1) for op in ("conv", "relu")]
+    for level in range(levels - 1, 0, -1):
+        if level not in kept:
+            start = max((other for other in kept if other < level), default=0) + 1
+            computes += [f"down{again}.{op}" for again in range(start, level + 1) for op in ("conv", "relu")]
+            kept |= set(range(start, level + 1))
+        computes += [f"up{level}.{op}" for op in ("add", "conv", "relu")]
+    return computes
+
+
+def run(
+    path: Path,
+    computes: Sequence[str] = (),
+    *,
+    believed: Callable[[Graph], Graph] = lambda graph: graph,
+    tampered: Callable[[Rewritten], Rewritten] = lambda rewritten: rewritten,
+    time_limit: float = 600,
+    **options: Any,
+) -> Execution:
+    """Execute a model by a schedule, by default the plain run.
+
+    Args:
+        path: the model.
+        computes: the schedule.
+        believed: changes the graph that predicts.
+        tampered: changes the rewritten model.
+        time_limit: of each process.
+        options: how the model is read.
+    """
+    given = GraphOptions(mode="inference", **options)
+    graph = planned(path, **options)
+    computes = computes or input_order(graph)
+    rewritten = tampered(apply_schedule(path, given, graph, with_frees(graph, computes), {}))
+    model = read_for(path, given, keep_data=False)
+    return execute(path, model, rewritten, believed(graph), computes, time_limit=time_limit)
+
+
+def test_a_schedule_runs_in_the_memory_that_was_predicted() -> None:
+    found = run(LONG_SKIP, few_kept(), dims=DIMS)
+    assert found.holds
+    assert (found.plain.predicted, found.plan.predicted) == (13 * 4 * MIB, 7 * 4 * MIB)
+    assert found.plain.agrees
+    assert abs(found.plan.measured - found.plan.predicted) < MIB
+    assert found.outputs == ("up1.relu",)
+    assert (found.changed, found.not_finite, found.out_of_order, found.parted_at) == ((), (), None, None)
+    assert (found.nodes, found.random_weights) == (73, 46)
+
+
+def with_scratch(op: str, size: int) -> Callable[[Graph], Graph]:
+    """Make a graph believe that an op takes this much memory for itself."""
+    return lambda graph: replace(
+        graph,
+        ops=tuple(replace(one, workspace_bytes=size) if one.name == op else one for one in graph.ops),
+    )
+
+
+def test_the_op_by_which_memory_departs_is_named() -> None:
+    found = run(LONG_SKIP, few_kept(), believed=with_scratch("up5.conv", 40 * MIB), dims=DIMS)
+    assert not found.holds
+    assert not found.plan.agrees
+    assert found.parted_at == "up5.conv"
+    assert (found.changed, found.out_of_order) == ((), None)
+
+
+def test_other_bits_are_found() -> None:
+    def without_relu(rewritten: Rewritten) -> Rewritten:
+        next(one for one in rewritten.proto.graph.node if one.name == "up7.relu").op_type = "LeakyRelu"
+        return rewritten
+
+    found = run(LONG_SKIP, tampered=without_relu, dims={"batch": 1, "height": 8, "width": 8})
+    assert found.changed == ("up1.relu",)
+    assert not found.holds
+
+
+def test_another_order_is_found() -> None:
+    def with_an_op_that_is_expanded(rewritten: Rewritten) -> Rewritten:
+        relu = next(one for one in rewritten.proto.graph.node if one.name == "down2.relu")
+        relu.op_type = "HardSwish"
+        return rewritten
+
+    found = run(LONG_SKIP, tampered=with_an_op_that_is_expanded, dims={"batch": 1, "height": 8, "width": 8})
+    assert found.out_of_order == (3, "down2.relu", "down3.conv")
+    assert not found.holds
+
+
+def small(*nodes: onnx.NodeProto, **more: Any) -> Model:
+    return Model(list(nodes), inputs=[float_input("x", 4, 8)], **more)
+
+
+def test_weights_that_are_there_are_used(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(np.arange(64, dtype=np.float32).tobytes())
+    path = small(node("MatMul", ["x", "w"], ["y"], "one"), stored=[elsewhere("w", [8, 8], "weights.bin")]).save(
+        tmp_path
+    )
+    assert run(path).random_weights == 0
+    (tmp_path / "weights.bin").unlink()
+    assert run(path).random_weights == 1
+
+
+def test_weights_that_nobody_reads_do_not_matter(tmp_path: Path) -> None:
+    path = small(node("Neg", ["x"], ["y"], "neg"), stored=[elsewhere("w", [8, 8], "absent.bin")]).save(tmp_path)
+    assert run(path).random_weights == 0
+
+
+def test_infinities_are_told(tmp_path: Path) -> None:
+    path = small(node("Sub", ["x", "x"], ["z"], "zero"), node("Log", ["z"], ["y"], "log")).save(tmp_path)
+    found = run(path)
+    assert found.not_finite == ("y",)
+    assert found.holds
+
+
+def test_bodies_do_not_disturb_the_order(tmp_path: Path) -> None:
+    from tests.unit.runtime.onnx.test_rewrite import CONDITIONAL
+
+    found = run(CONDITIONAL.save(tmp_path), ["neg", "exp", "neg", "exp", "if"])
+    assert found.holds
+
+
+class TestFailures:
+    """What is said when something does not run."""
+
+    def test_a_model_that_onnxruntime_cannot_run(self, tmp_path: Path) -> None:
+        model = small(node("Frobnicate", ["x"], ["y"], "op", domain="com.acme"), other_opsets={"com.acme": 1})
+        with pytest.raises(GraphError, match=r"does not run in onnxruntime: .*Frobnicate"):
+            run(model.save(tmp_path))
+
+    def test_a_rewritten_model_that_it_cannot_run(self, tmp_path: Path) -> None:
+        def broken(rewritten: Rewritten) -> Rewritten:
+            rewritten.proto.graph.node[0].input[0] = "nothing"
+            return rewritten
+
+        with pytest.raises(InvalidSchedule, match="the rewritten model does not run in onnxruntime"):
+            run(small(node("Neg", ["x"], ["y"], "neg")).save(tmp_path), tampered=broken)
+
+    def test_a_process_that_takes_too_long(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidSchedule, match=r"did not end within 0\.01 s") as refused:
+            run(small(node("Neg", ["x"], ["y"], "neg")).save(tmp_path), time_limit=0.01)
+        assert "--time-limit" in refused.value.hint
+
+    def test_too_little_memory(self) -> None:
+        with pytest.raises(InvalidSchedule, match="could not be verified") as refused:
+            run(LONG_SKIP, dims={"batch": 10**7, "height": 1000, "width": 1000})
+        assert "too little memory" in refused.value.hint
+
+    @pytest.mark.parametrize(
+        ("script", "message", "remedy"),
+        [
+            ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "its process was killed", "out of memory"),
+            ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV", "crashed"),
+            ("import sys; sys.exit('no such thing')", "code 1: no such thing", "complete"),
+            ("import os; os._exit(3)", "code 3: it said nothing", "complete"),
+        ],
+    )
+    def test_a_process_that_dies(
+        self, script: str, message: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_process = subprocess.run
+
+        def dying(command: Sequence[str], **more: Any) -> Any:
+            return run_process([command[0], "-c", script], **more)
+
+        monkeypatch.setattr(subprocess, "run", dying)
+        with pytest.raises(InvalidSchedule, match=message) as refused:
+            run(small(node("Neg", ["x"], ["y"], "neg")).save(tmp_path))
+        assert remedy in refused.value.hint
+
+    @pytest.mark.parametrize("element", [TensorProto.STRING, TensorProto.BFLOAT16])
+    def test_inputs_that_cannot_be_drawn(self, tmp_path: Path, element: int) -> None:
+        model = Model([node("Identity", ["x"], ["y"], "same")], inputs=[value("x", [2], element)])
+        with pytest.raises(UsageError, match="no random inputs for 'x'"):
+            run(model.save(tmp_path))
+
+    def test_weights_that_cannot_be_drawn(self, tmp_path: Path) -> None:
+        outside = elsewhere("w", [8], "absent.bin")
+        outside.data_type = TensorProto.BFLOAT16
+        model = small(node("Cast", ["w"], ["c"], "cast", to=1), node("Add", ["x", "c"], ["y"], "add"), stored=[outside])
+        with pytest.raises(UsageError, match="no random weights of type bfloat16") as refused:
+            run(model.save(tmp_path))
+        assert "absent.bin" in refused.value.hint
+
+    def test_without_onnxruntime(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+        for call in (session_options, lambda: run(small(node("Neg", ["x"], ["y"], "neg")).save(tmp_path))):
+            with pytest.raises(UsageError, match="needs onnxruntime") as refused:
+                call()
+            assert refused.value.hint == "pip install 'remat[run]'"
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "agrees"),
+    [
+        (10 * MIB, 12 * MIB, True),
+        (10 * MIB, 12 * MIB + 1, False),
+        (10 * MIB, 8 * MIB - 1, False),
+        (1000 * MIB, 1030 * MIB, True),
+        (1000 * MIB, 1031 * MIB, False),
+        (0, 0, True),
+    ],
+)
+def test_the_tolerance_is_2_mib_or_3_percent(predicted: int, measured: int, agrees: bool) -> None:
+    assert Peak(predicted, measured).agrees == agrees

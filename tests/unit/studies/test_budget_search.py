@@ -1,0 +1,159 @@
+"""The search for the smallest budget, against planners whose answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import ClassVar
+
+import pytest
+
+from remat_cli.planners.keep_all import KeepAll
+from remat_cli.problem import Budget, Observer, PlanResult, Problem, Scope, Status
+from remat_cli.schedule import plain_run, with_frees
+from remat_cli.studies.budget_search import smallest_budget
+from tests.graphs import training_chain
+
+# The plain run peaks at 5 bytes and takes 13; recomputing f1 brings that to 4 and 14.
+GRAPH = training_chain(4)
+PLAIN = plain_run(GRAPH)
+RECOMPUTING = with_frees(GRAPH, ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "b2", "b1"))
+SLOWER = with_frees(GRAPH, ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "f1", "b2", "b1"))
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Has a plan from `least` bytes on, which peaks at 4; below, it refuses as it is told. Notes what it was asked."""
+
+    least: int
+    refusal: Status
+    scope: Scope = Scope.PLANNER
+    asked: list[int] = field(default_factory=list)
+    starved: ClassVar[Mapping[str, object]] = {}
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        self.asked.append(problem.budget.device_bytes)
+        if problem.budget.device_bytes >= self.least:
+            return PlanResult(Status.FEASIBLE, schedule=RECOMPUTING)
+        return PlanResult(self.refusal, self.scope, closest=None)
+
+
+def problem() -> Problem:
+    return Problem(GRAPH, Budget(0))
+
+
+def test_a_planner_that_proves_what_it_refuses_is_searched_to_the_byte() -> None:
+    search = smallest_budget(problem(), KeepAll())
+    assert (search.proven_bytes, search.found_bytes, search.scope) == (5, 5, Scope.PLANNER)
+
+
+def test_a_budget_below_which_the_planner_proves_there_is_none_stands_though_its_plan_needs_less() -> None:
+    search = smallest_budget(problem(), Threshold(5, Status.INFEASIBLE))
+    assert (search.proven_bytes, search.found_bytes) == (5, 5)
+    assert search.solution.trace is not None
+    assert search.solution.trace.peak_bytes == 4
+
+
+def test_a_plan_that_the_planner_does_not_find_again_still_counts() -> None:
+    search = smallest_budget(problem(), Threshold(5, Status.UNKNOWN))
+    assert search.found_bytes == 4
+
+
+def test_a_refusal_without_proof_moves_the_search_but_proves_nothing() -> None:
+    planner = Threshold(4, Status.UNKNOWN)
+    search = smallest_budget(problem(), planner)
+    assert search.found_bytes == 4
+    assert search.scope is Scope.ANY_ORDER
+    assert search.proven_bytes == min(planner.asked)
+
+
+def test_no_budget_is_asked_for_twice() -> None:
+    planner = Threshold(4, Status.INFEASIBLE)
+    smallest_budget(problem(), planner)
+    assert len(planner.asked) == len(set(planner.asked))
+
+
+def test_plans_of_too_much_overhead_are_refusals() -> None:
+    search = smallest_budget(problem(), Threshold(4, Status.INFEASIBLE), max_overhead=0.01)
+    assert search.found_bytes is None
+    assert search.solution.status is Status.UNKNOWN
+    assert "above the 1.00 % allowed" in search.solution.result.reason
+
+
+def test_plans_of_little_enough_overhead_are_taken() -> None:
+    assert smallest_budget(problem(), Threshold(4, Status.INFEASIBLE), max_overhead=0.1).found_bytes == 4
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Finds one plan; asked again, the user has had enough."""
+
+    asked: list[int] = field(default_factory=list)
+    starved: ClassVar[Mapping[str, object]] = {}
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        if self.asked:
+            raise KeyboardInterrupt
+        if problem.budget.device_bytes < 5:
+            return PlanResult(Status.UNKNOWN)
+        self.asked.append(problem.budget.device_bytes)
+        return PlanResult(Status.FEASIBLE, schedule=PLAIN)
+
+
+def test_an_interrupted_search_keeps_what_it_found() -> None:
+    search = smallest_budget(problem(), Interrupted())
+    assert search.solution.interrupted
+    assert search.found_bytes == 5
+
+
+def test_an_interruption_before_anything_was_found_goes_on() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        smallest_budget(problem(), Interrupted(asked=[1]))
+
+
+@dataclass(frozen=True)
+class Improving:
+    """Has a slow plan from 4 bytes on, and would find a faster one if it were let run on."""
+
+    went_on: list[int] = field(default_factory=list)
+    is_interrupted: bool = False
+    starved: ClassVar[Mapping[str, object]] = {}
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        if problem.budget.device_bytes < 4:
+            return PlanResult(Status.UNKNOWN)
+        observe.found(SLOWER)
+        self.went_on.append(problem.budget.device_bytes)
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        return PlanResult(Status.FEASIBLE, schedule=RECOMPUTING)
+
+
+def test_a_planner_is_let_run_on_at_the_smallest_budget_only() -> None:
+    planner = Improving()
+    search = smallest_budget(problem(), planner)
+    assert planner.went_on == [search.found_bytes] == [4]
+    assert search.solution.result.schedule == RECOMPUTING
+    assert not search.solution.interrupted
+
+
+def test_a_planner_is_let_run_on_until_its_overhead_is_allowed() -> None:
+    planner = Improving()
+    search = smallest_budget(problem(), planner, max_overhead=0.1)
+    assert search.found_bytes == 4
+    assert len(planner.went_on) > 1
+
+
+def test_an_interruption_while_the_last_plan_is_improved_keeps_it() -> None:
+    search = smallest_budget(problem(), Improving(is_interrupted=True))
+    assert (search.found_bytes, search.solution.interrupted) == (4, True)
+    assert search.solution.result.schedule == SLOWER
+
+
+def test_what_is_proven_beyond_the_working_set_leaves_out_plans_that_move_tensors() -> None:
+    linked = replace(problem(), bytes_per_time=Fraction(1))
+    proven = smallest_budget(linked, Threshold(4, Status.INFEASIBLE, scope=Scope.ANY_ORDER))
+    assert proven.leaves_out_transfers
+    assert not smallest_budget(problem(), Threshold(4, Status.INFEASIBLE, scope=Scope.ANY_ORDER)).leaves_out_transfers
+    assert not smallest_budget(linked, Threshold(4, Status.UNKNOWN)).leaves_out_transfers
