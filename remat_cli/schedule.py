@@ -77,6 +77,11 @@ class Schedule:
         """Names of the ops that are run, in order, in place or not."""
         return tuple(step.op for step in self.steps if isinstance(step, Compute | Inplace))
 
+    @property
+    def has_transfers(self) -> bool:
+        """Whether it moves tensors to the host."""
+        return any(isinstance(step, Offload) for step in self.steps)
+
 
 def input_order(graph: Graph) -> tuple[str, ...]:
     """Return the sequence of computes of the plain run: every op once, in the input order."""

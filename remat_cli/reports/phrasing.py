@@ -25,7 +25,7 @@ _LITTLE_ROOM = 1.05
 
 def which_plans(solution: Solution) -> str:
     """Return over which plans its proof holds, to be read after "plans"."""
-    return WHICH_PLANS[solution.result.scope] + (WITHOUT_TRANSFERS if solution.leaves_out_transfers else "")
+    return WHICH_PLANS[solution.scope] + (WITHOUT_TRANSFERS if solution.leaves_out_transfers else "")
 
 
 def status_in_words(solution: Solution) -> str:
@@ -132,7 +132,7 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
         return advice
     if solution.status is Status.UNKNOWN:
         advice.append("Where a time limit ended the search, give it more time (--time-limit).")
-    if solution.result.scope is not Scope.ANY_ORDER:
+    if solution.scope is not Scope.ANY_ORDER:
         advice.append("Try another planner, which searches other plans (`remat planners` lists them).")
     return advice
 

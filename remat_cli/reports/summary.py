@@ -44,14 +44,14 @@ def solution_summary(solution: Solution) -> Summary:
     bound = solution.bound_overhead
     return {
         "status": result.status.value,
-        "scope": result.scope.value,
+        "scope": solution.scope.value,
         "interrupted": solution.interrupted,
         "reason": result.reason,
         "budget_bytes": solution.problem.budget.device_bytes,
         "baseline": {"peak_bytes": solution.baseline.peak_bytes, "time": solution.baseline.time},
         **_measured(trace),
         "overhead": solution.overhead,
-        "bound": None if bound is None else {"overhead": bound, "scope": result.scope.value},
+        "bound": None if bound is None else {"overhead": bound, "scope": solution.scope.value},
         "gap": solution.gap,
         "found_by": result.found_by,
         "model_figures": [asdict(figure) for figure in result.model_figures],

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.min_cut.priced_cut import CutPoint
-from remat_cli.planners.shared.cp_sat import Outcome, SolverLimits, solve_model
+from remat_cli.planners.shared.cp_sat import Outcome, prove, solve_model
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.scaling import Rounding
 from remat_cli.planners.shared.stages import Bools
 
 # Linear relaxations prove these models' optima many times sooner than clause learning alone.
@@ -22,13 +24,13 @@ _STEPS = 1000
 
 
 class Window:
-    """The model of a cut_point. Variable q, for each run before it, is whether that run is carried out again."""
+    """The model of a moment. Variable q, for each run before it, is whether that run is carried out again."""
 
     def __init__(self, cut_point: CutPoint, again: Bools, is_free: Bools) -> None:
         """Set up the model.
 
         Args:
-            moment: what the choice is at.
+            cut_point: the moment.
             again: [moment] a choice, from which the search starts.
             is_free: [moment] the runs that may be decided otherwise.
         """
@@ -42,15 +44,31 @@ class Window:
         self._kept: dict[int, int] = {}  # the variable of each instance that may be kept
         self._add_closure()
 
-    def solve(self, room: int, limits: SolverLimits, weights: NDArray[np.float64] | None = None) -> Outcome:
+    def solve(self, room: int, limits: Limits, weights: NDArray[np.float64]) -> Outcome:
         """Search for the choice of the least time that fits.
 
         Args:
             room: bytes for what is kept, what the moment's run itself needs left out.
             limits: of the search.
-            weights: [T] the larger, the less welcome is a tensor among those that are kept; without them the outcome's
-                objective and bound are times.
+            weights: [T] the larger, the less welcome is a tensor among those that are kept.
         """
+        self._complete(room, _STEPS)
+        self._add_preferences(weights)
+        return solve_model(self._model, limits, rounding=Rounding.RESTRICT, settings=_SETTINGS)
+
+    def prove(self, room: int, limits: Limits, known: int) -> Outcome:
+        """Bound the time of all choices that fit.
+
+        Args:
+            room: bytes for what is kept, what the moment's run needs at the least left out.
+            limits: of the search.
+            known: a bound that is proven otherwise.
+        """
+        self._complete(room, 1)
+        return prove(self._model, limits, known=known, settings=_SETTINGS)
+
+    def _complete(self, room: int, steps: int) -> None:
+        """Add the row for the room, the times as costs, each of so many steps, and the start as a hint."""
         cut_point, proto = self._cut_point, self._model.proto
         sequence = cut_point.sequence
         linear = proto.constraints.add().linear
@@ -59,12 +77,9 @@ class Window:
         linear.domain.extend((0, max(room, 0)))
         costly = np.flatnonzero(self._possible & (sequence.run_time[: cut_point.at] > 0))
         proto.objective.vars.extend(costly.tolist())
-        proto.objective.coeffs.extend(((1 if weights is None else _STEPS) * sequence.run_time[costly]).tolist())
-        if weights is not None:
-            self._add_preferences(weights)
+        proto.objective.coeffs.extend((steps * sequence.run_time[costly]).tolist())
         proto.solution_hint.vars.extend(range(cut_point.at))
         proto.solution_hint.values.extend(self._again.astype(int).tolist())
-        return solve_model(self._model, limits, settings=_SETTINGS)
 
     def _add_closure(self) -> None:
         """Whatever is needed after the moment, or by what runs again, is kept or made again."""

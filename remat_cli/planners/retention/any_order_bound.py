@@ -12,7 +12,8 @@ from remat_cli.graph import Graph
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.retention.ancestry import Ancestry
 from remat_cli.planners.retention.cover_bound import Gaps, cheapest_cover
-from remat_cli.planners.shared.cp_sat import SolverLimits
+from remat_cli.planners.retention.rerun_bound import NO_BOUND, RerunBound
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import GraphReads, RematSequence
 from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
@@ -22,7 +23,7 @@ _MOST_MOMENTS = 8
 _MOST_OPS = 3_000
 
 
-def any_order_bound(graph: Graph, room: int, limits: SolverLimits) -> int | None:
+def any_order_bound(graph: Graph, room: int, limits: Limits) -> RerunBound:
     """Return a lower bound on the time that recomputation takes in any plan.
 
     The ops of a path through the graph run for the first time in the order of the path, whatever the plan. The path is
@@ -39,20 +40,19 @@ def any_order_bound(graph: Graph, room: int, limits: SolverLimits) -> int | None
         graph: what is planned.
         room: bytes for what ops make: the budget without the graph's fixed bytes.
         limits: of the search for the cheapest cover.
-
-    Returns:
-        Extra time at least; None where no plan fits.
     """
     stages = Stages.of(graph)
     if len(stages) > _MOST_OPS:
         return _worst(graph, room, _moments(np.arange(len(stages)), stages.plain_bytes - room))
     ancestry = Ancestry(stages, room)
     if not (ancestry.lacking > 0).any():
-        return 0
+        return NO_BOUND
     path = ancestry.path()
     cut = _worst(graph, room, _moments(path, ancestry.lacking[path]))
-    cover = cheapest_cover(stages, _Rows(ancestry, path).gaps(), ancestry.lacking[path], limits)
-    return None if cover is None or cut is None else max(cover, cut)
+    if cut.extra is None:
+        return cut
+    cover = cheapest_cover(stages, _Rows(ancestry, path).gaps(), ancestry.lacking[path], limits, known=cut.extra)
+    return cut.stronger(cover)
 
 
 def _moments(ops: Ints, lacking: Ints) -> Ints:
@@ -63,12 +63,12 @@ def _moments(ops: Ints, lacking: Ints) -> Ints:
     return np.array([ops[part[lacking[part].argmax()]] for part in parts], dtype=np.int64)
 
 
-def _worst(graph: Graph, room: int, ops: Ints) -> int | None:
+def _worst(graph: Graph, room: int, ops: Ints) -> RerunBound:
     """Return the largest cut bound of some ops."""
     reads = GraphReads.of(graph)
     cut = max((_cut_bound(reads, room, op) for op in ops.tolist()), default=0)
     # It would take no longer to run everything again: what is needed at one moment does not fit.
-    return None if cut > graph.total_time else cut
+    return RerunBound(None if cut > graph.total_time else cut)
 
 
 def _cut_bound(reads: GraphReads, room: int, op: int) -> int:

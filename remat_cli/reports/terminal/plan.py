@@ -150,7 +150,7 @@ def _model_rows(solution: Solution) -> list[Row]:
 def _proof_rows(solution: Solution) -> list[Row]:
     """Return what is proven: the bound on the overhead, the gap to it, and over which plans; and the status."""
     rows: list[Row] = []
-    scope, overhead = solution.result.scope, solution.bound_overhead
+    scope, overhead = solution.scope, solution.bound_overhead
     if overhead is not None:
         rows.append(["bound", "", format_share(overhead), "no plan has less overhead"])
     if solution.gap is not None:
