@@ -246,7 +246,7 @@ class _Judge(Observer):
         if best is None:
             return self._without_plan(claim)
         bounds = self._true_bounds(claim.bounds, known, best)
-        is_met = any(bound.time == best.trace.time for bound in bounds)
+        is_met = bounds[0].time == best.trace.time
         if claim.status is Status.OPTIMAL and not is_met and not self.warnings:
             self._warn("the planner calls its plan optimal, but its time is above the bound")
         return PlanResult(
@@ -288,19 +288,19 @@ class _Judge(Observer):
 
     def _true_bounds(self, bounds: tuple[Bound, ...], known: list[_Known], best: _Known) -> tuple[Bound, ...]:
         """Drop the bounds that a plan refutes, and add what holds for every plan: that each op runs at least once."""
-        least = self.baseline.time
-        if best.trace.time == least:
-            return (Bound(least, Scope.ANY_ORDER),)
+        plain = Bound(self.baseline.time, Scope.ANY_ORDER)
+        if best.trace.time == plain.time:
+            return (plain,)
         true = []
         for bound in bounds:
             if any(plan.trace.time < bound.time and self._is_in_scope(plan, bound.scope) for plan in known):
                 self._warn(f"a bound ({bound.scope}) is wrong: a plan takes {best.trace.time}, less than {bound.time}")
-            elif bound.time > least:
-                true.append(bound)
+            else:
+                true.append(bound if bound.time > plain.time else plain)
         met = [bound for bound in true if bound.time <= best.trace.time]
         # What holds for plans among which the best one is not: the order tells a reader something, the planner nothing.
         beyond = [bound for bound in true if bound.time > best.trace.time and bound.scope is not Scope.PLANNER]
-        return (*(met or [Bound(least, Scope.ANY_ORDER)]), *beyond)
+        return (*dict.fromkeys(met or [plain]), *beyond)
 
     def _is_in_scope(self, plan: _Known, scope: Scope) -> bool:
         """Tell whether a proof over this scope speaks of a plan."""

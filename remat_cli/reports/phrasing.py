@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remat_cli.bounds import WorkingSet
 from remat_cli.graph import Graph, Kind
-from remat_cli.problem import Scope, Status
+from remat_cli.problem import Basis, Scope, Status
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import SmallestBudget
@@ -17,6 +17,12 @@ WHICH_PLANS = {
     Scope.PLANNER: "of this planner",
 }
 WITHOUT_TRANSFERS = " without transfers"
+# What a proof rests on, to be read after its name.
+BASES = {
+    Basis.COUNTED: "in whole numbers, by remat itself",
+    Basis.TWO_SOLVERS: "that share nothing come to it",
+    Basis.ONE_SOLVER: "says so; nobody has checked it",
+}
 _LONGEST_NAME = 40
 _LARGEST_SHOWN = 3
 # Below this ratio of the plain peak to the largest working set, a plan can save next to nothing.

@@ -365,6 +365,14 @@ def test_a_plan_that_was_found_is_not_lost_to_an_unknown_result() -> None:
     assert (solution.status, solution.result.schedule) == (Status.FEASIBLE, RECOMPUTING)
 
 
+def test_a_plan_is_not_optimal_for_meeting_a_bound_on_others() -> None:
+    # The foremost bound says least; the one on plans in the input order is met, but this one is of a wider search.
+    bounds = (Bound(13, Scope.ANY_ORDER), Bound(14, Scope.FIXED_ORDER))
+    solution = claim(PlanResult(Status.FEASIBLE, RECOMPUTING, bounds), 4)
+    assert (solution.status, solution.scope) == (Status.FEASIBLE, Scope.ANY_ORDER)
+    assert solution.result.bounds == bounds
+
+
 def test_a_bound_below_the_plain_time_is_raised_to_it() -> None:
     solution = claim(PlanResult(Status.FEASIBLE, RECOMPUTING, (Bound(1, Scope.FIXED_ORDER),)), 4)
     assert solution.result.bounds == (Bound(13, Scope.ANY_ORDER),)

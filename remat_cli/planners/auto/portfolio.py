@@ -168,7 +168,7 @@ class Portfolio(Observer):
         if len(self._problem.graph.ops) <= _MOST_FOR_RETENTION and not schedule.has_transfers:
             sequence = RematSequence.of_names(self._problem.graph, schedule.computes)
             if sequence.peak <= self._problem.budget.device_bytes:
-                self._offer(without_needless_reruns(sequence, self._problem.budget.device_bytes))
+                self._offer(without_needless_reruns(sequence, self._problem.budget.device_bytes, self._limits))
 
     def _offer(self, plan: RematSequence | Schedule) -> None:
         self._incumbent.offer(plan, found_by=self._planner)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python.cp_model import CpModel
 
+from remat_cli.graph import LARGEST_TOTAL
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.cp_sat import Outcome, prove, solve_model
 from remat_cli.planners.shared.limits import Limits
@@ -18,7 +19,8 @@ from remat_cli.planners.shared.stages import Bools
 
 # Linear relaxations prove these models' optima many times sooner than clause learning alone.
 _SETTINGS = {"linearization_level": 2}
-# Preferences among choices of nearly the same time: together they count as much as this share of all time.
+# Preferences among choices of nearly the same time: together they count as much as this share of all time. A unit of
+# time is so many steps of the objective, if numbers do not get too large for it.
 _SHARE_OF_PREFERENCES = 0.001
 _STEPS = 1000
 
@@ -52,8 +54,9 @@ class Window:
             limits: of the search.
             weights: [T] the larger, the less welcome is a tensor among those that are kept.
         """
-        self._complete(room, _STEPS)
-        self._add_preferences(weights)
+        steps = max(1, min(_STEPS, LARGEST_TOTAL // max(self._cut_point.sequence.time, 1)))
+        self._complete(room, steps)
+        self._add_preferences(weights, steps)
         return solve_model(self._model, limits, rounding=Rounding.RESTRICT, settings=_SETTINGS)
 
     def prove(self, room: int, limits: Limits, known: int) -> Outcome:
@@ -99,10 +102,10 @@ class Window:
         maker = int(self._cut_point.sequence.made[0][instance])
         return [self._kept[instance], maker] if self._possible[maker] else [self._kept[instance]]
 
-    def _add_preferences(self, weights: NDArray[np.float64]) -> None:
+    def _add_preferences(self, weights: NDArray[np.float64], steps: int) -> None:
         sequence, objective = self._cut_point.sequence, self._model.proto.objective
         instances = np.array(list(self._kept), dtype=np.int64)
         unwelcome = sequence.bytes[instances] * weights[sequence.made[1][instances]]
-        share = _SHARE_OF_PREFERENCES * _STEPS * sequence.time / max(float(unwelcome.sum()), 1.0)
+        share = _SHARE_OF_PREFERENCES * steps * sequence.time / max(float(unwelcome.sum()), 1.0)
         objective.vars.extend(self._kept.values())
         objective.coeffs.extend(np.floor(share * unwelcome).astype(np.int64).tolist())

@@ -107,4 +107,4 @@ def _choice(
 def without_needless(sequence: RematSequence, budget_bytes: int, limits: Limits) -> RematSequence:
     """Return a sequence that fits without the reruns that the budget has room to do without."""
     count_layout(sequence, limits)
-    return without_needless_reruns(sequence, budget_bytes)
+    return without_needless_reruns(sequence, budget_bytes, limits)

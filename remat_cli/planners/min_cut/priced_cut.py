@@ -35,8 +35,10 @@ _NEVER = 8 * _TOTAL
 # Binary digits of a price, where a bound is counted in whole numbers: rounding it costs 10^-9 of the overhead.
 _DIGITS = 30
 _SOURCE, _SINK = 0, 1
-# At the highest price such a share of all bytes is worth the time of all runs.
-_LEAST_SHARE = 2.0**-20
+# The first prices, until something fits, as multiples of the price at which all bytes are worth the time of all runs.
+# The highest are for budgets that just fit; a maximum flow takes a thousand times as long at them, on a chain of
+# 100,000 ops.
+_FIRST_PRICES = (2.0**2, 2.0**8, 2.0**14, 2.0**20)
 _MOST_PRICES = 40
 # Sums of floats may be off by a smaller share.
 _SLACK = 1e-9
@@ -230,10 +232,14 @@ class CutPoint:
         """
         never = np.zeros(self.at, dtype=np.bool_)
         above = self._choice(never, self.is_needed, weighted)
-        total = float(weighted.sum())
-        price = max(self.sequence.time, 1) / (max(total, 1.0) * _LEAST_SHARE)
-        below, value = self.choose(price, weighted)
-        yield price, below, value
+        usual = max(self.sequence.time, 1) / max(float(weighted.sum()), 1.0)
+        for factor in _FIRST_PRICES:
+            price = factor * usual
+            below, value = self.choose(price, weighted)
+            yield price, below, value
+            if below.bytes <= room:
+                break
+            above = below
         for _ in range(_MOST_PRICES):
             bytes_less = above.weighted_bytes - below.weighted_bytes
             if below.bytes > room or bytes_less <= 0 or below.time <= above.time:

@@ -155,10 +155,10 @@ class MinCutSearch:
             return
         began = monotonic()
         sequence = fit(self._plain, self._budget, prices, self.limits, most_cuts)
-        if sequence.peak <= self._budget:
-            sequence = without_needless(sequence, self._budget, self.limits)
-        self._longest_part = max(self._longest_part, monotonic() - began)
         self._take(sequence)
+        if sequence.peak <= self._budget:
+            self._take(without_needless(sequence, self._budget, self.limits))
+        self._longest_part = max(self._longest_part, monotonic() - began)
 
     def _improve(self) -> None:
         """Make moves until they no longer pay, the gap is closed, or the limits are reached."""

@@ -272,7 +272,7 @@ class RetentionSearch:
     def _improve(self) -> None:
         """Leave out of the best plan what the budget has room to do without."""
         assert self._best is not None
-        self._take(without_needless_reruns(self._best, self._budget))
+        self._take(without_needless_reruns(self._best, self._budget, self._limits))
 
     def _take(self, sequence: RematSequence) -> bool:
         """Keep a plan if it is the best so far; tell whether it is."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Ints
 
@@ -16,7 +17,7 @@ from remat_cli.planners.shared.stages import Ints
 _NOTHING = -(2**62)
 
 
-def without_needless_reruns(sequence: RematSequence, budget_bytes: int) -> RematSequence:
+def without_needless_reruns(sequence: RematSequence, budget_bytes: int, limits: Limits | None = None) -> RematSequence:
     """Return the sequence without the reruns that the budget has room to do without.
 
     Greedy: reruns that save most time for each byte that is kept instead come first.
@@ -24,12 +25,18 @@ def without_needless_reruns(sequence: RematSequence, budget_bytes: int) -> Remat
     Args:
         sequence: what is run.
         budget_bytes: device memory, resident bytes and graph inputs included, in which the sequence fits.
+        limits: at their end, what was left out until then stays so.
     """
     shrinking = _ShrinkingSequence(sequence)
     time, runs = sequence.graph.arrays.op_time.tolist(), sequence.ops.tolist()
     waiting = sorted(shrinking.reruns(), key=lambda at: (-time[runs[at]] / max(shrinking.bytes_made(at), 1), at))
     while waiting:
-        refused = [at for at in waiting if not shrinking.leave_out(at, budget_bytes)]
+        refused = []
+        for at in waiting:
+            if limits is not None and limits.is_over:
+                return shrinking.left()
+            if not shrinking.leave_out(at, budget_bytes):
+                refused.append(at)
         # What was left out may have made room for others.
         waiting = refused if len(refused) < len(waiting) else []
     return shrinking.left()

@@ -12,6 +12,7 @@ tensors compete and none takes more than a tenth of it.
 from __future__ import annotations
 
 from enum import Enum
+from math import ceil
 
 import numpy as np
 
@@ -59,5 +60,5 @@ def cost_unit(costs: Ints) -> int:
 
     Costs are rounded down: the scaled cost of a solution, times the unit, is never more than what it costs.
     """
-    # A sum of up to 2^60 fits 64 bits; see `graph.LARGEST_TOTAL`.
-    return max(1, -(-int(np.abs(costs).sum()) // LARGEST_TOTAL_COST))
+    total = float(np.abs(costs.astype(np.float64)).sum())  # which may be more than 64 bits hold
+    return max(1, ceil(total / LARGEST_TOTAL_COST))

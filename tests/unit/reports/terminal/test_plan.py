@@ -87,6 +87,7 @@ The plan fits: it peaks at 5.000 MB of 6.500 MB for 10.53 % more time.
   bound                         0 %  no plan has less overhead
   gap                       10.53 %  the most that a better plan could save
   scope                   any-order  holds for all plans in any order
+  proof                     counted  in whole numbers, by remat itself
   status                   feasible  a faster plan may exist
 
 Memory over time   █ plan   ░ plain run   ╌ budget   ━ recomputing
