@@ -74,7 +74,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "size": (_is_size, "a whole number, 0 or more"),
     "truth": (lambda value: isinstance(value, bool), "true or false"),
     "list": (lambda value: isinstance(value, list), "a list"),
-    "names": (lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of names"),
+    "names": (lambda value: isinstance(value, list) and set(map(type, value)) <= {str}, "a list of names"),
     "sizes": (lambda value: isinstance(value, list) and all(map(_is_size, value)), "a list of whole numbers"),
 }
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from remat_cli.reports.timeline import Lifetime, Run
-from remat_cli.schedule import Compute, Inplace
 
 
 class Fate(StrEnum):
@@ -62,41 +61,31 @@ def tensors_at_peak(plain: Run, plan: Run | None = None) -> list[PeakTensor]:
         plain: the plain run.
         plan: another run of the same graph; without one, every tensor counts as kept.
     """
-    peak_steps = _steps_of_peak_op(plain, plan or plain)
+    run = plan or plain
+    peak_steps = [index for index, op in run.computes if op == plain.peak_op]
     tensors = [
-        _peak_tensor(plan or plain, name, peak_steps)
+        _peak_tensor(run, name, Fate.KEPT if plan is None else _fate(run.lifetimes[name], peak_steps))
         for name in plain.live_at(plain.trace.peak_step)
         if plain.graph.tensors[name].bytes > 0
     ]
     return sorted(tensors, key=lambda tensor: (-tensor.bytes, tensor.fate is Fate.KEPT, tensor.name))
 
 
-def _steps_of_peak_op(plain: Run, plan: Run) -> list[int]:
-    """Return the steps of `plan` that run the op at which `plain` has its peak."""
-    return [
-        index
-        for index, step in enumerate(plan.schedule.steps)
-        if isinstance(step, Compute | Inplace) and step.op == plain.peak_op
-    ]
-
-
-def _peak_tensor(plan: Run, name: str, peak_steps: Sequence[int]) -> PeakTensor:
-    stays = plan.lifetimes[name]
+def _peak_tensor(run: Run, name: str, fate: Fate) -> PeakTensor:
+    stays = run.lifetimes[name]
     return PeakTensor(
         name=name,
-        bytes=plan.graph.tensors[name].bytes,
-        producer=plan.graph.producer[name].name,
+        bytes=run.graph.tensors[name].bytes,
+        producer=run.graph.producer[name].name,
         stays=stays,
-        fate=_fate(stays, peak_steps),
+        fate=fate,
         recomputations=sum(1 for stay in stays[1:] if not stay.fetched),
     )
 
 
 def _fate(stays: Sequence[Lifetime], peak_steps: Sequence[int]) -> Fate:
-    if any(stay.fetched for stay in stays):
-        return Fate.OFFLOADED
     if len(stays) > 1:
-        return Fate.RECOMPUTED
+        return Fate.OFFLOADED if any(stay.fetched for stay in stays) else Fate.RECOMPUTED
     (stay,) = stays
     if any(stay.start <= step < stay.end for step in peak_steps):
         return Fate.KEPT

@@ -72,25 +72,26 @@ class Run:
         return int(self.durations.sum())
 
     @cached_property
+    def computes(self) -> tuple[tuple[int, str], ...]:
+        """The steps that run an op, in place or not: index and op."""
+        return tuple((i, step.op) for i, step in enumerate(self.schedule.steps) if isinstance(step, (Compute, Inplace)))
+
+    @cached_property
     def recomputing(self) -> tuple[int, ...]:
         """Indices of the steps that run an op again."""
         seen: set[str] = set()
         again = []
-        for index, step in enumerate(self.schedule.steps):
-            if isinstance(step, Compute | Inplace):
-                if step.op in seen:
-                    again.append(index)
-                seen.add(step.op)
+        for index, op in self.computes:
+            if op in seen:
+                again.append(index)
+            seen.add(op)
         return tuple(again)
 
     @cached_property
     def first_backward(self) -> int | None:
         """Index of the first step that runs a backward op."""
-        op = self.graph.op
-        for index, step in enumerate(self.schedule.steps):
-            if isinstance(step, Compute | Inplace) and op[step.op].phase is Phase.BACKWARD:
-                return index
-        return None
+        phases = ((index, self.graph.op[op].phase) for index, op in self.computes)
+        return next((index for index, phase in phases if phase is Phase.BACKWARD), None)
 
     @cached_property
     def copies(self) -> int:
@@ -132,18 +133,11 @@ class Run:
     @cached_property
     def peak_op(self) -> str | None:
         """The op that runs at the peak; None where the peak is at the start."""
-        for step in reversed(self.schedule.steps[: self.trace.peak_step + 1]):
-            if isinstance(step, Compute | Inplace):
-                return step.op
-        return None
+        return next((op for index, op in reversed(self.computes) if index <= self.trace.peak_step), None)
 
     def live_at(self, index: int) -> tuple[str, ...]:
         """Return the tensors that are in memory while step `index` runs; graph inputs left out."""
-        return tuple(
-            name
-            for name, lifetimes in self.lifetimes.items()
-            if any(stay.start <= index < stay.end for stay in lifetimes)
-        )
+        return tuple(name for name, stays in self.lifetimes.items() for stay in stays if stay.start <= index < stay.end)
 
 
 def recomputed_ops(trace: Trace) -> int:
