@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import filterfalse
 from typing import TYPE_CHECKING
 
 from remat_cli.errors import GraphError
@@ -297,12 +298,13 @@ def _resolve_views(
     Resolving twice changes nothing, so a graph that is written and read again stays the same.
     """
     base = _bases(tensors)
+    views = base.keys()
 
     def with_bases(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*names, *(base[name] for name in names if name in base))))
 
     def resolved(op: Op) -> Op:
-        if base.keys().isdisjoint((*op.inputs, *op.outputs)):
+        if views.isdisjoint(op.inputs) and views.isdisjoint(op.outputs):
             return op
         # Who makes a view needs the storage that it points to, unless it makes that storage itself.
         made_views_of = (base[name] for name in op.outputs if name in base)
@@ -362,27 +364,27 @@ def _check(graph: Graph) -> None:
     if graph.time_unit not in TIME_UNITS:
         raise GraphError(f"unknown time unit {graph.time_unit!r}", hint=f"use one of {', '.join(TIME_UNITS)}")
     _check_numbers(graph)
-    _check_tensors(graph)
+    _check_texts(graph)
     _check_ops(graph)
     _check_outputs(graph)
 
 
 def _check_numbers(graph: Graph) -> None:
-    def whole(value: object, what: str) -> int:
+    def whole(value: object, what: str, name: str = "") -> int:
         if type(value) is not int or value < 0:
-            raise GraphError(f"{what} is {value!r}", hint="use a whole number, 0 or more")
+            raise GraphError(f"{what.format(name)} is {value!r}", hint="use a whole number, 0 or more")
         return value
 
     total_bytes = whole(graph.resident_bytes, "resident_bytes")
     total_time = 0
     for tensor in graph.tensors.values():
-        total_bytes += whole(tensor.bytes, f"the size of tensor {tensor.name!r}")
+        total_bytes += whole(tensor.bytes, "the size of tensor {!r}", tensor.name)
     for op in graph.ops:
-        total_bytes += whole(op.workspace_bytes, f"the workspace of op {op.name!r}")
-        total_time += whole(op.time, f"the time of op {op.name!r}")
+        total_bytes += whole(op.workspace_bytes, "the workspace of op {!r}", op.name)
+        total_time += whole(op.time, "the time of op {!r}", op.name)
         for what, value in (("grad_time", op.grad_time), ("flops", op.flops), ("moved_bytes", op.moved_bytes)):
             if value is not None:
-                whole(value, f"{what} of op {op.name!r}")
+                whole(value, f"{what} of op {{!r}}", op.name)
     for what, total in (("sizes", total_bytes), ("times", total_time)):
         if total > LARGEST_TOTAL:
             raise GraphError(
@@ -391,10 +393,16 @@ def _check_numbers(graph: Graph) -> None:
             )
 
 
-def _check_tensors(graph: Graph) -> None:
-    for tensor in graph.tensors.values():
-        _check_text(tensor.name, tensor.dtype or "")
-    _check_text(graph.name)
+def _check_texts(graph: Graph) -> None:
+    tensors, ops = graph.tensors.values(), graph.ops
+    names = (graph.name, *(tensor.name for tensor in tensors), *(op.name for op in ops))
+    for text in filterfalse(
+        str.isascii, (*names, *(tensor.dtype or "" for tensor in tensors), *(op.type for op in ops))
+    ):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise GraphError(f"the name {text!r} cannot be written as UTF-8", hint="rename it") from None
 
 
 def _check_ops(graph: Graph) -> None:
@@ -404,7 +412,6 @@ def _check_ops(graph: Graph) -> None:
     produced_by: dict[str, str] = {}
     there = set(graph.inputs)
     for op in graph.ops:
-        _check_text(op.name, op.type)
         if op.name in op_names:
             raise GraphError(f"op {op.name!r} is defined twice", hint="give each op a name of its own")
         op_names.add(op.name)
@@ -436,16 +443,6 @@ def _check_outputs(graph: Graph) -> None:
     if len(set(graph.outputs)) != len(graph.outputs):
         twice = next(name for name, count in Counter(graph.outputs).items() if count > 1)
         raise GraphError(f"the outputs name {twice!r} twice", hint="name each output once")
-
-
-def _check_text(*texts: str) -> None:
-    for text in texts:
-        if text.isascii():
-            continue
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise GraphError(f"the name {text!r} cannot be written as UTF-8", hint="rename it") from None
 
 
 def _check_known(names: Iterable[str], known: Mapping[str, object] | set[str], where: str) -> None:

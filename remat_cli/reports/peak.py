@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from remat_cli.reports.timeline import Lifetime, Run
@@ -28,22 +28,17 @@ class PeakTensor:
         name: of the tensor.
         bytes: its size.
         producer: the op that makes it.
-        stays: when it is in memory in the plan.
         fate: what the plan does about it.
         recomputations: how often the plan brings it back by running its producer again.
+        dropped_at: the step that takes it out of memory for the first time; None where it never comes back.
     """
 
     name: str
     bytes: int
     producer: str
-    stays: tuple[Lifetime, ...]
-    fate: Fate
-    recomputations: int
-
-    @property
-    def dropped_at(self) -> int | None:
-        """The step that takes it out of memory for the first time; None where it never comes back."""
-        return self.stays[0].end if len(self.stays) > 1 else None
+    fate: Fate = Fate.KEPT
+    recomputations: int = 0
+    dropped_at: int | None = None
 
     def __str__(self) -> str:
         times = "" if self.recomputations < 2 else f" {self.recomputations}×"
@@ -61,31 +56,32 @@ def tensors_at_peak(plain: Run, plan: Run | None = None) -> list[PeakTensor]:
         plain: the plain run.
         plan: another run of the same graph; without one, every tensor counts as kept.
     """
-    run = plan or plain
-    peak_steps = [index for index, op in run.computes if op == plain.peak_op]
+    graph = plain.graph
     tensors = [
-        _peak_tensor(run, name, Fate.KEPT if plan is None else _fate(run.lifetimes[name], peak_steps))
+        PeakTensor(name, graph.tensors[name].bytes, graph.producer[name].name)
         for name in plain.live_at(plain.trace.peak_step)
-        if plain.graph.tensors[name].bytes > 0
+        if graph.tensors[name].bytes > 0
     ]
+    if plan is not None:
+        peak_steps = [index for index, op in plan.computes if op == plain.peak_op]
+        tensors = [_in_plan(tensor, plan.lifetimes[tensor.name], peak_steps) for tensor in tensors]
     return sorted(tensors, key=lambda tensor: (-tensor.bytes, tensor.fate is Fate.KEPT, tensor.name))
 
 
-def _peak_tensor(run: Run, name: str, fate: Fate) -> PeakTensor:
-    stays = run.lifetimes[name]
-    return PeakTensor(
-        name=name,
-        bytes=run.graph.tensors[name].bytes,
-        producer=run.graph.producer[name].name,
-        stays=stays,
-        fate=fate,
+def _in_plan(tensor: PeakTensor, stays: Sequence[Lifetime], peak_steps: Sequence[int]) -> PeakTensor:
+    return replace(
+        tensor,
+        fate=_fate(stays, peak_steps),
         recomputations=sum(1 for stay in stays[1:] if not stay.fetched),
+        dropped_at=stays[0].end if len(stays) > 1 else None,
     )
 
 
 def _fate(stays: Sequence[Lifetime], peak_steps: Sequence[int]) -> Fate:
+    if any(stay.fetched for stay in stays):
+        return Fate.OFFLOADED
     if len(stays) > 1:
-        return Fate.OFFLOADED if any(stay.fetched for stay in stays) else Fate.RECOMPUTED
+        return Fate.RECOMPUTED
     (stay,) = stays
     if any(stay.start <= step < stay.end for step in peak_steps):
         return Fate.KEPT

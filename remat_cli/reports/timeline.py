@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from remat_cli.graph import Graph, Phase
-from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, plain_run
+from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, plain_run
 from remat_cli.simulate import Trace
 from remat_cli.solve import baseline_of
 
@@ -107,28 +107,44 @@ class Run:
     @cached_property
     def lifetimes(self) -> Mapping[str, tuple[Lifetime, ...]]:
         """The stays of each tensor in memory, graph inputs left out: those never leave."""
+        return self.stays_of(self.graph.tensors)
+
+    def stays_of(self, names: Container[str]) -> dict[str, tuple[Lifetime, ...]]:
+        """Return the stays of these tensors in memory; graph inputs have none."""
+        steps = self.schedule.steps
         stays: dict[str, list[Lifetime]] = {}
-        present: dict[str, tuple[int, bool]] = {}
+        since: dict[str, int] = {}
 
         def leave(name: str, index: int) -> None:
-            start, fetched = present.pop(name)
-            stays.setdefault(name, []).append(Lifetime(start, index, fetched))
+            start = since.pop(name)
+            stays.setdefault(name, []).append(Lifetime(start, index, fetched=isinstance(steps[start], Prefetch)))
 
-        for index, step in enumerate(self.schedule.steps):
-            match step:
-                case Free(tensor=name):
+        for index, step in enumerate(steps):
+            arriving, leaving = self._changes(step)
+            for name in leaving:
+                if name in names:
                     leave(name, index)
-                case Prefetch(tensor=name):
-                    present[name] = (index, True)
-                case Compute(op=name) | Inplace(op=name):
-                    op = self.graph.op[name]
-                    if isinstance(step, Inplace) and op.inplace is not None:
-                        leave(op.inplace, index)
-                    for output in op.outputs:
-                        present.setdefault(output, (index, False))
-        for name in list(present):
-            leave(name, len(self.schedule.steps))
+            for name in arriving:
+                if name in names:
+                    since.setdefault(name, index)
+        for name in list(since):
+            leave(name, len(steps))
         return {name: tuple(lifetimes) for name, lifetimes in stays.items()}
+
+    def _changes(self, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the tensors that are in memory after a step in any case, and those that it takes away."""
+        match step:
+            case Compute(op=name):
+                return self.graph.op[name].outputs, ()
+            case Inplace(op=name):
+                op = self.graph.op[name]
+                return op.outputs, () if op.inplace is None else (op.inplace,)
+            case Prefetch(tensor=name):
+                return (name,), ()
+            case Free(tensor=name):
+                return (), (name,)
+            case _:
+                return (), ()
 
     @cached_property
     def peak_op(self) -> str | None:
@@ -137,7 +153,13 @@ class Run:
 
     def live_at(self, index: int) -> tuple[str, ...]:
         """Return the tensors that are in memory while step `index` runs; graph inputs left out."""
-        return tuple(name for name, stays in self.lifetimes.items() for stay in stays if stay.start <= index < stay.end)
+        live: dict[str, None] = {}  # in order
+        for step in self.schedule.steps[: index + 1]:
+            arriving, leaving = self._changes(step)
+            for name in leaving:
+                del live[name]
+            live |= dict.fromkeys(arriving)
+        return tuple(live)
 
 
 def recomputed_ops(trace: Trace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from onnx import helper
 
 from remat_cli.formats.onnx.folding import compute
@@ -13,7 +12,7 @@ from remat_cli.formats.onnx.folding import compute
 DATA = {"a": np.array([5, 7]), "b": np.array([1, 2]), "most": np.array(6), "first": np.array(0)}
 
 
-def computed(op_type: str, inputs: str, opset: int = 17, **attributes: Any) -> list[Any] | None:
+def computed(op_type: str, inputs: str, opset: int = 17, **attributes: Any) -> Any:
     """Compute a node; inputs are separated by spaces, and "-" is one that is absent."""
     names = [name.replace("-", "") for name in inputs.split()]
     node = helper.make_node(op_type, names, ["result"], **attributes)
@@ -34,10 +33,9 @@ def test_nodes_that_differ_in_which_inputs_are_absent_are_told_apart() -> None:
     assert [computed("Clip", inputs) for inputs in ("a most", "a - most", "a most -")] == [[6, 7], [5, 6], [6, 7]]
 
 
-@pytest.mark.parametrize("opset", [12, 17, 12])
-def test_the_same_node_means_what_its_operator_set_says(opset: int) -> None:
+def test_the_same_node_means_what_its_operator_set_says() -> None:
     # The axes of Unsqueeze became an input in version 13.
-    assert computed("Unsqueeze", "a", opset, axes=[0]) == ([[5, 7]] if opset == 12 else None)
+    assert [computed("Unsqueeze", "a", opset, axes=[0]) for opset in (12, 17, 12)] == [[[5, 7]], None, [[5, 7]]]
 
 
 def test_a_node_that_cannot_be_computed_stays_one_however_often_it_is_tried() -> None:
