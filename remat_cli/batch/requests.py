@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from functools import cache
 from glob import glob, has_magic
 from hashlib import sha256
@@ -50,7 +51,7 @@ class Request:
     options: GraphOptions = field(default_factory=GraphOptions)
     budgets: tuple[BudgetSpec, ...] = ()
     ways: tuple[Way, ...] = ()
-    max_overhead: float | None = None
+    max_overhead: Fraction | None = None
 
 
 def way_of(config: Path) -> Way:
@@ -152,7 +153,7 @@ def _settled(way: Way, request: Request, default_planner: str, one_worker: bool)
     identity = {
         "remat": __version__,
         "options": _content(options),
-        "max_overhead": max_overhead,
+        "max_overhead": None if max_overhead is None else str(max_overhead),
         "planner": [name, all_options],
     }
     if one_worker and "workers" in all_options:

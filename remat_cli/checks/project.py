@@ -61,7 +61,7 @@ class ModelCheck:
     planner_name: str
     planner: Planner
     budget: BudgetSpec | None = None
-    max_overhead: float | None = None
+    max_overhead: Fraction | None = None
     max_peak: int | None = None
     max_regression: Fraction | None = None
 
@@ -190,7 +190,7 @@ def _limits(raw: _Defaults, document: Document, below: _Limits, folder: Path) ->
         planner=planner,
         options=options,
         budget=_parsed(document, "budget", raw.budget, parse_budget),
-        max_overhead=_parsed(document, "max_overhead", raw.max_overhead, lambda text: float(parse_share(text))),
+        max_overhead=_parsed(document, "max_overhead", raw.max_overhead, parse_share),
         graph=graph_section(raw, document),
     )
     base = below.run

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
+from fractions import Fraction
 from functools import cache
 from os.path import exists, isfile  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
@@ -108,7 +109,7 @@ class RunConfig:
         planner: name of a planner.
         options: of that planner.
         budget: the budget.
-        max_overhead: the search for the smallest budget takes plans of at most this overhead.
+        max_overhead: plans of more overhead are not taken.
         graph: how the file becomes the graph that is planned.
         report: what the terminal report shows.
     """
@@ -116,7 +117,7 @@ class RunConfig:
     planner: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     budget: BudgetSpec | None = None
-    max_overhead: float | None = None
+    max_overhead: Fraction | None = None
     graph: GraphOptions = field(default_factory=GraphOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
 
@@ -192,7 +193,7 @@ def load_config(path: Path) -> RunConfig:
         budget=None if budget is None else placed(document, ("budget",), lambda: parse_budget(str(budget))),
         max_overhead=None
         if overhead is None
-        else placed(document, ("max_overhead",), lambda: float(parse_share(str(overhead)))),
+        else placed(document, ("max_overhead",), lambda: parse_share(str(overhead))),
         graph=graph_section(raw, document),
         report=checked(ReportOptions, document.section("report", raw.report)),
     )

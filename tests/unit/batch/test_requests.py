@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_everything_that_the_result_depends_on_is_in_the_identity(
         key(request_),
         key(request_, budgets=(parse_budget("81%"),)),
         key(request_, budgets=(parse_budget("min"),)),
-        key(request_, max_overhead=0.1),
+        key(request_, max_overhead=Fraction(1, 10)),
         key(request_, ways=(way("keep_all"),)),
         key(request_, ways=(way("retention", seed=1),)),
         key(request_, options=GraphOptions(mode="inference")),

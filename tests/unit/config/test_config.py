@@ -57,7 +57,7 @@ report: {timeline: false, largest: 3}
     assert config.planner == "approx_dp"
     assert config.options == {"strategy": "memory", "time_limit": 5}
     assert config.budget == BudgetSpec(share=Fraction(4, 5))
-    assert config.max_overhead == 0.1
+    assert config.max_overhead == Fraction(1, 10)
     graph = config.graph
     assert (graph.mode, graph.optimizer, graph.cost_model, graph.device) == (
         "training",
