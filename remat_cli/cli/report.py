@@ -10,7 +10,7 @@ import click
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
-from remat_cli.cli.replay import broken_claim, budget_bytes, replay, with_mode
+from remat_cli.cli.replay import broken_claims, budget_bytes, replay, with_mode
 from remat_cli.formats.schedule_json import read_schedule
 
 
@@ -51,5 +51,5 @@ def command(schedule: Path, graph: Path, output: Path, as_json: bool, quiet: boo
         lambda: verify_summary(prepared, trace, budget_bytes=budget) | {"report": str(output)},
     )
     # The page is there to see what is wrong.
-    if (broken := broken_claim(file, trace, budget)) is not None:
+    if (broken := broken_claims(file, prepared, trace, budget)) is not None:
         raise broken
