@@ -53,6 +53,11 @@ class Request:
     ways: tuple[Way, ...] = ()
     max_overhead: Fraction | None = None
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that is read for it."""
+        return (*self.graphs, *self.options.files, *(file for way in self.ways for file in way.config.files))
+
 
 def way_of(config: Path) -> Way:
     """Return the way of planning in a config file, or in one that comes with remat.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remat_cli.formats.writing import write_file
+from remat_cli.errors import UsageError
+from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.problem import Observer
 from remat_cli.units import format_share
 
@@ -19,21 +20,40 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 STDOUT = Path("-")
+_LOG = logging.getLogger("remat")
 
 
 class Output:
-    """The streams of one call: report and summary to stdout, notes and progress to stderr.
+    """What one call writes: its files; report and summary to stdout; notes and progress to stderr.
 
     Args:
         as_json: print a machine summary on stdout instead of the report.
         quiet: print nothing.
-        stdout_is_taken: the file that is written goes to stdout, so the report moves to stderr.
+        writes: the files that will be written, by the options that name them; "-" is stdout, whose report then moves
+            to stderr, and None is no file.
+        reads: the files that the call reads, none of which may be among them.
+
+    Raises:
+        UsageError: a file cannot be written, or is not the only one there, or is read: nothing has been done yet.
     """
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False, stdout_is_taken: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        quiet: bool = False,
+        writes: Mapping[str, Path | None] | None = None,
+        reads: Iterable[Path] = (),
+    ) -> None:
         self._as_json = as_json
         self._quiet = quiet
-        self._stdout_is_taken = stdout_is_taken
+        asked = {option: path for option, path in (writes or {}).items() if path is not None}
+        to_stdout = [option for option, path in asked.items() if path == STDOUT]
+        if len(to_stdout) > 1:
+            raise UsageError(f"stdout takes one file, not {' and '.join(to_stdout)}", hint="give one of them a name")
+        self._stdout_is_taken = bool(to_stdout)
+        logs = [Path(log.baseFilename) for log in _LOG.handlers if isinstance(log, logging.FileHandler)]
+        check_writes({option: path for option, path in asked.items() if path != STDOUT}, (*reads, *logs))
 
     def report(self, renderable: Callable[[], RenderableType], summary: Callable[[], Mapping[str, Any]]) -> None:
         """Show the report or, where that was asked for, the summary; only what is shown is made."""
@@ -59,7 +79,7 @@ class Output:
     def progress(self) -> Iterator[Observer]:
         """Show what a planner does while it works, with the elapsed time; on a terminal only. Note it in the log."""
         with self._shown_progress() as observe:
-            if logging.getLogger("remat").isEnabledFor(logging.INFO):
+            if _LOG.isEnabledFor(logging.INFO):
                 from remat_cli.cli.log import Logged
 
                 observe = Logged(observe)

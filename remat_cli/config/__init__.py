@@ -81,6 +81,11 @@ class GraphOptions:
     measurements: str | None = None
     link_bandwidth: str | None = None
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that are named; a device may also be the name of one that comes with remat."""
+        return tuple(Path(name) for name in (self.device, self.measurements) if name is not None)
+
     def beside(self, folder: Path) -> GraphOptions:
         """Return the options with the files that they name taken from `folder`, that of the file that names them."""
         return replace(
@@ -112,6 +117,7 @@ class RunConfig:
         max_overhead: plans of more overhead are not taken.
         graph: how the file becomes the graph that is planned.
         report: what the terminal report shows.
+        sources: the config files that said it.
     """
 
     planner: str | None = None
@@ -120,6 +126,12 @@ class RunConfig:
     max_overhead: Fraction | None = None
     graph: GraphOptions = field(default_factory=GraphOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
+    sources: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that said it, and those that it names."""
+        return (*self.sources, *self.graph.files)
 
 
 @dataclass(frozen=True)
@@ -183,7 +195,8 @@ def load_config(path: Path) -> RunConfig:
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
     """
-    document = read_yaml(_shipped(path, "configs"))
+    source = _shipped(path, "configs")
+    document = read_yaml(source)
     raw = checked(_ConfigFile, document)
     planner, options = planner_section(raw.planner, document)
     budget, overhead = raw.budget, raw.max_overhead
@@ -196,6 +209,7 @@ def load_config(path: Path) -> RunConfig:
         else placed(document, ("max_overhead",), lambda: parse_share(str(overhead))),
         graph=graph_section(raw, document),
         report=checked(ReportOptions, document.section("report", raw.report)),
+        sources=(source,),
     )
 
 

@@ -7,13 +7,13 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.cli.calls import Remat
-from tests.places import GRAPHS
+from tests.places import GRAPHS, ROOT
 
 GRAPH = GRAPHS / "skip_chain.json"
 PLAN = ("plan", str(GRAPH), "--budget", "80%", "-c", "dtr")
@@ -23,6 +23,167 @@ ROOT_WRITES_EVERYWHERE = pytest.mark.skipif(os.geteuid() == 0, reason="root may 
 def started(*args: str | Path, **more: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "remat_cli", *map(str, args)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)  # type: ignore[call-overload,no-any-return]
+
+
+# Every verb that writes files, with each kind of file that it reads: that file, and a call that would write over it.
+OVERWRITING = (
+    ("model.onnx", "convert model.onnx --dim batch=1 -o OUT"),
+    ("times.yaml", "convert model.onnx --dim batch=1 --measurements times.yaml -o OUT"),
+    ("graph.json", "plan graph.json --budget 80% -o OUT"),
+    ("graph.json", "plan graph.json --budget 80% --html OUT"),
+    ("config.yaml", "plan graph.json --budget 80% -c config.yaml -o OUT"),
+    ("device.yaml", "plan graph.json --budget 80% -c device_config.yaml -o OUT"),
+    ("device.yaml", "plan graph.json --budget 80% --device device.yaml -o OUT"),
+    ("graph.json", "sweep graph.json --csv OUT"),
+    ("graph.json", "sweep graph.json --plot OUT"),
+    ("config.yaml", "sweep graph.json --planners dtr,config.yaml --csv OUT"),
+    ("other.json", "compare graph.json other.json --csv OUT"),
+    ("config.yaml", "compare graph.json --planners config.yaml,keep_all --markdown OUT"),
+    ("model.onnx", "fit model.onnx --dim batch --budget 2GB -o OUT"),
+    ("schedule.json", "report schedule.json graph.json -o OUT"),
+    ("graph.json", "report schedule.json graph.json -o OUT"),
+    ("model.onnx", "apply model.onnx schedule.json -o OUT"),
+    ("schedule.json", "apply model.onnx schedule.json -o OUT"),
+    ("device.yaml", "generate chain --device device.yaml -o OUT"),
+    ("graph.json", "batch graph.json --budget 80% -o OUT"),
+    ("config.yaml", "batch graph.json --budget 80% -c config.yaml -o OUT --resume"),
+    ("manifest.yaml", "batch manifest.yaml -o OUT"),
+    ("graph.json", "batch manifest.yaml -o OUT"),
+    ("project.yaml", "check project.yaml -o OUT"),
+    ("graph.json", "check project.yaml --format json=OUT"),
+    ("config.yaml", "check project.yaml --format junit=OUT"),
+    ("project.baseline.json", "check project.yaml --format markdown=OUT"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, which the test runs in, with a file of every kind that is read."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in {
+        "graph.json": GRAPH.read_bytes(),
+        "other.json": GRAPH.read_bytes(),
+        "model.onnx": (GRAPHS / "unet.onnx").read_bytes(),
+        "times.yaml": b"Relu: 7\n",
+        "config.yaml": b"planner: dtr\n",
+        "device_config.yaml": b"device: device.yaml\n",
+        "device.yaml": (ROOT / "configs/devices/a100.yaml").read_bytes(),
+        "manifest.yaml": b"graphs: [graph.json]\nbudgets: [80%]\nconfigs: [dtr]\n",
+        "project.yaml": b"models: [{path: graph.json, config: config.yaml, budget: 80%}]\n",
+        "schedule.json": b'{"format": "remat.schedule/1", "steps": []}',
+        "project.baseline.json": b'{"format": "remat.baseline/1", "models": {}}\n',
+    }.items():
+        Path(name).write_bytes(content)
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No graph may be read, or made: what would come of it would be a bug's exit code."""
+    monkeypatch.setattr("remat_cli.prepare.read_graph", None)
+    monkeypatch.setattr("remat_cli.cli.generate.synthesize", None)
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize(("read", "call"), OVERWRITING)
+def test_what_is_read_is_not_written_over(read: str, call: str, remat: Remat, folder: Path) -> None:
+    before = contents(folder)
+    ended = remat(*call.replace("OUT", f"../{folder.name}/{read}").split())
+    assert ended.code == 2
+    assert "it would be lost" in ended.err
+    assert contents(folder) == before
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+@pytest.mark.parametrize("call", ["convert graph.json -o link", "batch graph.json --budget 80% -o link"])
+def test_a_link_is_the_file_that_it_leads_to(
+    call: str, link: Callable[[Path, str], None], remat: Remat, folder: Path
+) -> None:
+    link(Path("link"), "graph.json")
+    ended = remat(*call.split())
+    assert ended.code == 2
+    assert "it would be lost" in ended.err
+    assert Path("graph.json").read_bytes() == GRAPH.read_bytes()
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "plan graph.json --budget 80% -o new.svg --html ./new.svg",
+        "plan graph.json --budget 80% -o new.svg --html link.svg",
+        "plan graph.json --budget 80% -o old.svg --html same.svg",
+        "sweep graph.json --csv new.svg --plot ./new.svg",
+        "compare graph.json --csv new.svg --markdown ./new.svg",
+        "check project.yaml --format junit=new.svg -o ./new.svg",
+        "check project.yaml --format junit=new.svg --format json=./new.svg",
+        "check project.yaml --update-baseline -o project.baseline.json",
+        "--log-file run.log plan graph.json --budget 80% -o ./run.log",
+    ],
+)
+def test_two_outputs_do_not_go_to_one_file(call: str, remat: Remat, folder: Path) -> None:
+    Path("link.svg").symlink_to("new.svg")
+    Path("old.svg").write_text("old")
+    Path("same.svg").hardlink_to("old.svg")
+    ended = remat(*call.split())
+    assert ended.code == 2
+    assert "would be lost" in ended.err
+    assert not Path("new.svg").exists()
+    assert Path("old.svg").read_text() == "old"
+
+
+def test_devices_take_any_number_of_outputs(remat: Remat, folder: Path) -> None:
+    call = "plan graph.json --budget 80% -c dtr -q -o /dev/null --html /dev/null"
+    assert remat(*call.split()).code == 0
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("no/folder/out.svg", "there is no folder 'no/folder'"),
+        ("graph.json/out.svg", "Not a directory"),
+        ("there", "Is a directory"),
+        (f"{'n' * 300}.svg", "File name too long"),
+        ("loop.svg", "Too many levels of symbolic links"),
+        ("/proc/out.svg", "cannot be written: "),
+    ],
+)
+def test_a_place_that_takes_no_file_is_found_before_any_work(
+    place: str, reason: str, remat: Remat, folder: Path
+) -> None:
+    Path("there").mkdir()
+    Path("loop.svg").symlink_to("loop.svg")
+    before = sorted(folder.iterdir())
+    ended = remat("plan", "graph.json", "--budget", "80%", "--html", place)
+    assert ended.code == 2
+    assert f"{place}: cannot be written: " in ended.err
+    assert reason in ended.err
+    assert "choose another place with --html" in ended.err
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize("call", sorted({call for _, call in OVERWRITING}))
+def test_every_verb_finds_that_before_any_work(call: str, remat: Remat, folder: Path) -> None:
+    ended = remat(*call.replace("OUT", "no/out.svg").split())
+    assert ended.code == 2
+    assert "no/out.svg: cannot be written: there is no folder 'no'" in ended.err
+
+
+def test_only_a_log_is_added_to(remat: Remat, folder: Path) -> None:
+    before = contents(folder)
+    ended = remat("--log-file", "graph.json", "inspect", "graph.json")
+    assert ended.code == 2
+    assert "is no log of remat" in ended.err
+    assert contents(folder) == before
+    for _ in range(2):
+        assert remat("--log-file", "run.log", "planners", "-h").code == 0
 
 
 @ROOT_WRITES_EVERYWHERE
