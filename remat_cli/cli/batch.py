@@ -124,6 +124,7 @@ def command(
     asked = jobs_of(requests, default_planner=DEFAULT_PLANNER, one_worker=slots > 1 or scheduler is not None)
     results = None if output == STDOUT else output
     with Records(results, schedules, asked, resume=resume, retry=retry) as records:
+        streams.notes(records.notes)
         resumed = len(records.lines)
 
         def record(job: Job, outcome: Outcome) -> JobLine:

@@ -22,7 +22,7 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         UsageError: the file cannot be written; what was there before is untouched.
     """
-    with _faults(path, "choose another place with -o"):
+    with write_faults(path, "choose another place with -o"):
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
             target.write_bytes(content)
@@ -62,6 +62,20 @@ def check_writes(writes: Mapping[str, Path], reads: Iterable[Path] = ()) -> None
         taken[identity] = option
 
 
+@contextmanager
+def write_faults(path: Path, hint: str) -> Iterator[None]:
+    """Turn the system's errors about a file or folder that is written into one that says which, and what to do.
+
+    Raises:
+        UsageError: the system has refused something.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as problem:  # ValueError: a NUL character in the path
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise UsageError(f"{path}: cannot be written: {reason}", hint=hint) from None
+
+
 def _identity(path: Path) -> object:
     """Return what two paths have in common that lead to the same file, or will once there is one."""
     try:
@@ -73,7 +87,7 @@ def _identity(path: Path) -> object:
 
 def _check_writable(path: Path, hint: str) -> bool:
     """Check that a file can be written by trying to; tell whether it is a device or pipe, of which nothing is lost."""
-    with _faults(path, hint):
+    with write_faults(path, hint):
         target = Path(os.path.realpath(path))
         try:
             mode = target.stat().st_mode
@@ -89,16 +103,6 @@ def _check_writable(path: Path, hint: str) -> bool:
         os.close(descriptor)
         os.unlink(name)
         return False
-
-
-@contextmanager
-def _faults(path: Path, hint: str) -> Iterator[None]:
-    """Turn the system's errors about a file that is written into one that says which file, and what to do."""
-    try:
-        yield
-    except (OSError, ValueError) as problem:  # ValueError: a NUL character in the path
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise UsageError(f"{path}: cannot be written: {reason}", hint=hint) from None
 
 
 def _new_beside(target: Path) -> tuple[int, str]:
