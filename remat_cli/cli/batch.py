@@ -129,8 +129,8 @@ def command(
 
         def record(job: Job, outcome: Outcome) -> JobLine:
             line = records.add(job, outcome)
-            if output == STDOUT:
-                streams.write(STDOUT, line_bytes(line))
+            if output == STDOUT and not streams.write(STDOUT, line_bytes(line)) and schedules is None:
+                raise BrokenPipeError  # what is still to come would be seen by nobody
             return line
 
         waiting = [job for job in asked if job.key not in records.lines]

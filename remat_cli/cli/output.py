@@ -7,9 +7,12 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import environ
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
+from remat_cli.cli.streams import reader_may_leave, stdout_is_closed
 from remat_cli.errors import UsageError
 from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.problem import Observer
@@ -51,6 +54,8 @@ class Output:
         to_stdout = [option for option, path in asked.items() if path == STDOUT]
         if len(to_stdout) > 1:
             raise UsageError(f"stdout takes one file, not {' and '.join(to_stdout)}", hint="give one of them a name")
+        if to_stdout and stdout_is_closed():
+            raise UsageError(f"{to_stdout[0]} -: there is no stdout", hint=f"name a file: {to_stdout[0]} FILE")
         self._stdout_is_taken = bool(to_stdout)
         logs = [Path(log.baseFilename) for log in _LOG.handlers if isinstance(log, logging.FileHandler)]
         check_writes({option: path for option, path in asked.items() if path != STDOUT}, (*reads, *logs))
@@ -59,12 +64,13 @@ class Output:
         """Show the report or, where that was asked for, the summary; only what is shown is made."""
         if self._quiet:
             return
-        if self._as_json:
-            stream = sys.stderr if self._stdout_is_taken else sys.stdout
-            stream.write(json.dumps(summary(), ensure_ascii=False, indent=2, sort_keys=True) + "\n")
-            stream.flush()
-        else:
-            _console(to_stderr=self._stdout_is_taken).print(renderable())
+        with reader_may_leave():
+            if self._as_json:
+                stream = sys.stderr if self._stdout_is_taken else sys.stdout
+                stream.write(json.dumps(summary(), ensure_ascii=False, indent=2, sort_keys=True) + "\n")
+                stream.flush()
+            else:
+                _console(to_stderr=self._stdout_is_taken).print(renderable())
 
     def notes(self, notes: Sequence[str]) -> None:
         """Show on stderr what the user should know about the input, where there is no report that does."""
@@ -72,8 +78,9 @@ class Output:
             return
         from remat_cli.reports.safe_text import clean
 
+        console = _console(to_stderr=True)
         for note in notes:
-            _console(to_stderr=True).print(f"note: {clean(note)}", markup=False, soft_wrap=True)
+            console.print(f"note: {clean(note)}", markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self) -> Iterator[Observer]:
@@ -96,13 +103,16 @@ class Output:
         with Progress(*columns, console=_console(to_stderr=True), transient=True) as progress:
             yield _Progress(progress)
 
-    def write(self, path: Path, content: bytes) -> None:
-        """Write a file whole or not at all; "-" is stdout."""
-        if path == STDOUT:
+    def write(self, path: Path, content: bytes) -> bool:
+        """Write a file whole or not at all; "-" is stdout. Tell whether there is still a reader."""
+        if path != STDOUT:
+            write_file(path, content)
+            return True
+        with reader_may_leave():
             sys.stdout.buffer.write(content)
             sys.stdout.buffer.flush()
-        else:
-            write_file(path, content)
+            return True
+        return False
 
 
 class _Progress(Observer):
@@ -132,4 +142,10 @@ class _Progress(Observer):
 def _console(*, to_stderr: bool) -> Console:
     from rich.console import Console
 
-    return Console(stderr=to_stderr, highlight=False)
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the process with 1
+
+    # As everywhere else, 0 columns mean that their number is not known; to rich they are no columns.
+    width = get_terminal_size().columns if set(environ.get("COLUMNS", "")) == {"0"} else None
+    return Piped(stderr=to_stderr, highlight=False, width=width)

@@ -371,8 +371,11 @@ main()
         pytest.fail("what a job had started is still there")
 
     @needs_proc
-    def test_ctrl_c_loses_nothing_that_was_finished(self, running: subprocess.Popen[str], batch: Batch) -> None:
-        running.send_signal(signal.SIGINT)
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_ctrl_c_loses_nothing_that_was_finished(
+        self, number: signal.Signals, running: subprocess.Popen[str], batch: Batch
+    ) -> None:
+        running.send_signal(number)
         out, err = running.communicate()
         assert (running.returncode, err) == (130, "")
         assert "Interrupted: 1 job has not ended; the same command with --resume goes on." in out

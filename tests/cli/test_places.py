@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -245,6 +246,66 @@ def test_a_reader_that_leaves_early_ends_it_quietly(args: Sequence[str]) -> None
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 0
+
+
+def in_shell(redirected: str, *args: str | Path) -> int:
+    """The exit code of a call with its streams redirected; with several in a pipe, the first one's."""
+    call = shlex.join([sys.executable, "-m", "remat_cli", *map(str, args)])
+    script = f"{call} {redirected}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(["bash", "-c", script], stdout=-3, stderr=-3, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    "redirected",
+    [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full", "2</dev/null", "| true"],
+)
+def test_files_are_written_though_nobody_hears_of_it(redirected: str, tmp_path: Path) -> None:
+    output = tmp_path / "s.json"
+    assert in_shell(redirected, "--log-file", tmp_path / "log", *PLAN, "-o", output) == 0
+    assert json.loads(output.read_text())["format"] == "remat.schedule/1"
+    assert "ended with exit code 0" in (tmp_path / "log").read_text()
+
+
+def test_the_exit_code_tells_what_nobody_hears(tmp_path: Path) -> None:
+    assert in_shell("| true", "plan", GRAPH, "--budget", "1B", "--json") == 3
+    assert in_shell(">&-", "plan", GRAPH, "--budget", "1B") == 3
+    assert in_shell("2>&-", "plan", tmp_path / "absent", "--budget", "80%") == 6
+    assert in_shell("2>&1 | true", "plan", "--bogus") == 2
+
+
+def test_notes_that_nobody_hears_keep_no_file_from_being_written(tmp_path: Path) -> None:
+    graph, output = tmp_path / "g.json", tmp_path / "out.json"
+    graph.write_text(json.dumps(json.loads(GRAPH.read_text()) | {"unknown": 1}))
+    assert in_shell("2>&1 | true", "convert", graph, "-o", output) == 0
+    assert output.exists()
+
+
+def test_a_file_for_a_closed_stdout_is_refused_before_any_work(tmp_path: Path) -> None:
+    assert in_shell(">&-", "--log-file", tmp_path / "log", *PLAN, "-o", "-") == 2
+    assert "-o -: there is no stdout" in (tmp_path / "log").read_text()
+    assert "found a plan" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("args", [("--help",), ("plan", "--help"), ("completion", "bash")])
+def test_help_for_nobody_ends_quietly(args: Sequence[str]) -> None:
+    assert in_shell("| true", *args) == 0
+    assert in_shell(">&-", *args) == 0
+
+
+def test_a_batch_ends_when_nobody_reads_its_lines(tmp_path: Path) -> None:
+    budgets = ",".join(f"{share}%" for share in range(40, 100))
+    assert in_shell("| true", "--log-file", tmp_path / "log", "batch", GRAPH, "--budget", budgets, "-o", "-") == 0
+    assert "60 of 60 jobs done" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("columns", ["0", "00"])
+def test_no_columns_mean_that_their_number_is_not_known(
+    columns: str, remat: Remat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = remat(*PLAN).out
+    assert len(expected) > 1000
+    monkeypatch.setenv("COLUMNS", columns)
+    assert remat(*PLAN).out == expected
 
 
 def test_two_writers_of_one_file_leave_one_whole_file(tmp_path: Path) -> None:
