@@ -12,7 +12,7 @@ from typing import Any
 
 from remat_cli.config import Document, checked
 from remat_cli.errors import UsageError
-from remat_cli.formats.source import parse_json, read_bytes
+from remat_cli.formats.source import LARGEST_CONFIG, parse_json, read_bytes
 from remat_cli.studies.budget_search import exact_overhead
 
 _FORMAT = "remat.baseline/1"
@@ -62,7 +62,7 @@ def read_baseline(path: Path) -> dict[str, Figures]:
     """
     if not exists(path):
         return {}
-    values = parse_json(path, read_bytes(path, error=UsageError), error=UsageError)
+    values = parse_json(path, read_bytes(path, error=UsageError, largest=LARGEST_CONFIG), error=UsageError)
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
         raise UsageError(
             f"{path}: is no baseline of the format {_FORMAT!r}",

@@ -429,9 +429,9 @@ def read_yaml(path: Path) -> Document:
     """Read a YAML file (or JSON, which is YAML) whose top is a mapping, keeping the line of everything."""
     import yaml
 
-    from remat_cli.formats.source import read_bytes
+    from remat_cli.formats.source import LARGEST_CONFIG, read_bytes
 
-    content = read_bytes(path, error=UsageError)
+    content = read_bytes(path, error=UsageError, largest=LARGEST_CONFIG)
     try:
         text = content.decode("utf-8-sig")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
