@@ -14,6 +14,7 @@ from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.replay import replay, with_mode
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import read_schedule
+from remat_cli.formats.writing import check_writes
 from remat_cli.schedule import with_frees
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of
@@ -42,7 +43,7 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
     """
     from remat_cli.reports.terminal.execution import apply_report, apply_summary
     from remat_cli.runtime.onnx.apply import apply_schedule, check_can_apply, checked, model_bytes
-    from remat_cli.runtime.onnx.external_data import absent_files, rebase
+    from remat_cli.runtime.onnx.external_data import absent_files, external_files, rebase
 
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, schedule, *config.files))
@@ -68,6 +69,7 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
         )
     prepared = replace(prepared, notes=tuple(notes))
     if output != STDOUT:
+        check_writes({"-o": output}, external_files(rewritten.proto, model).values())
         rebase(rewritten.proto, model, output)
     streams.write(output, model_bytes(rewritten.proto))
     streams.report(
