@@ -270,7 +270,10 @@ class Cluster:
 
     def _fit_workers(self) -> list[str]:
         """Ask the workers for their versions, note those that cannot run jobs, and return the others."""
-        versions: Mapping[str, object] = self._client.run(eval, _VERSION, on_error="return")
+        try:
+            versions: Mapping[str, object] = self._client.run(eval, _VERSION, on_error="return")
+        except OSError:
+            raise self._lost() from None
         self._unfit = {
             worker: f"worker {worker} {f'has remat {version}' if isinstance(version, str) else 'does not have remat'}"
             for worker, version in versions.items()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from io import BytesIO
 from pathlib import Path
 
 from remat_cli.config import Document, checked
@@ -136,7 +137,7 @@ def read_content(path: Path, content: bytes) -> Content:
     kept: list[bytes] = []
     damaged: dict[int, bytes] = {}
     reason = ""
-    for number, text in enumerate(content.splitlines(keepends=True), 1):
+    for number, text in enumerate(BytesIO(content), 1):  # unlike splitlines, it ends no line at a carriage return
         try:
             line = _line(text, f"{path}:{number}")
         except UsageError as error:

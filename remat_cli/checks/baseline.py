@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from math import isfinite
 from os.path import exists  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Figures:
         """The overhead to be held against a limit; only where the times are missing, what rounding has left of it."""
         if self.plain_time is not None and self.plan_time is not None:
             return exact_overhead(self.plan_time, self.plain_time)
-        return None if self.overhead is None else Fraction(self.overhead)
+        return Fraction(self.overhead) if self.overhead is not None and isfinite(self.overhead) else None
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Output:
 
     def notes(self, notes: Sequence[str]) -> None:
         """Show on stderr what the user should know about the input, where there is no report that does."""
-        if self._quiet:
+        if self._quiet or not notes:
             return
         from remat_cli.reports.safe_text import clean
 

@@ -226,8 +226,9 @@ class TestResume:
             b'{"job": "of another version"}\n',
             b"9" * 5000 + b"\n",
             b"[" * 100_000 + b"\n",
+            b'{"bound_overhead": \r nothing\n',
         ],
-        ids=range(7),
+        ids=range(8),
     )
     def test_damaged_lines_cost_their_own_jobs_only(self, damage: bytes, batch: Batch, begun: list[bytes]) -> None:
         RESULTS.write_bytes(b"".join((begun[0], damage, begun[2], damage, begun[3])))
