@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EIO
 from io import BufferedWriter, FileIO, TextIOWrapper
+from stat import S_ISCHR
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,7 +56,10 @@ def reader_may_leave() -> Iterator[None]:
     """Go on where whoever reads stdout has left (`remat ... | head`): the exit code still says how it went."""
     try:
         yield
-    except BrokenPipeError:
+    except OSError as error:
+        is_terminal_gone = error.errno == EIO and S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode)
+        if not isinstance(error, BrokenPipeError) and not is_terminal_gone:
+            raise
         drop_stdout()
 
 

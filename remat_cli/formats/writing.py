@@ -56,7 +56,7 @@ def check_writes(writes: Mapping[str, Path], reads: Iterable[Path] = ()) -> None
             continue
         identity = _identity(path)
         if identity in kept:
-            raise UsageError(f"{option}: {path} is a file that is read, {kept[identity]}; it would be lost", hint=hint)
+            raise UsageError(f"{path}: cannot be written: {kept[identity]}, which is read, would be lost", hint=hint)
         if identity in taken:
             raise UsageError(f"{taken[identity]} and {option} both write {path}; one of them would be lost", hint=hint)
         taken[identity] = option

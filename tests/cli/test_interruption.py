@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import sleep
@@ -85,8 +89,39 @@ def test_a_call_that_takes_no_notice_of_a_closed_terminal_goes_on(planning: Plan
     assert run.wait() == 130
 
 
-def test_a_terminal_that_is_gone_keeps_nothing_from_being_written(planning: Planning, tmp_path: Path) -> None:
-    """Neither stdout nor stderr has anybody at its other end any more."""
+def own_terminal() -> None:
+    """Make stdin the terminal of this process, which is told when that is closed."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY)
+
+
+def test_a_terminal_that_is_closed_keeps_nothing_from_being_written(remat: Remat, tmp_path: Path) -> None:
+    output = tmp_path / "s.json"
+    user, terminal = pty.openpty()
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        "plan",
+        str(GRAPH),
+        "--budget",
+        "90%",
+        "-c",
+        "approx_dp",
+        "-o",
+        str(output),
+    ]
+    run = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, preexec_fn=own_terminal)
+    os.close(terminal)
+    shown = b""
+    while b"planned" not in shown:
+        shown += os.read(user, 10_000)
+    os.close(user)
+    assert run.wait() == 130
+    assert remat("verify", GRAPH, output, "-q").code == 0
+
+
+def test_streams_that_nobody_reads_keep_nothing_from_being_written(planning: Planning, tmp_path: Path) -> None:
     output = tmp_path / "s.json"
     run = planning("-o", output)
     assert run.stdout is not None

@@ -95,7 +95,7 @@ def test_what_is_read_is_not_written_over(read: str, call: str, remat: Remat, fo
     before = contents(folder)
     ended = remat(*call.replace("OUT", f"../{folder.name}/{read}").split())
     assert ended.code == 2
-    assert "it would be lost" in ended.err
+    assert "which is read, would be lost" in ended.err
     assert contents(folder) == before
 
 
@@ -108,7 +108,7 @@ def test_a_link_is_the_file_that_it_leads_to(
     link(Path("link"), "graph.json")
     ended = remat(*call.split())
     assert ended.code == 2
-    assert "it would be lost" in ended.err
+    assert "which is read, would be lost" in ended.err
     assert Path("graph.json").read_bytes() == GRAPH.read_bytes()
 
 
