@@ -96,7 +96,7 @@ def own_terminal() -> None:
 
 
 def test_a_terminal_that_is_closed_keeps_nothing_from_being_written(remat: Remat, tmp_path: Path) -> None:
-    output = tmp_path / "s.json"
+    output = str(tmp_path / "s.json")
     user, terminal = pty.openpty()
     command = [
         sys.executable,
