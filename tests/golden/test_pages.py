@@ -126,7 +126,7 @@ def test_every_call_has_a_verb_and_options_that_exist(page: Path) -> None:
 def calls_in(page: Path) -> Iterator[tuple[str, set[str]]]:
     """Calls of remat in a page, in its text and in what a shell is given: their verbs and options."""
     text = text_of(page)
-    calls = re.findall(r"`remat ([a-z][^`]*)`", text) + re.findall(
+    calls = re.findall(r"`remat\s+([a-z][^`]*)`", text) + re.findall(
         r"^(?:\$ |- run: | *)remat ([a-z].*)", text, re.MULTILINE
     )
     for call in calls:
