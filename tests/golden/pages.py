@@ -134,15 +134,13 @@ def planners_table() -> str:
     return table(["name", *_COLUMNS], rows)
 
 
-def options_of(cards: Iterable[PlannerCard]) -> str:
-    """What each planner, or generator, does and searches, and its options."""
-    return "\n".join(_card(card) for card in cards)
+def options_of(cards: Iterable[PlannerCard], labels: Sequence[str]) -> str:
+    """What each planner, or family of graphs, does, the facts of these labels, and its options."""
+    return "\n".join(_card(card, labels) for card in cards)
 
 
-def _card(card: PlannerCard) -> str:
-    facts = "".join(
-        f"- {label}: {card.facts[label]}\n" for label in ("Searches", "Makes", "Size") if label in card.facts
-    )
+def _card(card: PlannerCard, labels: Sequence[str]) -> str:
+    facts = "".join(f"- {label}: {card.facts[label]}\n" for label in labels)
     rows = [[f"`{option.name}`", f"`{option.default}`", option.meaning] for option in card.options]
     options = f"\n{table(['option', 'default', 'meaning'], rows)}" if rows else ""
     return f"### `{card.name}`\n\n{card.summary}\n\n{facts}{options}"
@@ -199,8 +197,8 @@ def places() -> str:
 
 MADE: Mapping[str, Callable[[], str]] = {
     "planners": planners_table,
-    "options of planners": lambda: options_of(planner_cards(PLANNERS)),
-    "generators": lambda: options_of(planner_cards(GENERATORS)),
+    "options of planners": lambda: options_of(planner_cards(PLANNERS), ("Searches",)),
+    "generators": lambda: options_of(planner_cards(GENERATORS), ("Source", "Makes", "Size")),
     "verbs": verbs_table,
     "exit codes": exit_codes,
     "options of verbs": verb_options,
