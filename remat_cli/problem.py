@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
+from remat_cli.errors import ExitCode
 from remat_cli.graph import Graph
 from remat_cli.schedule import Schedule
 
@@ -46,6 +47,19 @@ class Status(StrEnum):
     FEASIBLE = "feasible"  # a plan
     INFEASIBLE = "infeasible"  # proven: no plan in scope fits
     UNKNOWN = "unknown"  # stopped before a plan was found; proves nothing
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """How a process ends that was asked for a plan."""
+        return _EXIT_CODES[self]
+
+
+_EXIT_CODES = {
+    Status.OPTIMAL: ExitCode.DONE,
+    Status.FEASIBLE: ExitCode.DONE,
+    Status.INFEASIBLE: ExitCode.NO_FIT,
+    Status.UNKNOWN: ExitCode.NO_PLAN,
+}
 
 
 class Scope(StrEnum):

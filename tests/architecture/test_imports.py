@@ -15,7 +15,14 @@ from tests.places import ROOT
 
 # Lowest first. A module imports from its own layer and from those below.
 LAYERS = (
-    ("remat_cli", "remat_cli.errors", "remat_cli.units", "remat_cli.cores", "remat_cli.interruption"),
+    (
+        "remat_cli",
+        "remat_cli.errors",
+        "remat_cli.settings",
+        "remat_cli.units",
+        "remat_cli.cores",
+        "remat_cli.interruption",
+    ),
     ("remat_cli.graph", "remat_cli.operators", "remat_cli.schedule"),
     ("remat_cli.problem",),
     ("remat_cli.simulate", "remat_cli.bounds"),
