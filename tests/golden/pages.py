@@ -16,15 +16,19 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
 from remat_cli.cli import VERBS, cli
+from remat_cli.config import GraphOptions
+from remat_cli.errors import ExitCode
 from remat_cli.generate import GENERATORS
 from remat_cli.planners import PLANNERS
 from remat_cli.reports.terminal.planner_cards import PlannerCard, planner_cards
+from remat_cli.settings import declared, option_of
 from tests.architecture.test_imports import LAYERS
 from tests.places import GRAPHS, ROOT
 
@@ -153,10 +157,22 @@ def verbs_table() -> str:
 
 
 def exit_codes() -> str:
-    """The exit codes, from the help page."""
-    context = click.Context(cli, info_name="remat")
-    lines = re.findall(r"^ +(\d+) +(\S.*)$", cli.get_help(context).partition("Exit codes:")[2], re.MULTILINE)
-    return table(["exit code", "meaning"], lines)
+    """The exit codes."""
+    return table(["exit code", "meaning"], [[str(int(code)), code.meaning] for code in ExitCode])
+
+
+def keys() -> str:
+    """The keys of a config file that say how a graph is read, and the option that does so."""
+    rows = []
+    for item in fields(GraphOptions):
+        choices = (
+            f" One of {', '.join(f'`{choice}`' for choice in declared(item).choices)}."
+            if declared(item).choices
+            else ""
+        )
+        meaning = declared(item).help.removesuffix(" Repeatable.")
+        rows.append([f"`{item.name}`", meaning + choices, f"`{option_of(item.name)}`"])
+    return table(["key", "meaning", "on the command line"], rows)
 
 
 def verb_options() -> str:
@@ -201,17 +217,23 @@ MADE: Mapping[str, Callable[[], str]] = {
     "generators": lambda: options_of(planner_cards(GENERATORS), ("Source", "Makes", "Size")),
     "verbs": verbs_table,
     "exit codes": exit_codes,
+    "keys": keys,
     "options of verbs": verb_options,
     "places": places,
 }
 
 
-def refresh(page: Path) -> None:
-    """Write into a page what is made of the code, and the real output under each command."""
-    text = _MADE.sub(
-        lambda part: f"<!-- {part['name']} -->\n{made(part['name'])}<!-- end of {part['name']} -->", text_of(page)
-    )
-    page.write_text(text, encoding="utf-8")
+def renew_parts(page: Path) -> None:
+    """Write into a page what is made of the code."""
+
+    def renewed(part: re.Match[str]) -> str:
+        return f"<!-- {part['name']} -->\n{made(part['name'])}<!-- end of {part['name']} -->"
+
+    page.write_text(_MADE.sub(renewed, text_of(page)), encoding="utf-8")
+
+
+def renew_outputs(page: Path) -> None:
+    """Write the real output under each command of a page."""
     outputs = iter(outputs_of(page))
 
     def renewed(fence: re.Match[str]) -> str:
@@ -219,7 +241,7 @@ def refresh(page: Path) -> None:
             return fence[0]
         return f"```console\n$ {_command(fence)[0]}\n{next(outputs)}```"
 
-    page.write_text(_FENCE.sub(renewed, text), encoding="utf-8")
+    page.write_text(_FENCE.sub(renewed, text_of(page)), encoding="utf-8")
 
 
 def draw() -> None:
@@ -232,7 +254,8 @@ def main() -> None:
     """Bring all pages up to date, and the picture."""
     draw()
     for page in PAGES:
-        refresh(page)
+        renew_parts(page)
+        renew_outputs(page)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from tests.unit.test_simulate import refusal, run
 README = ROOT / "README.md"
 LONGEST_README = 250
 FORMATS = ROOT / "remat_cli/formats/README.md"
-CONFIG = ROOT / "remat_cli/config/README.md"
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
@@ -164,15 +163,6 @@ def test_every_planner_option_is_one_of_some_planner_or_family(page: Path) -> No
 )
 def test_everything_with_a_name_is_mentioned(name: str) -> None:
     assert any(re.search(rf"`(?:remat )?{name}`", text_of(page)) for page in PAGES), name
-
-
-def test_every_key_of_a_config_file_has_a_row() -> None:
-    reads_a_graph = {
-        option.name
-        for option in cli.get_command(click.Context(cli), "plan").params  # type: ignore[union-attr]
-        if getattr(option, "section", "") == "Graph options" and option.name != "config"
-    }
-    assert {name for name in reads_a_graph if f"\n| `{name}` | " not in text_of(CONFIG)} == set()
 
 
 def without_fences(page: Path) -> str:
