@@ -20,7 +20,7 @@ from remat_cli.cores import leave_ctrl_c_to_parent
 from remat_cli.errors import ExitCode, RematError
 from remat_cli.planners import PLANNERS
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.problem import Budget, Observer, Problem, Status
 from remat_cli.settings import as_text, in_config
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, solve
@@ -29,11 +29,6 @@ from remat_cli.studies.progress import Prefixed
 from remat_cli.units import format_bytes, format_share
 
 _LONGEST_NAME = 60
-_WHICH_PLAN = {
-    Scope.ANY_ORDER: "no plan in any order",
-    Scope.FIXED_ORDER: "no plan in input order",
-    Scope.PLANNER: "no plan of this planner",
-}
 
 
 class Verdict(StrEnum):
@@ -321,7 +316,8 @@ def _why_nothing_fits(solution: Solution) -> str:
 
 
 def _which_plan(refusal: Solution) -> str:
-    return _WHICH_PLAN[refusal.scope] + (" without transfers" if refusal.leaves_out_transfers else "")
+    without = " without transfers" if refusal.leaves_out_transfers else ""
+    return f"no plan {refusal.scope.which_plans}{without}"
 
 
 def _plan_in_words(overhead: float) -> str:

@@ -32,6 +32,7 @@ LAYERS = (
     ("remat_cli.prepare", "remat_cli.synthesis"),
     ("remat_cli.studies",),
     ("remat_cli.checks",),
+    ("remat_cli.api",),
     ("remat_cli.batch",),
     ("remat_cli.runtime",),
     ("remat_cli.reports",),
