@@ -2,7 +2,7 @@
 
 `make golden` runs `python -m tests.golden.pages`, which brings all pages up to date. In a page,
 
-    ```console          begins a command, `$ remat ...`, and what it prints;
+    ```console          begins a command, `$ remat ...` or `$ python ...`, and what it prints;
     ```yaml mine.yaml   begins a file that the commands after it find in their folder;
     <!-- verbs -->      begins what is made of the code, by the entry of that name in MADE, up to <!-- end of verbs -->.
 """
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
+import remat_cli
 from remat_cli.cli import VERBS, cli
 from remat_cli.config import GraphOptions
 from remat_cli.errors import ExitCode
@@ -79,7 +81,7 @@ def commands_of(page: Path) -> Iterator[tuple[str, str]]:
 
 def _command(fence: re.Match[str]) -> tuple[str, str]:
     line, _, output = fence["body"].partition("\n")
-    assert line.startswith("$ remat "), f"a console block begins with '$ remat', not with {line!r}"
+    assert line.startswith(("$ remat ", "$ python ")), f"a console block begins with a command, not with {line!r}"
     return line.removeprefix("$ "), output
 
 
@@ -195,6 +197,16 @@ def verb_options() -> str:
     )
 
 
+def python_names() -> str:
+    """What Python code may call, with what each says of itself."""
+    names = [name for name in remat_cli.__all__ if not name.startswith("_")]
+    return table(["name", "what it is"], [[f"`{name}`", _first_line(getattr(remat_cli, name))] for name in names])
+
+
+def _first_line(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
 def places() -> str:
     """Every module and folder of the package, the lowest layer first, with what it says of itself."""
     rows = []
@@ -220,6 +232,7 @@ MADE: Mapping[str, Callable[[], str]] = {
     "keys": keys,
     "options of verbs": verb_options,
     "places": places,
+    "python names": python_names,
 }
 
 
