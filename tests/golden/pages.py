@@ -186,7 +186,7 @@ def verb_options() -> str:
         context = click.Context(command, info_name=verb)
         for option in command.get_params(context):
             record = option.get_help_record(context) if isinstance(option, click.Option) else None
-            if record is not None and option.name != "help":
+            if record is not None and "--help" not in option.opts:
                 verbs_of.setdefault((getattr(option, "section", "Options"), *record), []).append(verb)
     groups: dict[tuple[str, ...], list[list[str]]] = {}
     for (_, option_text, meaning), verbs in sorted(verbs_of.items(), key=lambda item: -len(item[1])):
