@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -96,7 +97,8 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted((ROOT / "remat_cli").rglob("*.py"))}
 
 
-def imports_of(module: str, *, late: bool = True) -> set[str]:
+@cache
+def imports_of(module: str, *, late: bool = True) -> frozenset[str]:
     """Return what `module` imports: modules of ours by their full name, others as written.
 
     Args:
@@ -104,7 +106,7 @@ def imports_of(module: str, *, late: bool = True) -> set[str]:
         late: also what functions import when they are called.
     """
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    return {name for node in (ast.walk(tree) if late else tree.body) for name in _imported(node)}
+    return frozenset(name for node in (ast.walk(tree) if late else tree.body) for name in _imported(node))
 
 
 def _imported(node: ast.AST) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.prepare import prepare
 from remat_cli.problem import Bound, Budget, Observer, Plan, Problem, Scope, Status
 from remat_cli.schedule import Offload, Schedule, plain_run
-from remat_cli.solve import baseline_of, solve
+from remat_cli.solve import Solution, baseline_of, solve
 from tests.graphs import diamond, graph_of, op, training_chain, training_unet
 from tests.oracle import least_peak
 from tests.places import GRAPHS
@@ -31,10 +32,6 @@ NO_CLOCK = 600.0
 
 def problem_of(graph: Graph, share: float) -> Problem:
     return Problem(graph, Budget(int(baseline_of(graph).peak_bytes * share)))
-
-
-def unet(share: float) -> Problem:
-    return problem_of(prepare(GRAPHS / "unet.onnx", GraphOptions(dims={"batch": 8})).graph, share)
 
 
 class Notes(Observer):
@@ -55,10 +52,22 @@ class Notes(Observer):
         self.standings.append((overhead, bound, found_by))
 
 
+@cache
+def unet(share: float) -> Problem:
+    return problem_of(prepare(GRAPHS / "unet.onnx", GraphOptions(dims={"batch": 8})).graph, share)
+
+
+@cache
+def unet_planned(share: float) -> tuple[Solution, Notes]:
+    """Plan a U-Net as far as it goes; return also what was told on the way."""
+    notes = Notes()
+    return solve(unet(share), Auto(time_limit=NO_CLOCK), notes), notes
+
+
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.6])
 def test_is_no_worse_than_its_members(share: float) -> None:
     problem = unet(share)
-    auto = solve(problem, Auto(time_limit=NO_CLOCK))
+    auto, _ = unet_planned(share)
     assert auto.trace is not None
     for member in (DTR(), Rotor(), ApproxDP(), MinCut(), Retention(time_limit=NO_CLOCK)):
         trace = solve(problem, member).trace
@@ -67,8 +76,7 @@ def test_is_no_worse_than_its_members(share: float) -> None:
 
 
 def test_tells_bound_overhead_and_who_found_it_first_to_last() -> None:
-    notes = Notes()
-    solution = solve(unet(0.6), Auto(time_limit=NO_CLOCK), notes)
+    solution, notes = unet_planned(0.6)
     assert notes.asked[:3] == ["keep_all", "dtr", "min_cut"]
     assert {bound.scope for bound in notes.bounds} == {Scope.ANY_ORDER, Scope.FIXED_ORDER}
     overheads = [overhead for overhead, _, _ in notes.standings]
@@ -197,7 +205,7 @@ def sent(schedule: Schedule | None) -> int:
 
 def test_offloads_only_where_it_may_and_then_proves_nothing_of_recomputation() -> None:
     problem = replace(unet(0.6), bytes_per_time=Fraction(12))
-    stays, moves = (solve(problem, Auto(offload=offload)) for offload in (False, True))
+    stays, moves = unet_planned(0.6)[0], solve(problem, Auto(offload=True, work_limit=0.2))
     assert sent(stays.result.schedule) == 0
     assert sent(moves.result.schedule) > 0
     assert moves.result.found_by == "pofo"
@@ -208,8 +216,8 @@ def test_offloads_only_where_it_may_and_then_proves_nothing_of_recomputation() -
 
 
 def test_without_a_link_it_offloads_nothing() -> None:
-    may, may_not = (solve(unet(0.8), Auto(offload=offload)) for offload in (True, False))
-    assert may.result == may_not.result
+    may = solve(unet(0.9), Auto(offload=True, time_limit=NO_CLOCK))
+    assert may.result == unet_planned(0.9)[0].result
 
 
 @pytest.mark.parametrize("option", ["time_limit", "gap", "patience", "cores", "seed"])
