@@ -14,6 +14,7 @@ from remat_cli.config import GraphOptions
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
 from remat_cli.solve import baseline_of
+from tests.graphs import training_chain
 from tests.hunt.claims import QUICK, check_by_each_other, check_by_oracle
 from tests.hunt.problems import SIZES, SMALL, TIMES, problems, resized, tangled, with_budget
 from tests.places import GRAPHS
@@ -27,7 +28,14 @@ def test_no_claim_of_any_planner_is_false(sizes: str, times: str, data: st.DataO
     check_by_oracle(data.draw(problems(SMALL, sizes, times)))
 
 
-# On the first ones CP-SAT, left to itself, proves too much (see tests/unit/planners/shared/test_cp_sat.py).
+@pytest.mark.parametrize("budget", [3, 4, 5])
+def test_times_that_add_up_to_nearly_all_that_the_format_allows(budget: int) -> None:
+    graph = training_chain(4, time=2**56)
+    assert 2**59 < graph.total_time < 2**60
+    check_by_oracle(Problem(graph, Budget(budget)))
+
+
+# On the first one CP-SAT, left to itself, proves too much (see tests/unit/planners/shared/test_cp_sat.py).
 @pytest.mark.parametrize("seed", [74, *range(4)])
 def test_no_plan_refutes_what_another_planner_proves(seed: int) -> None:
     graph = resized(tangled(seed), seed, "nearly equal", "as drawn")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
+from remat_cli.planners.shared import limits
 from remat_cli.prepare import prepare
 from remat_cli.problem import Bound, Budget, Observer, Plan, Problem, Scope, Status
 from remat_cli.schedule import Offload, Schedule, plain_run
@@ -187,6 +189,54 @@ def test_ctrl_c_in_the_proof_keeps_a_plan() -> None:
     solution = solve(unet(0.6), Auto(), InterruptTheProof())
     assert solution.interrupted
     assert solution.status is Status.FEASIBLE
+
+
+class PhasesAndPlans(Observer):
+    """Writes down phases and plans in turn, and lets time pass, far beyond the limit, where one of them begins."""
+
+    def __init__(self, late_at: int = -1) -> None:
+        self.now = monotonic()
+        self.heard: list[str] = []
+        self._late_at = late_at
+
+    def clock(self) -> float:
+        return self.now
+
+    def phase(self, text: str) -> None:
+        self.heard.append(text)
+        if len(self.phases) == self._late_at:
+            self.now += 1e9
+
+    def found(self, plan: Plan) -> None:
+        self.heard.append("a plan")
+
+    @property
+    def phases(self) -> list[str]:
+        return [text for text in self.heard if text != "a plan"]
+
+
+def test_a_plan_comes_before_any_proof() -> None:
+    told = PhasesAndPlans()
+    solve(problem_of(training_unet(4), 0.8), Auto(time_limit=NO_CLOCK), told)
+    proofs = [number for number, text in enumerate(told.heard) if "proving" in text]
+    assert proofs
+    assert "a plan" in told.heard[: proofs[0]]
+
+
+# None of these waits: the clock is the test's.
+@pytest.mark.parametrize("late_at", range(1, 20))
+def test_whatever_phase_the_time_is_up_in_it_ends_with_the_plan_so_far(
+    late_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = PhasesAndPlans(late_at)
+    monkeypatch.setattr(limits, "monotonic", told.clock)
+    solution = solve(problem_of(training_unet(4), 0.8), Auto(time_limit=10.0), told)
+    assert len(told.phases) >= late_at
+    has_plan = "a plan" in told.heard
+    assert (solution.status in (Status.FEASIBLE, Status.OPTIMAL)) == has_plan
+    assert has_plan or late_at == 1
+    # A planner may announce what comes next before it looks at the clock.
+    assert len(told.phases) <= late_at + 2
 
 
 def test_a_limit_of_work_gives_the_same_plan_again() -> None:

@@ -12,6 +12,7 @@ from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.cover_bound import Gaps, cheapest_cover, cover_bound
 from remat_cli.planners.retention.cut_bound import cut_bound, tightest_cuts
 from remat_cli.planners.retention.rerun_bound import NO_BOUND, RerunBound
+from remat_cli.planners.shared import cp_sat
 from remat_cli.planners.shared.cp_sat import Outcome
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Stages, sums
@@ -101,3 +102,20 @@ def test_what_is_needed_later_in_any_order_is_lacking() -> None:
     lacking = Ancestry(Stages.of(diamond()), 5).lacking
     assert lacking.tolist() == [4 - 5, 6 - 5, 6 - 5, 5 - 5]
     assert Ancestry(Stages.of(diamond()), 5).path().tolist()[:1] != []
+
+
+@pytest.mark.parametrize("limits", [Limits.of(0.0), Limits.of(1e5, 0)], ids=["clock", "work"])
+def test_where_no_room_is_left_bounds_end_without_asking_a_solver(
+    limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cp_sat._Search, "run", lambda self: pytest.fail("the solver was asked"))
+    graph = training_chain(30)
+    room = baseline_of(graph).peak_bytes // 2
+    stages = Stages.of(graph)
+    for bound in (
+        cover_bound(stages, room, limits),
+        cut_bound(stages, room, tightest_cuts(stages, room, 4), limits),
+        any_order_bound(graph, room, limits),
+    ):
+        assert bound.extra is not None
+        assert bound.extra <= 30
