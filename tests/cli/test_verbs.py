@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,13 @@ from typing import Any
 import pytest
 
 from remat_cli.cli import EXIT_CODES, VERBS, cli
+from remat_cli.config import GraphOptions
+from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.planners import PLANNERS
+from remat_cli.planners.dtr.planner import DTR
+from remat_cli.prepare import prepare
+from remat_cli.problem import Bound, Observer, PlanResult, Problem, Scope, Status
+from remat_cli.schedule import plain_run
 from tests.cli.calls import Ended, Remat
 from tests.documents import chain_document
 
@@ -124,6 +131,50 @@ class TestPlan:
         ended = remat("plan", graph, "--budget", "70%", "-o", output)
         assert (ended.code, output.read_text()) == (2, "old")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["chain.json", "s.json"]
+
+
+class TestFalseClaims:
+    """What the judge refutes costs the claim, not the plan."""
+
+    @pytest.fixture
+    def plan(self, remat: Remat, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+        """Plan by a planner of whose result something is changed."""
+        honest = DTR.plan
+
+        def call(**claims: Any) -> Ended:
+            def claim(planner: DTR, problem: Problem, observe: Observer) -> PlanResult:
+                return replace(honest(planner, problem, Observer()), **claims)
+
+            monkeypatch.setattr(DTR, "plan", claim)
+            return remat("plan", graph, "--budget", "70%", "--planner", "dtr", "-o", tmp_path / "s.json", "--json")
+
+        return call
+
+    @pytest.mark.parametrize("status", [Status.FEASIBLE, Status.OPTIMAL])
+    def test_a_bound_above_the_plan_is_dropped_and_the_plan_stays(
+        self, status: Status, plan: Callable[..., Ended], remat: Remat, graph: Path, tmp_path: Path
+    ) -> None:
+        ended = plan(status=status, bounds=(Bound(10**9, Scope.ANY_ORDER),))
+        assert ended.code == 0
+        assert "a bound (any-order) is wrong: a plan takes " in ended.err
+        assert (ended.json["status"], len(ended.json["warnings"])) == ("feasible", 1)
+        assert remat("verify", graph, tmp_path / "s.json", "-q").code == 0
+
+    def test_a_plan_that_fits_after_all_is_taken(self, plan: Callable[..., Ended], tmp_path: Path) -> None:
+        honest = plan().json
+        schedule = read_schedule(tmp_path / "s.json").schedule
+        ended = plan(status=Status.INFEASIBLE, scope=Scope.ANY_ORDER, schedule=None, closest=schedule, bounds=())
+        assert ended.code == 0
+        assert "the proof that no plan fits (any-order) is wrong: there is one, and it is kept" in ended.err
+        assert ended.json["time"] == honest["time"]
+
+    def test_without_a_plan_that_fits_it_ends_as_any_search_that_found_none(
+        self, plan: Callable[..., Ended], graph: Path
+    ) -> None:
+        too_large = plain_run(prepare(graph, GraphOptions()).graph)
+        ended = plan(schedule=too_large, bounds=())
+        assert ended.code == 4
+        assert "above the budget" in ended.err
 
 
 class TestVerify:
