@@ -43,15 +43,15 @@ def test_no_plan_refutes_what_another_planner_proves(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dims", "share"),
+    ("name", "dims", "share", "planners"),
     [
-        ("unet.onnx", {"batch": 8}, 0.6),
-        ("resnet50.onnx", {"batch": 32}, 0.8),
-        ("gpt.onnx", {"batch": 8, "seq": 512}, 0.7),
-        ("skip_chain.json", {}, 0.7),
+        ("unet.onnx", {"batch": 8}, 0.6, ()),
+        ("resnet50.onnx", {"batch": 32}, 0.8, QUICK),
+        ("gpt.onnx", {"batch": 8, "seq": 512}, 0.7, QUICK),
+        ("skip_chain.json", {}, 0.7, ()),
     ],
 )
-def test_on_networks(name: str, dims: dict[str, int], share: float) -> None:
+def test_on_networks(name: str, dims: dict[str, int], share: float, planners: tuple[str, ...]) -> None:
     graph = prepare(GRAPHS / name, GraphOptions(dims=dims)).graph
     # How far each comes in that time depends on the machine; what it then claims must hold all the same.
-    check_by_each_other(Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes))), time_limit=0.3)
+    check_by_each_other(Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes))), planners, time_limit=0.3)

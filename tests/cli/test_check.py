@@ -29,8 +29,9 @@ CHAIN = {
         for i in range(12)
     ],
 }
-HOLDS = "- {name: fits, path: chain.json, budget: 70%}\n"
-FAILS = "- {name: tight, path: chain.json, budget: 250B}\n"
+# By a planner that answers at once: what is tested here is what becomes of the answer.
+HOLDS = "- {name: fits, path: chain.json, budget: 70%, planner: dtr}\n"
+FAILS = "- {name: tight, path: chain.json, budget: 250B, planner: dtr}\n"
 BROKEN = "- {name: lost, path: gone.json, budget: 70%}\n"
 
 

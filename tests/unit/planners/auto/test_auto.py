@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
+from remat_cli.generate.unet import UNet
 from remat_cli.graph import Graph
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.auto.portfolio import Portfolio
@@ -21,13 +21,12 @@ from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.shared import limits
-from remat_cli.prepare import prepare
 from remat_cli.problem import Bound, Budget, Observer, Plan, Problem, Scope, Status
 from remat_cli.schedule import Offload, Schedule, plain_run
 from remat_cli.solve import Solution, baseline_of, solve
+from remat_cli.synthesis import synthesize
 from tests.graphs import diamond, graph_of, op, training_chain, training_unet
 from tests.oracle import least_peak
-from tests.places import GRAPHS
 
 NO_CLOCK = 600.0
 
@@ -56,7 +55,7 @@ class Notes(Observer):
 
 @cache
 def unet(share: float) -> Problem:
-    return problem_of(prepare(GRAPHS / "unet.onnx", GraphOptions(dims={"batch": 8})).graph, share)
+    return problem_of(synthesize(UNet(), ops=70).graph, share)
 
 
 @cache
@@ -254,8 +253,8 @@ def sent(schedule: Schedule | None) -> int:
 
 
 def test_offloads_only_where_it_may_and_then_proves_nothing_of_recomputation() -> None:
-    problem = replace(unet(0.6), bytes_per_time=Fraction(12))
-    stays, moves = unet_planned(0.6)[0], solve(problem, Auto(offload=True, work_limit=0.2))
+    problem = replace(problem_of(training_unet(5), 0.8), bytes_per_time=Fraction(4))
+    stays, moves = (solve(problem, Auto(offload=offload, time_limit=NO_CLOCK)) for offload in (False, True))
     assert sent(stays.result.schedule) == 0
     assert sent(moves.result.schedule) > 0
     assert moves.result.found_by == "pofo"
