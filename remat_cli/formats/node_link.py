@@ -55,7 +55,7 @@ def read(source: Source, options: ReadOptions) -> Reading:
     try:
         graph = _graph(document, [nodes[key] for key in order], nodes, sources, scale)
     except GraphError as error:
-        raise GraphError(f"{where}: {error.message}", hint=error.hint) from None
+        raise GraphError(f"{where}: {error.message}", hint=error.remedy) from None
     return Reading(graph, notes=notes)
 
 

@@ -16,7 +16,14 @@ from tests.places import ROOT
 
 # Lowest first. A module imports from its own layer and from those below.
 LAYERS = (
-    ("remat_cli", "remat_cli.errors", "remat_cli.units", "remat_cli.cores", "remat_cli.interruption"),
+    (
+        "remat_cli",
+        "remat_cli.errors",
+        "remat_cli.settings",
+        "remat_cli.units",
+        "remat_cli.cores",
+        "remat_cli.interruption",
+    ),
     ("remat_cli.graph", "remat_cli.operators", "remat_cli.schedule"),
     ("remat_cli.problem",),
     ("remat_cli.simulate", "remat_cli.bounds"),
@@ -26,6 +33,7 @@ LAYERS = (
     ("remat_cli.prepare", "remat_cli.synthesis"),
     ("remat_cli.studies",),
     ("remat_cli.checks",),
+    ("remat_cli.api",),
     ("remat_cli.batch",),
     ("remat_cli.runtime",),
     ("remat_cli.reports",),
