@@ -23,7 +23,7 @@ from remat_cli.prepare import prepare
 from remat_cli.problem import Bound, Observer, PlanResult, Problem, Scope, Status
 from remat_cli.schedule import plain_run
 from tests.cli.calls import Ended, Remat
-from tests.documents import chain_document
+from tests.documents import chain_document, changed
 
 
 @pytest.fixture
@@ -201,15 +201,8 @@ class TestVerify:
         remat("plan", graph, "--mode", "inference", "--planner", "keep_all", "--budget", "100%", "-o", path)
         assert remat("verify", graph, path).code == 0
 
-    def changed(self, schedule: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-        document = json.loads(schedule.read_text())
-        change(document)
-        path = schedule.with_name("changed.json")
-        path.write_text(json.dumps(document))
-        return path
-
     def test_names_the_first_broken_step(self, remat: Remat, graph: Path, schedule: Path) -> None:
-        ended = remat("verify", graph, self.changed(schedule, lambda document: document["steps"].pop(0)))
+        ended = remat("verify", graph, changed(schedule, lambda document: document["steps"].pop(0)))
         assert ended.code == 5
         assert "step 0 (compute 'op1'): tensor 'y0' is not in memory" in ended.err
 
@@ -247,7 +240,7 @@ class TestVerify:
     def test_does_not_believe_what_the_file_says_of_itself(
         self, change: dict[str, Any], message: str, remat: Remat, graph: Path, schedule: Path
     ) -> None:
-        ended = remat("verify", graph, self.changed(schedule, lambda document: document.update(change)))
+        ended = remat("verify", graph, changed(schedule, lambda document: document.update(change)))
         assert ended.code == 5
         assert message in ended.err
         differences = ended.err.partition("hint")[0].splitlines()
@@ -257,15 +250,15 @@ class TestVerify:
     def test_does_not_believe_what_the_file_says_of_the_graph(
         self, key: str, said: object, remat: Remat, graph: Path, schedule: Path
     ) -> None:
-        changed = self.changed(schedule, lambda document: document["graph"].update({key: said}))
-        ended = remat("verify", graph, changed)
+        other = changed(schedule, lambda document: document["graph"].update({key: said}))
+        ended = remat("verify", graph, other)
         assert ended.code == 5
         assert f"the file says graph.{key} {said!r}, but" in ended.err
 
     def test_names_each_difference(self, remat: Remat, graph: Path, schedule: Path) -> None:
         change = {"time": 7, "overhead": 9.0, "budget_bytes": 9, "peak_bytes": 8}
-        changed = self.changed(schedule, lambda document: document.update(change))
-        ended = remat("verify", graph, changed, "--budget", "100%")
+        other = changed(schedule, lambda document: document.update(change))
+        ended = remat("verify", graph, other, "--budget", "100%")
         assert ended.code == 5
         assert all(f"the file says {place} {said}" in ended.err for place, said in change.items())
 
@@ -275,7 +268,7 @@ class TestVerify:
             document["overhead"] = document["bound"]["overhead"] = (document["time"] - plain) / plain
             document["status"] = "optimal"
 
-        assert remat("verify", graph, self.changed(schedule, otherwise)).code == 0
+        assert remat("verify", graph, changed(schedule, otherwise)).code == 0
 
     def test_what_the_file_leaves_out_is_not_held_against_it(self, remat: Remat, graph: Path, schedule: Path) -> None:
         def strip(document: dict[str, Any]) -> None:
@@ -283,11 +276,11 @@ class TestVerify:
             for key in document.keys() - {"format", "steps", "graph"}:
                 del document[key]
 
-        assert remat("verify", graph, self.changed(schedule, strip)).code == 0
+        assert remat("verify", graph, changed(schedule, strip)).code == 0
 
     @pytest.mark.parametrize("place", ["time", "overhead", "budget_bytes"])
     def test_numbers_beyond_arithmetic_are_refused(self, place: str, remat: Remat, graph: Path, schedule: Path) -> None:
-        ended = remat("verify", graph, self.changed(schedule, lambda document: document.update({place: 10**400})))
+        ended = remat("verify", graph, changed(schedule, lambda document: document.update({place: 10**400})))
         assert ended.code == 6
         assert f"{place}: 1000000" in ended.err
         assert "is too large" in ended.err

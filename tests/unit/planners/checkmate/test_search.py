@@ -22,24 +22,17 @@ from remat_cli.problem import Budget, Observer, Problem, Scope, Status
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of, solve
 from tests.graphs import training_chain, training_unet
+from tests.plans import Told
 from tests.unit.planners.checkmate.test_mip import each_solver
 
 UNET = training_unet(3)
 TIGHT = Problem(UNET, Budget(baseline_of(UNET).peak_bytes - 8))
 
 
-class Phases(Observer):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def phase(self, text: str) -> None:
-        self.heard.append(text)
-
-
 def test_a_plan_comes_before_the_program() -> None:
-    phases = Phases()
-    result = CheckmateSearch(TIGHT, Checkmate(), 0.0, phases).run()
-    assert phases.heard[:2] == ["dropping tensors until the rest fits", "solving the relaxation"]
+    told = Told()
+    result = CheckmateSearch(TIGHT, Checkmate(), 0.0, told).run()
+    assert told.phases[:2] == ["dropping tensors until the rest fits", "solving the relaxation"]
     assert (result.status, result.bound and result.bound.scope) == (Status.OPTIMAL, Scope.FIXED_ORDER)
     assert result.stats["programs"] > 0
 

@@ -11,17 +11,10 @@ from remat_cli.schedule import plain_run
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of
 from tests.graphs import chain, training_chain, training_unet
+from tests.plans import Told
 
 GRAPH = training_unet(4)
 PLAIN = baseline_of(GRAPH).peak_bytes
-
-
-class Phases(Observer):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def phase(self, text: str) -> None:
-        self.heard.append(text)
 
 
 def searched(budget: int, observe: Observer | None = None, **options: object) -> PlanResult:
@@ -35,12 +28,12 @@ def test_where_the_plain_run_fits_no_run_is_tried() -> None:
 
 
 def test_a_plan_fits_and_says_how_many_runs_it_took() -> None:
-    phases = Phases()
-    result = searched(PLAIN - 8, phases, heuristic=Heuristic.H_DTR)
+    told = Told()
+    result = searched(PLAIN - 8, told, heuristic=Heuristic.H_DTR)
     assert result.status is Status.FEASIBLE
     assert result.schedule is not None
     assert simulate(GRAPH, result.schedule).peak_bytes <= PLAIN - 8
-    assert phases.heard == ["evicting by h_dtr"] * result.stats["greedy_runs"]
+    assert told.phases == ["evicting by h_dtr"] * result.stats["greedy_runs"]
 
 
 @pytest.mark.parametrize("candidates", [1, 3])

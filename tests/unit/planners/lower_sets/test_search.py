@@ -16,25 +16,18 @@ from remat_cli.problem import Budget, Observer, Problem, Scope, Status
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of
 from tests.graphs import training_chain, training_unet
+from tests.plans import Told
 
 GRAPH = training_unet(4)
 PLAIN = baseline_of(GRAPH).peak_bytes
 FAMILIES: list[type[ApproxDP | ExactDP]] = [ApproxDP, ExactDP]
 
 
-class Phases(Observer):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def phase(self, text: str) -> None:
-        self.heard.append(text)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_search_goes_from_the_smallest_b_to_a_plan_that_fits(family: type[ApproxDP | ExactDP]) -> None:
-    phases = Phases()
-    result = family().plan(Problem(GRAPH, Budget(PLAIN - 4)), phases)
-    assert phases.heard == [
+    told = Told()
+    result = family().plan(Problem(GRAPH, Budget(PLAIN - 4)), told)
+    assert told.phases == [
         "searching the smallest B of equation 2",
         "searching B for the plan that fits with the least overhead",
         "improving the plan",
@@ -44,10 +37,10 @@ def test_the_search_goes_from_the_smallest_b_to_a_plan_that_fits(family: type[Ap
 
 
 def test_a_plain_run_that_fits_needs_no_search() -> None:
-    sets, phases = pruned_family(ForwardPart.of(GRAPH, "a test")), Phases()
-    search = LowerSetSearch(Problem(GRAPH, Budget(PLAIN)), sets, ApproxDP(), phases)
+    sets, told = pruned_family(ForwardPart.of(GRAPH, "a test")), Told()
+    search = LowerSetSearch(Problem(GRAPH, Budget(PLAIN)), sets, ApproxDP(), told)
     assert search.run().status is Status.OPTIMAL
-    assert phases.heard == []
+    assert told.phases == []
     assert search.plans.count == 1
 
 

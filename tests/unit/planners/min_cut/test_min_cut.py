@@ -9,25 +9,21 @@ from remat_cli.generate.chain import Chain
 from remat_cli.generate.layered import Layered
 from remat_cli.generate.transformer import Transformer
 from remat_cli.generate.unet import UNet
-from remat_cli.graph import Graph
 from remat_cli.planners.min_cut import search
 from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Bound, Budget, Observer, Plan, Problem, Scope, Status
+from remat_cli.problem import Budget, Observer, Problem, Scope, Status
 from remat_cli.schedule import plain_run
 from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of, solve
+from remat_cli.solve import solve
 from remat_cli.synthesis import synthesize
 from tests.graphs import graph_of, op, training_chain
+from tests.plans import Told, at_share
 
 UNET = synthesize(UNet(), ops=150).graph
-
-
-def at_share(graph: Graph, share: float) -> Problem:
-    return Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes)))
 
 
 @pytest.mark.parametrize(
@@ -105,25 +101,15 @@ def test_plans_in_the_order_of_what_it_starts_from() -> None:
 
 
 def test_tells_of_each_better_plan_and_of_its_bound() -> None:
-    class Listener(Observer):
-        def __init__(self) -> None:
-            self.found_times: list[int] = []
-            self.bounds: list[Bound] = []
-
-        def found(self, plan: Plan) -> None:
-            self.found_times.append(plan.time)
-
-        def bound(self, bound: Bound) -> None:
-            self.bounds.append(bound)
-
-    listener = Listener()
-    result = MinCut(work_limit=0.3).plan(at_share(UNET, 0.35), listener)
-    assert len(listener.found_times) > 1
-    assert listener.found_times == sorted(listener.found_times, reverse=True)
-    times = [bound.time for bound in listener.bounds]
+    told = Told()
+    result = MinCut(work_limit=0.3).plan(at_share(UNET, 0.35), told)
+    found = [plan.time for plan in told.plans]
+    assert len(found) > 1
+    assert found == sorted(found, reverse=True)
+    times = [bound.time for bound in told.bounds]
     assert times == sorted(set(times))
-    assert listener.bounds[-1] == result.bound
-    assert listener.bounds[-1].scope is Scope.FIXED_ORDER
+    assert told.bounds[-1] == result.bound
+    assert told.bounds[-1].scope is Scope.FIXED_ORDER
 
 
 def test_real_sizes_that_need_one_choice_are_proven_optimal() -> None:

@@ -8,17 +8,10 @@ from remat_cli.problem import Budget, Observer, PlanResult, Problem, Scope, Stat
 from remat_cli.schedule import plain_run
 from remat_cli.solve import baseline_of
 from tests.graphs import graph_of, op, training_chain, training_unet
+from tests.plans import Told
 
 GRAPH = training_unet(3)
 PLAIN = baseline_of(GRAPH).peak_bytes
-
-
-class Phases(Observer):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def phase(self, text: str) -> None:
-        self.heard.append(text)
 
 
 def searched(budget: int, observe: Observer, **options: object) -> PlanResult:
@@ -26,17 +19,17 @@ def searched(budget: int, observe: Observer, **options: object) -> PlanResult:
 
 
 def test_a_plan_comes_first_and_then_a_faster_one() -> None:
-    phases = Phases()
-    result = searched(PLAIN - 4, phases)
-    assert list(dict.fromkeys(phases.heard)) == ["finding a plan that fits", "looking for a faster plan"]
+    told = Told()
+    result = searched(PLAIN - 4, told)
+    assert list(dict.fromkeys(told.phases)) == ["finding a plan that fits", "looking for a faster plan"]
     assert (result.status, result.bound and result.bound.scope) == (Status.OPTIMAL, Scope.PLANNER)
     assert result.stats["models"] >= 2
 
 
 def test_in_one_phase_both_are_one() -> None:
-    phases = Phases()
-    one = searched(PLAIN - 4, phases, phases=1)
-    assert set(phases.heard) == {"looking for a faster plan"}
+    told = Told()
+    one = searched(PLAIN - 4, told, phases=1)
+    assert set(told.phases) == {"looking for a faster plan"}
     assert one.bounds == searched(PLAIN - 4, Observer()).bounds
 
 

@@ -20,7 +20,7 @@ from remat_cli.problem import Basis, Status
 from remat_cli.solve import baseline_of
 from tests.graphs import diamond, graph_of, op, scaled, small_graphs, training_chain
 
-AMPLE = Limits.of(60.0)
+AMPLE = Limits.of(1e5)
 
 
 def test_of_two_bounds_the_one_that_says_more_is_stronger() -> None:

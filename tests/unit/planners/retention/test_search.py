@@ -10,25 +10,14 @@ from remat_cli.errors import UsageError
 from remat_cli.planners.retention.planner import OrderChoice, Retention
 from remat_cli.planners.retention.search import Known, RetentionSearch
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Bound, Budget, Observer, Problem, Scope, Status
+from remat_cli.problem import Budget, Observer, Problem, Scope, Status
 from remat_cli.solve import baseline_of
 from tests.graphs import training_chain, training_unet
+from tests.plans import Told
 
 GRAPH = training_unet(4)
 PROBLEM = Problem(GRAPH, Budget(baseline_of(GRAPH).peak_bytes * 8 // 10))
 NO_CLOCK = 600.0
-
-
-class Notes(Observer):
-    def __init__(self) -> None:
-        self.phases: list[str] = []
-        self.bounds: list[Bound] = []
-
-    def phase(self, text: str) -> None:
-        self.phases.append(text)
-
-    def bound(self, bound: Bound) -> None:
-        self.bounds.append(bound)
 
 
 def test_counted_work_alone_gives_the_same_twice() -> None:
@@ -40,11 +29,11 @@ def test_counted_work_alone_gives_the_same_twice() -> None:
 
 @pytest.mark.parametrize("order", OrderChoice)
 def test_bounds_come_and_grow(order: OrderChoice) -> None:
-    notes = Notes()
-    result = RetentionSearch(PROBLEM, Retention(order=order, time_limit=NO_CLOCK), notes).run()
-    assert "proving a bound" in notes.phases
+    told = Told()
+    result = RetentionSearch(PROBLEM, Retention(order=order, time_limit=NO_CLOCK), told).run()
+    assert "proving a bound" in told.phases
     for scope in Scope:
-        times = [bound.time for bound in notes.bounds if bound.scope is scope]
+        times = [bound.time for bound in told.bounds if bound.scope is scope]
         assert times == sorted(set(times))
     assert result.bound is not None
     assert (result.bound.scope is Scope.FIXED_ORDER) <= (order is OrderChoice.INPUT)

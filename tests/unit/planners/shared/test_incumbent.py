@@ -14,21 +14,10 @@ from remat_cli.problem import Basis, Bound, Budget, ModelFigure, Observer, Plan,
 from remat_cli.schedule import Schedule, plain_run
 from remat_cli.simulate import simulate
 from tests.graphs import chain, training_chain
+from tests.plans import Told
 
 GRAPH = training_chain(4)  # the plain run takes 13 and needs 5 bytes
 ANYTHING = Problem(GRAPH, Budget(100))
-
-
-class Told(Observer):
-    def __init__(self) -> None:
-        self.plans: list[Plan] = []
-        self.bounds: list[Bound] = []
-
-    def found(self, plan: Plan) -> None:
-        self.plans.append(plan)
-
-    def bound(self, bound: Bound) -> None:
-        self.bounds.append(bound)
 
 
 def plan_of(time: int, peak: int) -> Plan:
