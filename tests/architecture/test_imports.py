@@ -178,10 +178,12 @@ def test_no_planner_judges_itself() -> None:
 
 
 def test_only_solve_and_auto_call_planners() -> None:
-    calls = (
-        (module, node.func) for module in MODULES for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)
-    )
-    callers = {module for module, called in calls if isinstance(called, ast.Attribute) and called.attr == "plan"}
+    callers = {
+        module
+        for module in MODULES
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "plan"
+    }
     assert {module for module in callers if not is_in(module, "remat_cli.planners.auto")} == {"remat_cli.solve"}
 
 
