@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from remat_cli.planners.min_cut.exact_choice import Window
@@ -145,6 +145,7 @@ def test_what_a_price_proves_is_below_every_choice_that_fits(sequence: RematSequ
     odd=st.integers(1, 2**31 - 1),
     exponent=st.integers(-60, 60),
 )
+@example(values=[274_877_906_945], odd=8_388_609, exponent=-18)
 def test_values_are_scaled_down_by_less_than_two_units(values: list[int], odd: int, exponent: int) -> None:
     factor = Fraction(odd) * Fraction(2) ** exponent
     if max(values) * factor >= 2**44:
