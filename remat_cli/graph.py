@@ -82,6 +82,9 @@ class Op:
         moved_bytes: bytes read and written, from which a cost model derives `time`.
         grad_flops: `flops` of the backward op. Known only to graphs read from operators; not part of the file format,
             which carries the result as `grad_time`.
+        module: path of the part of the model that it belongs to, for people.
+        source: file and line of the code that it comes from, for people.
+        signature: hash of what it does, by which whoever runs a plan recognises it; None where nobody can.
     """
 
     name: str
@@ -100,6 +103,9 @@ class Op:
     flops: int | None = None
     moved_bytes: int | None = None
     grad_flops: int | None = None
+    module: str | None = None
+    source: str | None = None
+    signature: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remat_cli.errors import GraphError
-from remat_cli.formats import native, node_link, onnx
+from remat_cli.formats import native, node_link, onnx, torch
 from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source, read_bytes
 
@@ -36,12 +36,14 @@ READERS: Mapping[str, Reader] = {
 
 
 def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
-    """Read the graph in the file at `path`, whatever its format.
+    """Read the graph in the file at `path`, whatever its format; or that of the function that `path` names.
 
     Raises:
         GraphError: the file or the graph in it is bad.
         UsageError: the options do not fit the file (dimensions left open, unknown names).
     """
+    if torch.names_function(path):
+        return torch.read(path, options or ReadOptions())
     source = Source(path)
     for reader in READERS.values():
         if reader.recognises(source):

@@ -1,0 +1,146 @@
+"""From the function that GRAPH names to what is read of its training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from remat_cli.errors import GraphError, RematError, UsageError
+from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.formats.torch.capture_errors import explained
+from remat_cli.formats.torch.convert import graph_of, operators_of, trained_parameters
+from remat_cli.formats.torch.internals import Captured, check_supported, compiled, forgetting
+from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.ops import storage_key
+from remat_cli.formats.torch.places import last_place
+from remat_cli.formats.torch.reference import check_dims, load_function, parts
+from remat_cli.formats.torch.step import Step, as_step
+from remat_cli.formats.torch.weightless import Weightless, with_fake_tensors
+
+
+def read_step(reference: str, options: ReadOptions) -> Reading:
+    """Read a training step, without weights and without memory for its tensors.
+
+    Args:
+        reference: FILE.py:NAME or package.module:NAME.
+        options: its dims are the function's keyword arguments.
+
+    Raises:
+        UsageError: there is no such function, or it does not take these options.
+        GraphError: what it returns is no training step, or cannot be captured as one graph.
+    """
+    check_supported()
+    for given, option in ((options.input_shapes, "--input-shape"), (options.value_shapes, "--value-shape")):
+        if given:
+            raise UsageError(f"{option} has no meaning for {reference}", hint="its sizes come from its dims: --dim NAME=N")
+    function = load_function(reference)
+    check_dims(function, reference, options.dims)
+    weightless = Weightless()
+    with weightless, _explaining_build(reference):
+        step = as_step(function(**options.dims), reference)
+    device, notes = _device(weightless.device_type)
+    return _read(step, reference, device, notes)
+
+
+def _explaining_build(reference: str) -> Any:
+    return _BuildErrors(reference)
+
+
+class _BuildErrors:
+    """Turns what the user's function raises while it builds the model into an error that says where."""
+
+    def __init__(self, reference: str) -> None:
+        self.reference = reference
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, Exception) or isinstance(error, RematError):
+            return
+        import traceback
+
+        place = last_place("".join(traceback.format_tb(error.__traceback__)))
+        at = f" at {place}" if place else ""
+        text = str(error).splitlines()[0] if str(error) else ""
+        without_data = isinstance(error, NotImplementedError | RuntimeError) and "meta" in str(error)
+        raise GraphError(
+            f"{self.reference} failed{at}: {type(error).__name__}: {text}",
+            hint="remat builds the model without data: values of tensors cannot be looked at here; make what is looked "
+            'at with device="cpu"'
+            if without_data
+            else "does the function run by itself?",
+        ) from error
+
+
+def _device(asked: str | None) -> tuple[str, list[str]]:
+    """Return the kind of device whose kernels are read, and what to say about that."""
+    has_cuda = torch.cuda.is_available()
+    if asked not in (None, "cpu", "cuda") or (asked == "cuda" and not has_cuda):
+        return "cpu", [f"the step asks for {asked}, which this torch does not have: the graph is that of the CPU's kernels"]
+    device = "cuda" if has_cuda else "cpu"
+    return device, [f"read with torch {torch.__version__} for {device.upper()}: other devices have other kernels"]
+
+
+class _Seen(BaseException):
+    """Ends the capture once the joint graph was seen."""
+
+
+def _read(step: Step, reference: str, device: str, notes: list[str]) -> Reading:
+    step, mode = with_fake_tensors(step, device)
+    seen: list[Captured] = []
+
+    def look(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+        seen.append(captured)
+        raise _Seen
+
+    with forgetting(), mode, explained(reference), suppress(_Seen):
+        compiled(callable_of(step.model), look)(*step.inputs, **step.keyword_inputs)
+    if not seen:
+        raise GraphError(
+            f"{reference}: nothing in the step needs a gradient",
+            hint="its model must have parameters that require gradients, and return what is computed from them",
+        )
+    joint = Joint.of(seen[0])
+    where, name = parts(reference)
+    used = {storage_key(primal.value) for primal in seen[0].primals if primal.value is not None}
+    resident = unused_bytes(modules_of(step), used)
+    return Reading(
+        graph=graph_of(joint, f"{Path(where).stem if where.endswith('.py') else where}.{name}", resident),
+        operators=operators_of(joint),
+        parameters=trained_parameters(joint, seen[0]),
+        notes=tuple(notes),
+    )
+
+
+def callable_of(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what torch captures of a model: of a module, its call with all hooks, as `Module.compile` does."""
+    return model._call_impl if isinstance(model, nn.Module) else model
+
+
+def modules_of(step: Step) -> list[nn.Module]:
+    """Return the modules that take part in a step, as far as they are in sight: the model, or a function's inputs."""
+    candidates = (step.model, *step.inputs, *step.keyword_inputs.values())
+    return [value for value in candidates if isinstance(value, nn.Module)]
+
+
+def unused_bytes(modules: Iterable[nn.Module], used: set[int]) -> int:
+    """Return the bytes of parameters and buffers whose memory is not in `used`: they are there all the same.
+
+    Args:
+        modules: whose they are.
+        used: keys of the storages that the graph has.
+    """
+    unused = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in _tensors(modules)}
+    return sum(size for key, size in unused.items() if key not in used)
+
+
+def _tensors(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
+    for module in modules:
+        yield from module.parameters()
+        yield from module.buffers()
