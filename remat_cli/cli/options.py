@@ -60,6 +60,7 @@ _GRAPH_OPTIONS = (
         help="Shape of a value that cannot be inferred. Repeatable.",
     ),
     _graph("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Whose state stays in memory."),
+    _graph("--accumulate", is_flag=True, default=None, help="A PyTorch step adds to gradients that are there before."),
     _graph("--cost-model", type=click.Choice([GIVEN_COSTS, *COST_MODELS]), help="What gives each op its time."),
     _graph(
         "--device",
@@ -154,7 +155,7 @@ def merge_config(given: dict[str, Any]) -> RunConfig:
 
 
 def _merge_graph_options(options: GraphOptions, given: dict[str, Any]) -> GraphOptions:
-    plain = ("mode", "optimizer", "cost_model", "device", "measurements", "strict", "link_bandwidth")
+    plain = ("mode", "optimizer", "cost_model", "device", "measurements", "strict", "accumulate", "link_bandwidth")
     said: dict[str, Any] = {key: given[key] for key in plain if given.get(key) is not None}
     if given.get("aliasing") is not None:
         said["aliasing"] = Aliasing(given["aliasing"])

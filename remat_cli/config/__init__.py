@@ -61,7 +61,8 @@ class GraphOptions:
         value_shapes: shapes of values that cannot be inferred.
         aliasing: which ops share storage. By default as in PyTorch for training, as in onnxruntime for inference.
         strict: estimates are errors.
-        optimizer: whose state is resident, where the file tells parameters apart (ONNX). By default sgd: none.
+        optimizer: whose state is resident, where the file tells parameters apart (ONNX, PyTorch). By default sgd: none.
+        accumulate: a PyTorch step adds to gradients that are there before; else it makes them.
         cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
         device: profile for the roofline model, and for the link to the host.
         measurements: table of measured times, for the measured model.
@@ -75,6 +76,7 @@ class GraphOptions:
     aliasing: Aliasing | None = None
     strict: bool = False
     optimizer: str | None = None
+    accumulate: bool = False
     cost_model: str | None = None
     device: str | None = None
     measurements: str | None = None
@@ -130,6 +132,7 @@ class GraphKeys:
     input_shapes: dict[str, list[int]] = field(default_factory=dict)
     value_shapes: dict[str, list[int]] = field(default_factory=dict)
     optimizer: str | None = None
+    accumulate: bool = False
     cost_model: str | None = None
     device: str | None = None
     measurements: str | None = None

@@ -84,9 +84,7 @@ def _backend(divide: Divide) -> Callable[..., Any]:
             joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
         ) -> tuple[fx.GraphModule, fx.GraphModule]:
             primals = tuple(_given_as(node, given) for node in primals_of(joint.graph))
-            forward, backward = divide(Captured(joint, num_fwd_outputs, primals))
-            _allow_backward_twice()
-            return forward, backward
+            return divide(Captured(joint, num_fwd_outputs, primals))
 
         compiler = aot_autograd(
             fw_compiler=_boxed,
@@ -167,6 +165,7 @@ def _boxed(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]],
     from torch.fx.graph import _BoxedCodeGen
 
     del example_inputs
+    _allow_backward_twice()
     module.graph.set_codegen(_BoxedCodeGen())  # type: ignore[no-untyped-call]
     module.recompile()
     forward = module.forward

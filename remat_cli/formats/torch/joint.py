@@ -117,6 +117,12 @@ class Joint:
         return {value: op for op in self.ops for value in op.values}
 
     @cached_property
+    def changed(self) -> frozenset[Storage]:
+        """Inputs that the step writes into."""
+        copies = (op.node.args[0] for op in self.ops if op.node is not None and is_copy(op.node))
+        return frozenset(self.storage(primal) for primal in copies if isinstance(primal, fx.Node))
+
+    @cached_property
     def held_outputs(self) -> tuple[Storage, ...]:
         """What is in memory at the end: outputs of the forward pass, which the caller holds, and gradients."""
         held = [value for slot, value in enumerate(self.forward_outputs) if slot not in self.new_values]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from traceback import format_tb
 
 import torch
 from torch import fx, nn
@@ -17,10 +17,17 @@ from remat_cli.formats.torch.convert import graph_of, operators_of, trained_para
 from remat_cli.formats.torch.internals import Captured, check_supported, compiled, forgetting
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
+from remat_cli.formats.torch.optimizer import optimizer_state_bytes
 from remat_cli.formats.torch.places import last_place
 from remat_cli.formats.torch.reference import check_dims, load_function, parts
 from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.formats.torch.weightless import Weightless, with_fake_tensors
+
+
+_NO_DATA = (
+    "remat builds the model without data, so values of tensors cannot be looked at; what is looked at, make with "
+    'device="cpu"'
+)
 
 
 def read_step(reference: str, options: ReadOptions) -> Reading:
@@ -47,35 +54,19 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
     return _read(step, reference, device, notes)
 
 
-def _explaining_build(reference: str) -> Any:
-    return _BuildErrors(reference)
-
-
-class _BuildErrors:
-    """Turns what the user's function raises while it builds the model into an error that says where."""
-
-    def __init__(self, reference: str) -> None:
-        self.reference = reference
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, Exception) or isinstance(error, RematError):
-            return
-        import traceback
-
-        place = last_place("".join(traceback.format_tb(error.__traceback__)))
+@contextmanager
+def _explaining_build(reference: str) -> Iterator[None]:
+    """Turn what the user's function raises while it builds the model into an error that says where."""
+    try:
+        yield
+    except RematError:
+        raise
+    except Exception as error:
+        place = last_place("".join(format_tb(error.__traceback__)))
         at = f" at {place}" if place else ""
         text = str(error).splitlines()[0] if str(error) else ""
-        without_data = isinstance(error, NotImplementedError | RuntimeError) and "meta" in str(error)
-        raise GraphError(
-            f"{self.reference} failed{at}: {type(error).__name__}: {text}",
-            hint="remat builds the model without data: values of tensors cannot be looked at here; make what is looked "
-            'at with device="cpu"'
-            if without_data
-            else "does the function run by itself?",
-        ) from error
+        hint = _NO_DATA if "meta" in str(error) else "does the function run by itself?"
+        raise GraphError(f"{reference} failed{at}: {type(error).__name__}: {text}", hint=hint) from error
 
 
 def _device(asked: str | None) -> tuple[str, list[str]]:
@@ -109,11 +100,13 @@ def _read(step: Step, reference: str, device: str, notes: list[str]) -> Reading:
     joint = Joint.of(seen[0])
     where, name = parts(reference)
     used = {storage_key(primal.value) for primal in seen[0].primals if primal.value is not None}
-    resident = unused_bytes(modules_of(step), used)
+    state = 0 if step.optimizer is None else optimizer_state_bytes(step.optimizer)
+    resident = unused_bytes(modules_of(step), used) + state
     return Reading(
         graph=graph_of(joint, f"{Path(where).stem if where.endswith('.py') else where}.{name}", resident),
         operators=operators_of(joint),
         parameters=trained_parameters(joint, seen[0]),
+        optimizer=None if step.optimizer is None else type(step.optimizer).__name__,
         notes=tuple(notes),
     )
 
