@@ -93,10 +93,30 @@ def _backend(divide: Divide) -> Callable[..., Any]:
             partition_fn=partition,
             keep_inference_input_mutations=True,
         )
+        _without_onednn_lstm(module.graph)
         with torch._functorch.config.patch(_FUNCTORCH):
             return compiler(module, inputs)
 
     return backend
+
+
+def _without_onednn_lstm(graph: fx.Graph) -> None:
+    """Have LSTMs traced step by step: torch captures oneDNN's fused layer without what its backward needs."""
+    for node in graph.nodes:
+        if getattr(node.target, "__name__", "") == "lstm":
+            node.target = _written_out(node.target)
+
+
+def _written_out(lstm: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        before = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            return lstm(*args, **kwargs)
+        finally:
+            torch._C._set_mkldnn_enabled(before)
+
+    return traced
 
 
 def _source(node: fx.Node) -> str:
