@@ -52,6 +52,12 @@ class FalseClaim(RematError):
     exit_code = 5
 
 
+class DoesNotFit(RematError):
+    """No plan fits the budget, or none was found."""
+
+    exit_code = 3
+
+
 class ClusterLost(RematError):
     """The machines on which jobs run cannot be reached any more."""
 

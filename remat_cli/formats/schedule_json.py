@@ -61,6 +61,7 @@ def _document(solution: Solution, mode: str, planner_name: str, planner: Planner
             "kind": str(graph.kind),
             "ops": len(graph.ops),
             "mode": mode,
+            **_structure(graph),
         },
         "planner": {"name": planner_name, "options": options_of(planner)},
         "status": str(result.status),
@@ -78,6 +79,12 @@ def _document(solution: Solution, mode: str, planner_name: str, planner: Planner
     }
 
 
+def _structure(graph: Graph) -> dict[str, dict[str, str]]:
+    """Return what whoever runs the plan recognises the graph by, where the graph says it."""
+    signatures = {op.name: op.signature for op in graph.ops if op.signature is not None}
+    return {"structure": signatures} if signatures else {}
+
+
 def _written(step: Step) -> list[str]:
     return [STEP_NAMES[type(step)], step.op if isinstance(step, Compute | Inplace) else step.tensor]
 
@@ -89,6 +96,7 @@ class ScheduleFile:
     Attributes:
         schedule: the steps.
         sha256: hash of the graph that it was made for.
+        structure: signatures of that graph's ops by name; None where it says none.
         mode: "training" or "inference".
         planner: name of the planner.
         budget_bytes: the budget that it claims to fit.
@@ -98,6 +106,7 @@ class ScheduleFile:
 
     schedule: Schedule
     sha256: str | None
+    structure: Mapping[str, str] | None
     mode: str | None
     planner: str | None
     budget_bytes: int | None
@@ -130,6 +139,7 @@ def read_schedule(path: Path) -> ScheduleFile:
     return ScheduleFile(
         schedule=Schedule(tuple(_step(item, f"{path}: steps[{i}]") for i, item in enumerate(steps))),
         sha256=_part(graph, "sha256", str, path),
+        structure=_part(graph, "structure", dict, path),
         mode=_part(graph, "mode", str, path),
         planner=_part(planner, "name", str, path),
         budget_bytes=_part(document, "budget_bytes", int, path),

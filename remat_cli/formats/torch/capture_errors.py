@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,32 +42,36 @@ def explained(what: str) -> Iterator[None]:
         try:
             yield
         except exc.TorchDynamoException as error:
-            if (own := remat_error(error)) is not None:
-                raise own from None
-            raise _explained(error, what, [str(warning.message) for warning in warned]) from error
+            raise explanation(error, what, [str(warning.message) for warning in warned]) from error
         finally:
             logger.setLevel(level)
 
 
-def remat_error(error: BaseException) -> RematError | None:
-    """Return the error of ours that torch wrapped into its own; None where there is none."""
-    seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, RematError):
-        seen = getattr(seen, "inner_exception", None)
-    return seen
+def explanation(error: exc.TorchDynamoException, what: str, warned: Sequence[str] = ()) -> RematError:
+    """Return the error for the user: what remat raised while torch called it, or what torch means.
+
+    Args:
+        error: as torch raised it.
+        what: what is captured.
+        warned: what autograd warned of meanwhile, which says where its error came from.
+    """
+    own: BaseException | None = error
+    while own is not None and not isinstance(own, RematError):
+        own = getattr(own, "inner_exception", None)
+    return _explained(error, what, warned) if own is None else own
 
 
-def _explained(error: exc.TorchDynamoException, what: str, warned: list[str]) -> GraphError:
+def _explained(error: exc.TorchDynamoException, what: str, warned: Sequence[str]) -> GraphError:
     text = str(error)
     if isinstance(error, exc.BackendCompilerFailed):
         return _differentiated(error, what, warned)
     reason = text.splitlines()[0] if text else type(error).__name__
-    explanation = _EXPLANATION.search(text)
+    details = _EXPLANATION.search(text)
     if isinstance(error, exc.TorchRuntimeError) or "Observed exception" in reason:
         reason = _raised(error, text)
         hint = "does the step run by itself, without remat?"
     else:
-        reason = f"{reason}: {explanation[1]}" if explanation else reason
+        reason = f"{reason}: {details[1]}" if details else reason
         hint = _DATA_DEPENDENT if _depends_on_data(text) else _WHOLE
     return GraphError(f"{what} cannot be captured{_where(error)}: {reason.rstrip('.:')}", hint=hint)
 
@@ -89,7 +93,7 @@ def _raised(error: BaseException, text: str) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def _differentiated(error: exc.BackendCompilerFailed, what: str, warned: list[str]) -> GraphError:
+def _differentiated(error: exc.BackendCompilerFailed, what: str, warned: Sequence[str]) -> GraphError:
     """Return the error for what came up while torch traced the backward pass."""
     inner = error.inner_exception
     reason = (str(inner).splitlines() or [""])[0]
