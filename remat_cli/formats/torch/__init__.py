@@ -9,10 +9,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from remat_cli.errors import UsageError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.torch.reference import names_function
 
-__all__ = ["names_function", "read"]
+__all__ = ["check_installed", "names_function", "read"]
+
+
+def check_installed() -> None:
+    """Check that torch can be imported.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"a PyTorch step needs torch, which cannot be imported: {error}", hint="pip install 'remat[torch]'"
+        ) from None
 
 
 def read(reference: Path, options: ReadOptions) -> Reading:
@@ -22,6 +37,7 @@ def read(reference: Path, options: ReadOptions) -> Reading:
         UsageError: there is no such function, it does not take the dims, torch is missing or not supported.
         GraphError: what the function returns is no training step, or it cannot be captured as one graph.
     """
+    check_installed()
     from remat_cli.formats.torch.reader import read_step
 
     return read_step(str(reference), options)

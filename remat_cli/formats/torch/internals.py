@@ -8,6 +8,7 @@ leaves out: inputs that are views of each other, outputs that are views of input
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -66,11 +67,18 @@ def compiled(function: Callable[..., Any], divide: Divide) -> Callable[..., Any]
     """
     compiled_function = torch.compile(function, backend=_backend(divide), fullgraph=True, dynamic=False)
 
+    options = {**_DYNAMO, "reorderable_logging_functions": {print}, "ignore_logging_functions": _logging_methods()}
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(_DYNAMO):
+        with torch._dynamo.config.patch(options):
             return compiled_function(*args, **kwargs)
 
     return call
+
+
+def _logging_methods() -> set[Callable[..., Any]]:
+    """Return all that loggers do, what libraries add among it: a captured step does not log."""
+    return {method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")}
 
 
 def _backend(divide: Divide) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ schedule has freed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,11 @@ from remat_cli.formats.torch.joint import BOUNDARY, Joint, JointOp
 from remat_cli.schedule import Compute, Free, Inplace, Schedule, Step
 
 
-def divided(joint: Joint, schedule: Schedule) -> tuple[fx.GraphModule, fx.GraphModule]:
+# Is told after each run of an op: its name, and what it made.
+Watch = Callable[[str, tuple[Any, ...]], None]
+
+
+def divided(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the forward and the backward graph that carry out a schedule.
 
     The forward graph returns its own outputs and, behind them, what the backward graph takes before the tangents.
@@ -29,6 +33,7 @@ def divided(joint: Joint, schedule: Schedule) -> tuple[fx.GraphModule, fx.GraphM
     Args:
         joint: what was planned.
         schedule: verified on its graph.
+        watch: is told what runs, in order; None where nobody looks on.
 
     Raises:
         UsageError: the schedule moves tensors to the host.
@@ -39,7 +44,8 @@ def divided(joint: Joint, schedule: Schedule) -> tuple[fx.GraphModule, fx.GraphM
     computes = schedule.computes
     boundary = computes.index(BOUNDARY)
     ops = {op.name: op for op in joint.ops}
-    forward, backward = _Half(joint), _Half(joint)
+    told = None if watch is None else _as_function(watch)
+    forward, backward = _Half(joint, told), _Half(joint, told)
     for primal in joint.primals:
         forward.input(primal)
     forward.run(ops[name] for name in computes[:boundary])
@@ -53,6 +59,15 @@ def divided(joint: Joint, schedule: Schedule) -> tuple[fx.GraphModule, fx.GraphM
     backward.run(backward_ops)
     gradients = [backward.read(value) for value in joint.backward_outputs]
     return forward.module([*outputs, *(forward.kept(value) for value in saved)]), backward.module(gradients)
+
+
+def _as_function(watch: Watch) -> Watch:
+    """Return `watch` as a function with a name, by which generated code can call it."""
+
+    def told(op: str, made: tuple[Any, ...]) -> None:
+        watch(op, made)
+
+    return told
 
 
 def _check_step(number: int, step: Step) -> None:
@@ -101,12 +116,14 @@ class _Half:
 
     Attributes:
         joint: what is copied from.
+        watch: see `divided`.
         graph: what is written.
         values: for each value of the joint graph that is there, its copy.
         views: the same for views; they go when the instance goes that they are derived from.
     """
 
     joint: Joint
+    watch: Watch | None
     graph: fx.Graph = field(default_factory=fx.Graph)
     values: dict[fx.Node, fx.Node] = field(default_factory=dict)
     views: dict[fx.Node, tuple[tuple[fx.Node, ...], fx.Node]] = field(default_factory=dict)
@@ -125,6 +142,9 @@ class _Half:
             run = self.copy(op.node)
             for value in op.values:
                 self.values[value] = run if value is op.node else self.item(value, run)
+            if self.watch is not None:
+                made = tuple(self.values[value] for value in op.values)
+                self.graph.call_function(self.watch, (op.name, made))
 
     def copy(self, node: fx.Node) -> fx.Node:
         """Add a run of a node, on what is there."""
