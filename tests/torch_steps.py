@@ -1,4 +1,4 @@
-"""Small PyTorch models that are hard to run again, and ways to run them: eager, unplanned, and with all that may be rerun.
+"""Small PyTorch models that are hard to run again, and ways to run them.
 
 A *case* is a function that returns a model and its inputs, as `remat plan FILE.py:NAME` calls it.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - its name everywhere
+from torch.nn import functional as F
 
 from remat_cli.formats.torch.convert import graph_of
 from remat_cli.formats.torch.internals import Captured
@@ -216,7 +216,8 @@ def may_run_again(graph: Graph, name: str, *, naive: bool) -> bool:
 
 def forward_ancestors(graph: Graph, name: str) -> list[str]:
     """Return the forward ops that an op depends on, in order; dependence on tokens does not count."""
-    needed, found = {name}, set()
+    needed: set[str] = {name}
+    found: set[str] = set()
     while needed:
         op = graph.op[needed.pop()]
         made_by = {graph.producer[read].name for read in op.inputs if read in graph.producer and _is_value(graph, read)}

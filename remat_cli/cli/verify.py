@@ -53,9 +53,10 @@ def command(
 
     With --execute the model is run by onnxruntime (pip install 'remat[run]') as it is and as 'remat apply' writes it,
     on the same random inputs, and random weights where the file has none: the outputs must be the same bit by bit, the
-    order that of the schedule, and the measured peak the predicted one, to within 2 MiB or 3 %. A PyTorch step is run by
-    torch (pip install 'remat[torch]') as it is, by the plain schedule and by SCHEDULE: what it returns, all gradients
-    and buffers must be the same bit by bit, and the peak as above.
+    order that of the schedule, and the measured peak the predicted one, to within 2 MiB or 3 %.
+
+    A PyTorch step is run by torch (pip install 'remat[torch]') as it is, by the plain schedule and by SCHEDULE: what it
+    returns, all gradients and buffers must be the same bit by bit, and the peak as above.
 
     \b
     Examples:

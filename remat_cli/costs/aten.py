@@ -76,7 +76,7 @@ def _attention_product(query: Shape, key: Shape, last: int) -> int:
 
 
 def _attention(operator: Operator) -> int:
-    """Queries times keys, and weights times values, each [batch, heads, length, size]; a causal mask is not exploited."""
+    """Queries times keys, and weights times values, all [batch, heads, length, size]; a causal mask saves nothing."""
     query, key, value = (_shape(operator, place) for place in range(3))
     return _attention_product(query, key, prod(query[-1:])) + _attention_product(query, key, prod(value[-1:]))
 
@@ -144,8 +144,9 @@ _FORMULAS: Mapping[str, Callable[[Operator], int]] = {
 _PER_RESULT_ELEMENT: Mapping[str, int] = {
     **dict.fromkeys(("add", "sub", "rsub", "mul", "div", "neg", "abs", "sign", "sgn", "reciprocal", "relu", "hardtanh",
                      "clamp", "clamp_min", "clamp_max", "floor", "ceil", "round", "trunc", "square", "maximum",
-                     "minimum", "fmod", "remainder", "floor_divide", "leaky_relu", "threshold", "prelu", "_prelu_kernel",
-                     "threshold_backward", "leaky_relu_backward", "hardtanh_backward", "masked_fill", "where",
+                     "minimum", "fmod", "remainder", "floor_divide", "leaky_relu", "threshold", "prelu",
+                     "_prelu_kernel", "threshold_backward", "leaky_relu_backward", "hardtanh_backward",
+                     "masked_fill", "where",
                      "addcmul", "addcdiv", "lerp", "cumsum", "cumprod", "_foreach_add", "_foreach_mul"), 1),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor",
                      "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "isnan", "isinf", "isfinite",
@@ -191,13 +192,13 @@ _PER_INPUT_ELEMENT: Mapping[str, int] = {
 _DATA_MOVEMENT = frozenset((
     "clone", "copy", "copy_", "_to_copy", "contiguous", "cat", "stack", "split", "slice", "slice_backward",
     "slice_scatter", "select_backward", "select_scatter", "index", "index_select", "index_put", "_unsafe_index",
-    "_unsafe_index_put", "gather", "scatter", "scatter_add", "scatter_reduce", "index_add", "embedding", "constant_pad_nd",
-    "reflection_pad1d", "reflection_pad2d", "replication_pad2d", "roll", "flip", "repeat", "expand_copy", "tril",
-    "triu", "arange", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_ones",
-    "new_full", "empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "fill", "scalar_tensor",
+    "_unsafe_index_put", "gather", "scatter", "scatter_add", "scatter_reduce", "index_add", "embedding",
+    "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad2d", "roll", "flip", "repeat",
+    "expand_copy", "tril", "triu", "arange", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like",
+    "new_zeros", "new_ones", "new_full", "empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "fill", "scalar_tensor",
     "lift_fresh_copy", "one_hot", "masked_select", "im2col", "col2im", "pixel_shuffle", "pixel_unshuffle", "eye",
-    "linspace", "unfold_backward", "diagonal_backward", "as_strided_scatter", "diagonal_scatter", "_unsafe_masked_index",
-    "bincount", "channel_shuffle", "meshgrid", "empty_permuted", "as_strided_copy", "view_copy",
+    "linspace", "unfold_backward", "diagonal_backward", "as_strided_scatter", "diagonal_scatter",
+    "_unsafe_masked_index", "bincount", "channel_shuffle", "meshgrid", "empty_permuted", "as_strided_copy", "view_copy",
 ))
 # fmt: on
 

@@ -240,10 +240,10 @@ _PER_INPUT_ELEMENT: Mapping[str, int] = {
 }
 
 _DATA_MOVEMENT = frozenset((
-    "Boundary", "Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike",
+    "Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike",
     "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxUnpool", "NegativeLogLikelihoodLoss", "OneHot",
     "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth",
     "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "com.microsoft.nchwc.ReorderInput",
-    "com.microsoft.nchwc.ReorderOutput",
+    "com.microsoft.nchwc.ReorderOutput", "Boundary",
 ))
 # fmt: on

@@ -13,6 +13,7 @@ from remat_cli import __version__
 from remat_cli.errors import ScheduleFileError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.source import parse_json, read_bytes
+from remat_cli.graph import Graph
 from remat_cli.problem import Planner
 from remat_cli.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
 from remat_cli.solve import Solution

@@ -18,7 +18,9 @@ _DATA_DEPENDENT = (
     "a plan needs sizes and branches that do not depend on data: use torch.where or a mask instead, or compute this "
     "outside the step"
 )
-_WHOLE = "the whole step must be captured by torch.compile(fullgraph=True): change this line, or move it out of the step"
+_WHOLE = (
+    "the whole step must be captured by torch.compile(fullgraph=True): change this line, or move it out of the step"
+)
 _INPLACE = "PyTorch itself could not differentiate this: do it out of place, or on a copy (clone)"
 _EXPLANATION = re.compile(r"^\s*Explanation: (.*)$", re.MULTILINE)
 

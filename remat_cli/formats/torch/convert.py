@@ -117,15 +117,14 @@ def _operator(joint: Joint, op: JointOp) -> Operator:
         return Operator("Boundary", (), made)
     operands: list[Operand | None] = []
     attributes: dict[str, AttributeValue] = {}
-    given = arguments(node) or dict(enumerate(node.args))
-    for name, value in given.items():
+    for name, value in (arguments(node) or {str(place): value for place, value in enumerate(node.args)}).items():
         nodes = [item for item in nodes_in(value) if isinstance(item.meta.get("val"), torch.Tensor)]
         if nodes:
             operands.extend(_described(joint, item.name, item.meta["val"]) for item in nodes)
-        elif value is None and _takes_tensor(node, str(name)):
+        elif value is None and _takes_tensor(node, name):
             operands.append(None)
         elif (attribute := _attribute(value)) is not None:
-            attributes[str(name)] = attribute
+            attributes[name] = attribute
     made = tuple(_described(joint, joint.storage(value).name, value) for value in tensors_of(node.meta.get("val")))
     return Operator(short_name(node), tuple(operands), made, attributes)
 

@@ -1,8 +1,8 @@
 """What remat uses of torch that torch does not promise to keep: all of it stands here, and is tried at first use.
 
-torch.compile captures forward and backward pass as one joint graph and asks a *partition function* to divide it. That is
-where remat reads a step, and where it hands back what runs. torch's own runtime around it takes care of what the graph
-leaves out: inputs that are views of each other, outputs that are views of inputs, autocast, guards on shapes.
+torch.compile captures forward and backward pass as one joint graph and asks a *partition function* to divide it. There
+remat reads a step, and there it hands back what runs. torch's own runtime around it takes care of what the graph leaves
+out: inputs that are views of each other, outputs that are views of inputs, autocast, guards on shapes.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _boxed(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]],
 
     del example_inputs
     _allow_backward_twice()
-    module.graph.set_codegen(_BoxedCodeGen())  # type: ignore[no-untyped-call]
+    module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     forward = module.forward
 

@@ -15,7 +15,14 @@ import torch
 from torch import fx
 
 from remat_cli.errors import GraphError
-from remat_cli.formats.torch.internals import Captured, mutated_input, output_descriptions, outputs_of, primals_of, tangents_of
+from remat_cli.formats.torch.internals import (
+    Captured,
+    mutated_input,
+    output_descriptions,
+    outputs_of,
+    primals_of,
+    tangents_of,
+)
 from remat_cli.formats.torch.mutation import is_backward, is_copy, keep_old_values
 from remat_cli.formats.torch.ops import draws, has_effects, is_item, is_view, storage_key, tensors_of
 from remat_cli.formats.torch.places import readable, root_of, source_of
@@ -307,7 +314,9 @@ def _check_value(module: fx.GraphModule, node: fx.Node) -> None:
         at = f" at {place}" if (place := source_of(node)) else ""
         if isinstance(item, torch.Tensor):
             if item.layout is not torch.strided:
-                raise GraphError(f"op {node.name!r}{at} makes a tensor of layout {item.layout}", hint="use dense tensors")
+                raise GraphError(
+                    f"op {node.name!r}{at} makes a tensor of layout {item.layout}", hint="use dense tensors"
+                )
             known = all(isinstance(size, int) for size in item.shape)
         else:
             known = item is None or isinstance(item, int | float | str)

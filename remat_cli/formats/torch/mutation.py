@@ -1,8 +1,8 @@
 """Inputs that a step changes: whoever reads the old value reads a copy of it, where that may happen after the change.
 
-torch writes new values into mutated inputs (running statistics of batch norm, a moving average) at the end of the forward
-pass. An op that reads the old value must not run again after that. Stock torch moves such reads past the change and
-computes wrong gradients (pytorch#197039).
+torch writes new values into mutated inputs (running statistics of batch norm, a moving average) at the end of the
+forward pass. An op that reads the old value must not run again after that. Stock torch moves such reads past the change
+and computes wrong gradients (pytorch#197039).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remat_cli.formats.torch.places import source_of
 
 _aten = torch.ops.aten
 
-# Ops that in training mode read running statistics for nothing but the new ones: the result that depends on each argument.
+# Ops that in training mode read running statistics for nothing but the new ones: the result that each of them makes.
 _STATISTICS: Mapping[Any, Mapping[str, int]] = {
     _aten._native_batch_norm_legit_functional.default: {"running_mean": 3, "running_var": 4},
     _aten._batch_norm_with_update_functional.default: {"running_mean": 4, "running_var": 5},
@@ -83,7 +83,7 @@ def keep_old_values(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _changes(graph: fx.Graph) -> list[_Change]:
-    changes = [_Change(node.args[0], node, frozenset()) for node in graph.nodes if is_copy(node)]  # type: ignore[arg-type]
+    changes = [_Change(node.args[0], node, frozenset()) for node in graph.nodes if is_copy(node)]
     for node in graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and not is_copy(node):
             _check_changes_nothing_else(node)

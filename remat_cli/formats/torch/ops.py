@@ -1,4 +1,4 @@
-"""What kind of op a node of a joint graph is: view, random, with effects; and its operands by the names of its schema."""
+"""What kind of op a node of a joint graph is (view, random, with effects), and its operands by their names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return what two tensors have in common if, and only if, they share memory."""
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def is_item(node: fx.Node) -> bool:

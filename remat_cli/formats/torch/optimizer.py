@@ -22,7 +22,7 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
 def _stepped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     try:
         groups = [{**group, "params": [_without_data(p) for p in group["params"]]} for group in optimizer.param_groups]
-        twin = type(optimizer)(groups)
+        twin: torch.optim.Optimizer = type(optimizer)(groups)  # type: ignore[call-arg]  # each class has its defaults
         twin.step()
     except Exception as error:
         name = type(optimizer).__name__

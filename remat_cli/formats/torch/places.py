@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import fx
 
+import remat_cli
+
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 _INDEX = re.compile(r"\['?([^'\]]*)'?\]")
@@ -51,20 +53,20 @@ def source_of(node: fx.Node) -> str | None:
 
 
 def last_place(trace: str) -> str | None:
-    """Return "file:line" of the innermost frame of a trace that is not torch's own; None where there is none."""
+    """Return "file:line" of the innermost frame of a trace that is neither torch's nor ours; None where there is none."""
     frames = [(found["file"], int(found["line"])) for found in _FRAME.finditer(trace)]
-    outside = [frame for frame in frames if not frame[0].startswith(_torch_folder())]
+    outside = [frame for frame in frames if not frame[0].startswith(_not_the_users())]
     return shown_place(*(outside or frames)[-1]) if frames else None
 
 
 @cache
-def _torch_folder() -> str:
-    return str(Path(torch.__file__).parent) + os.sep
+def _not_the_users() -> tuple[str, ...]:
+    return tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (torch, remat_cli))
 
 
 @cache
 def shown_place(file: str, line: int | None) -> str:
-    """Return "file:line" the same on every machine: from where packages are installed, or from the current folder."""
+    """Return "file:line", from where packages are installed or from the current folder on where the file is in these."""
     parts = Path(file).parts
     for folder in ("site-packages", "dist-packages"):
         if folder in parts:

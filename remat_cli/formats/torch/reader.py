@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from traceback import format_tb
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -22,7 +23,6 @@ from remat_cli.formats.torch.places import last_place
 from remat_cli.formats.torch.reference import check_dims, load_function, parts
 from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.formats.torch.weightless import Weightless, with_fake_tensors
-
 
 _NO_DATA = (
     "remat builds the model without data, so values of tensors cannot be looked at; what is looked at, make with "
@@ -44,7 +44,9 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
     check_supported()
     for given, option in ((options.input_shapes, "--input-shape"), (options.value_shapes, "--value-shape")):
         if given:
-            raise UsageError(f"{option} has no meaning for {reference}", hint="its sizes come from its dims: --dim NAME=N")
+            raise UsageError(
+                f"{option} has no meaning for {reference}", hint="its sizes come from its dims: --dim NAME=N"
+            )
     function = load_function(reference)
     check_dims(function, reference, options.dims)
     weightless = Weightless()
@@ -73,16 +75,47 @@ def _device(asked: str | None) -> tuple[str, list[str]]:
     """Return the kind of device whose kernels are read, and what to say about that."""
     has_cuda = torch.cuda.is_available()
     if asked not in (None, "cpu", "cuda") or (asked == "cuda" and not has_cuda):
-        return "cpu", [f"the step asks for {asked}, which this torch does not have: the graph is that of the CPU's kernels"]
+        return "cpu", [
+            f"the step asks for {asked}, which this torch does not have: the graph is that of the CPU's kernels"
+        ]
     device = "cuda" if has_cuda else "cpu"
     return device, [f"read with torch {torch.__version__} for {device.upper()}: other devices have other kernels"]
+
+
+def _read(step: Step, reference: str, device: str, notes: list[str]) -> Reading:
+    step, captured = capture(step, device, reference)
+    joint = Joint.of(captured)
+    where, name = parts(reference)
+    used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
+    state = 0 if step.optimizer is None else optimizer_state_bytes(step.optimizer)
+    resident = unused_bytes(modules_of(step), used) + state
+    return Reading(
+        graph=graph_of(joint, f"{Path(where).stem if where.endswith('.py') else where}.{name}", resident),
+        operators=operators_of(joint),
+        parameters=trained_parameters(joint, captured),
+        optimizer=None if step.optimizer is None else type(step.optimizer).__name__,
+        notes=tuple(notes),
+    )
 
 
 class _Seen(BaseException):
     """Ends the capture once the joint graph was seen."""
 
 
-def _read(step: Step, reference: str, device: str, notes: list[str]) -> Reading:
+def capture(step: Step, device: str, where: str) -> tuple[Step, Captured]:
+    """Have torch capture a step on tensors without data.
+
+    Args:
+        step: its modules are changed in place.
+        device: whose kernels are captured, such as "cpu".
+        where: what the step comes from, for messages.
+
+    Returns:
+        The step with fake tensors, and its joint graph.
+
+    Raises:
+        GraphError: it cannot be captured as one graph.
+    """
     step, mode = with_fake_tensors(step, device)
     seen: list[Captured] = []
 
@@ -90,25 +123,14 @@ def _read(step: Step, reference: str, device: str, notes: list[str]) -> Reading:
         seen.append(captured)
         raise _Seen
 
-    with forgetting(), mode, explained(reference), suppress(_Seen):
+    with forgetting(), mode, explained(where), suppress(_Seen):
         compiled(callable_of(step.model), look)(*step.inputs, **step.keyword_inputs)
     if not seen:
         raise GraphError(
-            f"{reference}: nothing in the step needs a gradient",
+            f"{where}: nothing in the step needs a gradient",
             hint="its model must have parameters that require gradients, and return what is computed from them",
         )
-    joint = Joint.of(seen[0])
-    where, name = parts(reference)
-    used = {storage_key(primal.value) for primal in seen[0].primals if primal.value is not None}
-    state = 0 if step.optimizer is None else optimizer_state_bytes(step.optimizer)
-    resident = unused_bytes(modules_of(step), used) + state
-    return Reading(
-        graph=graph_of(joint, f"{Path(where).stem if where.endswith('.py') else where}.{name}", resident),
-        operators=operators_of(joint),
-        parameters=trained_parameters(joint, seen[0]),
-        optimizer=None if step.optimizer is None else type(step.optimizer).__name__,
-        notes=tuple(notes),
-    )
+    return step, seen[0]
 
 
 def callable_of(model: Callable[..., Any]) -> Callable[..., Any]:

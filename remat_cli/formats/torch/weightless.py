@@ -1,8 +1,8 @@
 """A model and its inputs without memory: built on torch's meta device, then given fake tensors of a real device.
 
 Meta tensors have shapes and no data, but no kernels either: attention would fall to its written-out form. Fake tensors
-have the kernels of the device that they claim to be on. A constructor that asks a value of a tensor (`.item()`) works on
-meta where that tensor is small and asked for on the CPU by name, as model libraries do for that very reason.
+have the kernels of the device that they claim to be on. A constructor that asks a value of a tensor (`.item()`) works
+where that tensor is small and asked for on the CPU by name, as model libraries do for that very reason.
 """
 
 from __future__ import annotations

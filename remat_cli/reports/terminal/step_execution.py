@@ -109,8 +109,8 @@ def broken_step(execution: Execution, graph: Graph) -> InvalidSchedule | None:
         )
     if execution.eager_difference > execution.eager_tolerance:
         return InvalidSchedule(
-            f"the captured graph gives other results than the step as it is, by {execution.eager_difference:.1e} of the "
-            f"largest: {', '.join(execution.beside_eager[:4])}",
+            f"the captured graph gives other results than the step as it is, by {execution.eager_difference:.1e} of "
+            f"the largest: {', '.join(execution.beside_eager[:4])}",
             hint="torch.compile(backend='aot_eager') is likely to do the same: please report it",
         )
     peak = execution.plan

@@ -217,7 +217,9 @@ def no_plan(solution: Solution) -> DoesNotFit:
         op = graph.op[working_set.op]
         why = f"op {op.name!r}{f' ({op.source})' if op.source else ''} alone needs that"
     proven = solution.status.value == "infeasible"
-    found = "" if solution.closest is None else f"; the closest that was found needs {_exact(solution.closest.peak_bytes)}"
+    found = (
+        "" if solution.closest is None else f"; the closest that was found needs {_exact(solution.closest.peak_bytes)}"
+    )
     return DoesNotFit(
         f"no plan {'fits' if proven else 'was found for'} a budget of {budget}. No plan at all needs less than "
         f"{_exact(working_set.bytes)}: {why}{found}. Always in memory are {format_bytes(graph.fixed_bytes)} of "
@@ -243,7 +245,9 @@ def graph_options(optimizer: object, *, accumulate: bool, device: str | None) ->
         UsageError: there is no such optimizer.
     """
     if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        raise UsageError(f"unknown optimizer {optimizer!r}", hint=f"name one of {', '.join(OPTIMIZERS)}, or give it itself")
+        raise UsageError(
+            f"unknown optimizer {optimizer!r}", hint=f"name one of {', '.join(OPTIMIZERS)}, or give it itself"
+        )
     name = optimizer if isinstance(optimizer, str) else None
     return GraphOptions(optimizer=name, accumulate=accumulate, device=device or default_profile())
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from statistics import median
 from time import time_ns
 from typing import Any
@@ -316,9 +314,7 @@ class _Bench:
         return _parting(allocations, ran, self.graph, schedule)
 
 
-def _parting(
-    allocations: Allocations, ran: Sequence[tuple[str, int]], graph: Graph, schedule: Schedule
-) -> str | None:
+def _parting(allocations: Allocations, ran: Sequence[tuple[str, int]], graph: Graph, schedule: Schedule) -> str | None:
     predicted = simulate(graph, schedule).memory_bytes[1:]
     steps = [(step.op, size) for step, size in zip(schedule.steps, predicted, strict=True) if isinstance(step, Compute)]
     of_ops = [(op, size - graph.fixed_bytes) for op, size in steps if graph.op[op].type != "Boundary"]

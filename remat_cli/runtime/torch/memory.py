@@ -1,7 +1,7 @@
 """How much memory a call allocates at its peak, beside what is there before.
 
-On the CPU from the allocation events of torch's profiler, which see what kernels take for themselves too. On CUDA from the
-allocator's count of requested bytes; that branch is untried, as there was no GPU to try it on.
+On the CPU from the allocation events of torch's profiler, which see what kernels take for themselves too. On CUDA from
+the allocator's count of requested bytes; that branch is untried, as there was no GPU to try it on.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def planned(
 ) -> Model:
     """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
 
-    Calls under `torch.no_grad()` run unplanned, and so do those of a module in `eval()`. Everything else runs as planned
-    or raises an error. The whole call must be one graph for `torch.compile(fullgraph=True)`.
+    Calls under `torch.no_grad()` run unplanned, and so do those of a module in `eval()`. Everything else runs as
+    planned, or raises an error. The whole call must be one graph for `torch.compile(fullgraph=True)`.
 
     Args:
         model: a module, which is changed and given back; or a function that computes the loss, modules among its
@@ -165,8 +165,9 @@ def _check_not_sharded(modules: list[nn.Module]) -> None:
     for module in modules:
         for name, parameter in module.named_parameters():
             if type(parameter) is not nn.Parameter:
+                kind = type(parameter).__name__
                 raise UsageError(
-                    f"parameter {name!r} is a {type(parameter).__name__}: sharded and quantized models cannot be planned",
+                    f"parameter {name!r} is a {kind}: sharded and quantized models cannot be planned",
                     hint="use DistributedDataParallel around the planned model instead of FSDP",
                 )
 

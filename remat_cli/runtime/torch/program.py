@@ -1,9 +1,9 @@
 """A schedule written as the two graphs that torch runs: forward and backward pass, step by step.
 
-Nodes of the joint graph are copied in the order of the schedule, what runs again copied again. A value dies with its last
-reader, as the boxed convention of torch's generated code has it, so frees need no nodes of their own. Views are derived
-anew from the instance of their memory that is there: one that was kept would keep the memory of an instance that the
-schedule has freed.
+Nodes of the joint graph are copied in the order of the schedule, what runs again copied again. A value dies with its
+last reader, as the boxed convention of torch's generated code has it, so frees need no nodes of their own. Views are
+derived anew from the instance of their memory that is there: one that was kept would keep the memory of an instance
+that the schedule has freed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.formats.torch.internals import save_without_version_check
 from remat_cli.formats.torch.joint import BOUNDARY, Joint, JointOp
 from remat_cli.schedule import Compute, Free, Inplace, Schedule, Step
-
 
 # Is told after each run of an op: its name, and what it made.
 Watch = Callable[[str, tuple[Any, ...]], None]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from remat_cli.formats.torch import joint
 from remat_cli.runtime.torch.choice import Plain
-from tests.torch_steps import CASES, Again, Case, attention_dropout, changing_buffer, conv, gpt, outcome
+from tests.torch_steps import CASES, Again, Case, attention_dropout, changing_buffer, gpt, outcome
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -16,7 +15,9 @@ def test_all_that_may_run_again_changes_no_bit(case: Case) -> None:
     assert outcome(case, Again()).differences(plain) == []
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.__name__ != "recurrent"], ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.__name__ != "recurrent"], ids=lambda case: case.__name__
+)
 def test_unplanned_run_of_the_graph_is_eager(case: Case) -> None:
     assert outcome(case, Plain()).differences(outcome(case)) == []
 
