@@ -24,6 +24,9 @@ from remat_cli.simulate import simulate
 
 Case = Callable[[], Any]
 
+# Tests run side by side on few cores: more threads than these would wait for each other.
+torch.set_num_threads(1)
+
 
 class MLP(nn.Module):
     def __init__(self, depth: int = 2, width: int = 16) -> None:

@@ -15,14 +15,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from remat_cli.errors import UsageError
 
 TESTED_VERSIONS = ("2.13",)
 
 # Options of torch.compile under which a step is read and run, both times the same: one graph, recurrent layers too.
-_DYNAMO = {"allow_rnn": True, "recompile_limit": 64, "suppress_errors": False}
+_DYNAMO = {"allow_rnn": True, "recompile_limit": 64, "suppress_errors": False, "optimize_ddp": False}
 # Checkpointing that the model asks for is left to the plan; nothing is computed in the memory of what is saved.
 _FUNCTORCH = {"donated_buffer": False, "debug_assert": False, "functionalize_rng_ops": False}
 
@@ -74,6 +74,19 @@ def compiled(function: Callable[..., Any], divide: Divide) -> Callable[..., Any]
             return compiled_function(*args, **kwargs)
 
     return call
+
+
+def captured_call(module: nn.Module) -> Callable[..., Any]:
+    """Return a module's call, in a form that torch.compile does not pass over.
+
+    It does not look into functions of torch itself, which the forward method of a `Sequential` is, unless somebody
+    else's function calls them.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    return call if torch._dynamo.trace_rules.check(module.forward) else module._call_impl
 
 
 def _logging_methods() -> set[Callable[..., Any]]:

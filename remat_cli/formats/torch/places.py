@@ -53,7 +53,7 @@ def source_of(node: fx.Node) -> str | None:
 
 
 def last_place(trace: str) -> str | None:
-    """Return "file:line" of the innermost frame of a trace that is neither torch's nor ours; None where there is none."""
+    """Return "file:line" of the innermost frame of a trace that is not torch's or ours; None where there is none."""
     frames = [(found["file"], int(found["line"])) for found in _FRAME.finditer(trace)]
     outside = [frame for frame in frames if not frame[0].startswith(_not_the_users())]
     return shown_place(*(outside or frames)[-1]) if frames else None
@@ -66,7 +66,7 @@ def _not_the_users() -> tuple[str, ...]:
 
 @cache
 def shown_place(file: str, line: int | None) -> str:
-    """Return "file:line", from where packages are installed or from the current folder on where the file is in these."""
+    """Return "file:line", from where packages are installed or from the current folder on."""
     parts = Path(file).parts
     for folder in ("site-packages", "dist-packages"):
         if folder in parts:

@@ -15,7 +15,7 @@ from remat_cli.errors import GraphError, RematError, UsageError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.torch.capture_errors import explained
 from remat_cli.formats.torch.convert import graph_of, operators_of, trained_parameters
-from remat_cli.formats.torch.internals import Captured, check_supported, compiled, forgetting
+from remat_cli.formats.torch.internals import Captured, captured_call, check_supported, compiled, forgetting
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
 from remat_cli.formats.torch.optimizer import optimizer_state_bytes
@@ -135,7 +135,7 @@ def capture(step: Step, device: str, where: str) -> tuple[Step, Captured]:
 
 def callable_of(model: Callable[..., Any]) -> Callable[..., Any]:
     """Return what torch captures of a model: of a module, its call with all hooks, as `Module.compile` does."""
-    return model._call_impl if isinstance(model, nn.Module) else model
+    return captured_call(model) if isinstance(model, nn.Module) else model
 
 
 def modules_of(step: Step) -> list[nn.Module]:

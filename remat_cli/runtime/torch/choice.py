@@ -20,7 +20,6 @@ from remat_cli.formats.torch.convert import graph_of, operators_of, trained_para
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
-from remat_cli.formats.torch.optimizer import optimizer_state_bytes
 from remat_cli.formats.torch.reader import unused_bytes
 from remat_cli.formats.writing import write_file
 from remat_cli.graph import Graph
@@ -138,7 +137,8 @@ class WithinBudget:
         planner: name of the planner.
         options: of the planner.
         graph_options: what else is in memory, and the device profile that gives ops their times.
-        optimizer: the optimizer, where its state is counted.
+        optimizer: name of the optimizer whose state is counted by its bytes; None where it is counted by its name.
+        state_bytes: of that optimizer's state.
         folder: where plans are kept between runs of Python; None: only in memory.
         plans: what was planned, by the graph's hash.
     """
@@ -147,7 +147,8 @@ class WithinBudget:
     planner: str
     options: Mapping[str, Any]
     graph_options: GraphOptions
-    optimizer: torch.optim.Optimizer | None = None
+    optimizer: str | None = None
+    state_bytes: int = 0
     folder: Path | None = None
     plans: dict[str, Schedule] = field(default_factory=dict)
 
@@ -166,11 +167,10 @@ class WithinBudget:
     def prepared(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Prepared:
         """Return the graph that is planned."""
         used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
-        resident = unused_bytes(modules, used)
-        resident += 0 if self.optimizer is None else optimizer_state_bytes(self.optimizer)
+        resident = unused_bytes(modules, used) + self.state_bytes
         reading = Reading(
             graph_of(joint, _NAME, resident), operators_of(joint), trained_parameters(joint, captured),
-            optimizer=None if self.optimizer is None else type(self.optimizer).__name__,
+            optimizer=self.optimizer,
         )  # fmt: skip
         return prepare_reading(reading, _NAME, self.graph_options)
 

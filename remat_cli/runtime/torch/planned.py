@@ -16,6 +16,7 @@ from remat_cli.errors import RematError, UsageError
 from remat_cli.formats.torch.capture_errors import explanation
 from remat_cli.formats.torch.internals import Captured, check_supported, compiled, unsupported
 from remat_cli.formats.torch.joint import BOUNDARY, Joint
+from remat_cli.formats.torch.optimizer import optimizer_state_bytes
 from remat_cli.formats.torch.reader import callable_of
 from remat_cli.runtime.torch.choice import Choice, FromFile, WithinBudget, graph_options
 from remat_cli.runtime.torch.program import divided
@@ -75,8 +76,9 @@ def planned(
             planner,
             dict(options or {}),
             graph_options(optimizer, accumulate=accumulate, device=device),
-            None if isinstance(optimizer, str) else optimizer,
-            None if plans is None else Path(plans),
+            optimizer=type(optimizer).__name__ if isinstance(optimizer, torch.optim.Optimizer) else None,
+            state_bytes=optimizer_state_bytes(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else 0,
+            folder=None if plans is None else Path(plans),
         )
     call = PlannedCall(model, choice)
     if isinstance(model, nn.Module):

@@ -249,7 +249,7 @@ def test_unknown_dim_is_refused_with_those_that_there_are(tmp_path: Path) -> Non
 def test_missing_file_and_module() -> None:
     with pytest.raises(UsageError, match=r"nowhere.py: no such file"):
         read_graph(Path("nowhere.py:step"))
-    with pytest.raises(UsageError, match="there is no module 'nowhere.at_all'"):
+    with pytest.raises(UsageError, match=r"there is no module 'nowhere.at_all'"):
         read_graph(Path("nowhere.at_all:step"))
 
 
