@@ -38,6 +38,10 @@ class Phase(StrEnum):
     BACKWARD = "backward"
 
 
+# The op that stands for the caller between the passes of a captured training step: it reads what the forward pass
+# returns, and makes the gradients that the backward pass begins with.
+BOUNDARY_TYPE = "Boundary"
+
 TIME_UNITS = ("ns", "flop", "unit")
 
 

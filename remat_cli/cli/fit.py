@@ -17,8 +17,8 @@ from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.plan import EXIT_CODE
 from remat_cli.config import make_planner
 from remat_cli.errors import UsageError
+from remat_cli.formats import has_fixed_sizes
 from remat_cli.formats.schedule_json import options_of, schedule_bytes
-from remat_cli.formats.source import Source
 from remat_cli.prepare import Prepared, prepare
 
 _MOST = 1 << 20
@@ -56,7 +56,7 @@ def command(
     dim, values = _split_dims(given["dims"])
     call = _with_short_limit(read_call({**given, "dims": values}))
     question = Question(dim, _budget_bytes(call), call.config.max_overhead, multiple_of, at_most)
-    if Source(model).is_json:
+    if has_fixed_sizes(model):
         raise UsageError(f"{model}: sizes in a JSON graph are fixed", hint="give the ONNX model that it came from")
     if output is not None and output != STDOUT:
         check_folder(output)

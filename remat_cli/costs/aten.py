@@ -1,7 +1,8 @@
 """How many floating-point operations an op of PyTorch performs; a multiply-add counts 2.
 
 Operands stand in the order of the op's schema, tensors only. The contractions agree with `torch.utils.flop_counter`,
-which has no formula for attention on the CPU; the factors of everything else are the usual estimates, as in `formulas`.
+which has no formula for attention on the CPU, and counts gradients of grouped weights as if there were one group; the
+factors of everything else are the usual estimates, as in `formulas`.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ def _convolution(operator: Operator) -> int:
 
 
 def _convolution_backward(operator: Operator) -> int:
-    """One convolution for each of the gradients of input and weight; that of the bias is a sum."""
+    """One convolution for each of the gradients of input and weight that are wanted; that of the bias is next to none."""
     gradient, given, weight = (_shape(operator, place) for place in range(3))
     one = 2 * prod(given if operator.integer("transposed", 0) else gradient) * prod(weight[1:])
     mask = operator.attributes.get("output_mask", (1, 1, 1))
     wanted = mask[:2] if isinstance(mask, tuple) else (1, 1)
-    return one * sum(map(bool, wanted)) + prod(gradient)
+    return one * sum(map(bool, wanted))
 
 
 def _attention_product(query: Shape, key: Shape, last: int) -> int:

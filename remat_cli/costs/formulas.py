@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from math import log2, prod
 
 from remat_cli.costs.aten import aten_flops
+from remat_cli.graph import BOUNDARY_TYPE
 from remat_cli.operators import Operand, Operator
 
 
@@ -244,6 +245,6 @@ _DATA_MOVEMENT = frozenset((
     "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxUnpool", "NegativeLogLikelihoodLoss", "OneHot",
     "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth",
     "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "com.microsoft.nchwc.ReorderInput",
-    "com.microsoft.nchwc.ReorderOutput", "Boundary",
+    "com.microsoft.nchwc.ReorderOutput", BOUNDARY_TYPE,
 ))
 # fmt: on

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from remat_cli.errors import GraphError
+from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import native, node_link, onnx, torch
 from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source, read_bytes
 
-__all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "portable_bytes", "read_graph"]
+__all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "has_fixed_sizes", "portable_bytes", "read_graph"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,22 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
     )
 
 
+def has_fixed_sizes(path: Path) -> bool:
+    """Tell whether the graph at `path` has the sizes that it has: no dimension can be given or searched.
+
+    Raises:
+        GraphError: the file cannot be read.
+    """
+    return not torch.names_function(path) and Source(path).is_json
+
+
 def portable_bytes(path: Path) -> bytes:
     """Return a file from which the same graph is read as from the one at `path`, without weights: to be sent elsewhere.
 
     Raises:
         GraphError: the file cannot be read.
+        UsageError: it is a function, which may need more than the file that it is in.
     """
+    if torch.names_function(path):
+        raise UsageError(f"{path} is Python, which is not sent elsewhere", hint="remat convert it, and name the result")
     return read_bytes(path) if Source(path).is_json else onnx.portable_bytes(path)

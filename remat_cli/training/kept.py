@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat_cli.graph import Graph, Phase
+from remat_cli.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.training.annotate import is_differentiable
+from remat_cli.training.derive import LOSS_TYPE
+
+# What seeds the gradients reads the outputs, which are no activations.
+_BETWEEN_PASSES = (LOSS_TYPE, BOUNDARY_TYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,12 @@ class KeptForBackward:
 def kept_for_backward(training: Graph) -> KeptForBackward:
     """Return what the backward ops of a training graph read of what its forward ops made.
 
-    Parameters and graph inputs do not count, as they are there anyway, nor does what only the loss reads: a backward op
-    is one with `grad_of`.
+    Parameters and graph inputs do not count, as they are there anyway, nor does what only the loss reads, or whoever
+    stands between the two passes.
     """
     made = {name for op in training.ops if op.phase is Phase.FORWARD for name in op.outputs}
-    read = (name for op in training.ops if op.grad_of is not None for name in op.inputs)
+    backward = (op for op in training.ops if op.phase is Phase.BACKWARD and op.type not in _BETWEEN_PASSES)
+    read = (name for op in backward for name in op.inputs)
     storages = dict.fromkeys(training.tensors[name].view_of or name for name in read)
     kept = [training.tensors[name] for name in storages if name in made]
     return KeptForBackward(

@@ -14,7 +14,7 @@ from remat_cli.formats.torch.joint import Joint, JointOp
 from remat_cli.formats.torch.mutation import is_backward
 from remat_cli.formats.torch.ops import arguments, nodes_in, short_name, tensors_of
 from remat_cli.formats.torch.places import module_of, source_of
-from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.operators import AttributeValue, Operand, Operator, Role
 
 _SIGNATURE_LENGTH = 12
@@ -51,7 +51,7 @@ def _op(joint: Joint, op: JointOp, differentiated: Mapping[int, str]) -> Op:
     sequence = None if node is None or op.phase is Phase.FORWARD else node.meta.get("seq_nr")
     return Op(
         name=op.name,
-        type="Boundary" if node is None else short_name(node),
+        type=BOUNDARY_TYPE if node is None else short_name(node),
         inputs=(*(storage.name for storage in op.reads), *op.needs),
         outputs=(*(storage.name for storage in op.makes), *op.gives),
         time=0,
@@ -114,7 +114,7 @@ def _operator(joint: Joint, op: JointOp) -> Operator:
     node = op.node
     if node is None:
         made = tuple(_described(joint, joint.storage(value).name, value.meta["val"]) for value in op.values)
-        return Operator("Boundary", (), made)
+        return Operator(BOUNDARY_TYPE, (), made)
     operands: list[Operand | None] = []
     attributes: dict[str, AttributeValue] = {}
     for name, value in (arguments(node) or {str(place): value for place, value in enumerate(node.args)}).items():

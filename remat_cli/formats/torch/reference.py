@@ -49,10 +49,15 @@ def load_function(reference: str) -> Callable[..., Any]:
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if not callable(function):
-        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        known = [name for name, value in vars(module).items() if _is_own_function(module, value)]
         has = f"it has {', '.join(known[:8])}" if known else "it defines no function"
         raise UsageError(f"{where} has no function {name!r}", hint=f"check the name: {has}")
     return function  # type: ignore[no-any-return]
+
+
+def _is_own_function(module: ModuleType, value: object) -> bool:
+    own = inspect.isfunction(value) and value.__module__ == module.__name__
+    return own and not value.__name__.startswith("_")  # type: ignore[attr-defined]
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -20,7 +20,7 @@ from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import callable_of, modules_of
 from remat_cli.formats.torch.reference import check_dims, load_function
 from remat_cli.formats.torch.step import Step, as_step
-from remat_cli.graph import Graph
+from remat_cli.graph import BOUNDARY_TYPE, Graph
 from remat_cli.problem import Observer
 from remat_cli.runtime.torch.choice import check_structure
 from remat_cli.runtime.torch.memory import Allocations, allocations_of, peak_of, time_of
@@ -317,7 +317,7 @@ class _Bench:
 def _parting(allocations: Allocations, ran: Sequence[tuple[str, int]], graph: Graph, schedule: Schedule) -> str | None:
     predicted = simulate(graph, schedule).memory_bytes[1:]
     steps = [(step.op, size) for step, size in zip(schedule.steps, predicted, strict=True) if isinstance(step, Compute)]
-    of_ops = [(op, size - graph.fixed_bytes) for op, size in steps if graph.op[op].type != "Boundary"]
+    of_ops = [(op, size - graph.fixed_bytes) for op, size in steps if graph.op[op].type != BOUNDARY_TYPE]
     apart: dict[str, int] = {}
     start = allocations.times_ns[0] if allocations.times_ns else 0
     for (op, end), (planned, size) in zip(ran, of_ops, strict=True):
