@@ -63,7 +63,7 @@ def _convolution(operator: Operator) -> int:
 
 
 def _convolution_backward(operator: Operator) -> int:
-    """One convolution for each of the gradients of input and weight that are wanted; that of the bias is next to none."""
+    """One convolution for each of the gradients of input and weight that are wanted; the bias is next to nothing."""
     gradient, given, weight = (_shape(operator, place) for place in range(3))
     one = 2 * prod(given if operator.integer("transposed", 0) else gradient) * prod(weight[1:])
     mask = operator.attributes.get("output_mask", (1, 1, 1))

@@ -26,10 +26,8 @@ COUNTED = ("aten.mm", "aten.addmm", "aten.bmm", "aten.convolution", "aten.convol
 
 
 def operands(*shapes: tuple[int, ...] | None) -> tuple[Operand | None, ...]:
-    return tuple(
-        None if shape is None else Operand(f"t{n}", Role.ACTIVATION, shape, "float32", 0)
-        for n, shape in enumerate(shapes)
-    )
+    sizes = enumerate(shapes)
+    return tuple(None if size is None else Operand(f"t{n}", Role.ACTIVATION, size, "float32", 0) for n, size in sizes)
 
 
 def worked(case: Callable[[], Any]) -> tuple[Any, tuple[str, ...]]:
@@ -42,9 +40,12 @@ def worked(case: Callable[[], Any]) -> tuple[Any, tuple[str, ...]]:
 
 def convolutions() -> Any:
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2), nn.Conv2d(8, 8, 3, padding=1, dilation=2), nn.ConvTranspose2d(8, 6, 2, stride=2), nn.Flatten(),
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.Conv2d(8, 8, 3, padding=1, dilation=2),
+        nn.ConvTranspose2d(8, 6, 2, stride=2),
+        nn.Flatten(),
         nn.Linear(6 * 10 * 10, 5),
-    )  # fmt: skip
+    )
 
     def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = model(x).sum()
