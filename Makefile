@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNS ?= 20000
+SECONDS ?= 600
+SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint type check golden bench fuzz reproduce clean
+.PHONY: help install demo test lint type check golden bench hunt fuzz reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -46,6 +48,9 @@ golden: install ## remake the example graphs and the output shown in the README
 
 bench: install ## time the planners on fixed graphs; TABLES="methods scale" prints these only
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.bench $(TABLES)
+
+hunt: install ## hunt for false claims against an exhaustive search; SECONDS=3600 SEED=1 goes on, elsewhere
+	$(BIN)/python -m tests.hunt --seconds $(SECONDS) --seed $(SEED)
 
 fuzz: install ## mutate files of every format that is read, coverage-guided; RUNS=100000 tries more
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'

@@ -47,8 +47,9 @@ def working_set_bytes(graph: Graph, op: Op) -> int:
 
 
 def _bytes_of(graph: Graph, names: tuple[str, ...]) -> int:
-    return graph.fixed_bytes + sum(graph.tensors[name].bytes for name in set(names) if name in graph.producer)
+    """Return the bytes of what is there with these tensors, of which each is named once."""
+    return graph.fixed_bytes + sum(map(graph.freeable_bytes.__getitem__, names))
 
 
 def _by_size(graph: Graph, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted(dict.fromkeys(names), key=lambda name: (-graph.tensors[name].bytes, name)))
+    return tuple(sorted(names, key=lambda name: (-graph.tensors[name].bytes, name)))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import filterfalse
 from typing import TYPE_CHECKING
 
 from remat_cli.errors import GraphError
@@ -146,6 +147,11 @@ class Graph:
         return {name: op for op in self.ops for name in op.outputs}
 
     @cached_property
+    def freeable_bytes(self) -> Mapping[str, int]:
+        """Bytes of each tensor that a plan can free; 0 for graph inputs, which count among `fixed_bytes`."""
+        return {name: tensor.bytes if name in self.producer else 0 for name, tensor in self.tensors.items()}
+
+    @cached_property
     def consumers(self) -> Mapping[str, tuple[Op, ...]]:
         """The ops that read each tensor, in input order."""
         readers: dict[str, list[Op]] = {name: [] for name in self.tensors}
@@ -231,8 +237,8 @@ class GraphArrays:
             op_time=np.fromiter((op.time for op in graph.ops), dtype=np.int64, count=len(graph.ops)),
             workspace_bytes=np.fromiter((op.workspace_bytes for op in graph.ops), dtype=np.int64, count=len(graph.ops)),
             producer=producer,
-            inputs=tuple(tuple(index[name] for name in op.inputs) for op in graph.ops),
-            outputs=tuple(tuple(index[name] for name in op.outputs) for op in graph.ops),
+            inputs=tuple(tuple(map(index.__getitem__, op.inputs)) for op in graph.ops),
+            outputs=tuple(tuple(map(index.__getitem__, op.outputs)) for op in graph.ops),
             inplace=tuple(-1 if op.inplace is None else index[op.inplace] for op in graph.ops),
             is_output=is_output,
         )
@@ -302,12 +308,13 @@ def _resolve_views(
     Resolving twice changes nothing, so a graph that is written and read again stays the same.
     """
     base = _bases(tensors)
+    views = base.keys()
 
     def with_bases(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*names, *(base[name] for name in names if name in base))))
 
     def resolved(op: Op) -> Op:
-        if base.keys().isdisjoint((*op.inputs, *op.outputs)):
+        if views.isdisjoint(op.inputs) and views.isdisjoint(op.outputs):
             return op
         # Who makes a view needs the storage that it points to, unless it makes that storage itself.
         made_views_of = (base[name] for name in op.outputs if name in base)
@@ -367,26 +374,27 @@ def _check(graph: Graph) -> None:
     if graph.time_unit not in TIME_UNITS:
         raise GraphError(f"unknown time unit {graph.time_unit!r}", hint=f"use one of {', '.join(TIME_UNITS)}")
     _check_numbers(graph)
-    _check_names(graph)
-    _check_order(graph)
+    _check_texts(graph)
+    _check_ops(graph)
+    _check_outputs(graph)
 
 
 def _check_numbers(graph: Graph) -> None:
-    def whole(value: object, what: str) -> int:
+    def whole(value: object, what: str, name: str = "") -> int:
         if type(value) is not int or value < 0:
-            raise GraphError(f"{what} is {value!r}", hint="use a whole number, 0 or more")
+            raise GraphError(f"{what.format(name)} is {value!r}", hint="use a whole number, 0 or more")
         return value
 
     total_bytes = whole(graph.resident_bytes, "resident_bytes")
     total_time = 0
     for tensor in graph.tensors.values():
-        total_bytes += whole(tensor.bytes, f"the size of tensor {tensor.name!r}")
+        total_bytes += whole(tensor.bytes, "the size of tensor {!r}", tensor.name)
     for op in graph.ops:
-        total_bytes += whole(op.workspace_bytes, f"the workspace of op {op.name!r}")
-        total_time += whole(op.time, f"the time of op {op.name!r}")
+        total_bytes += whole(op.workspace_bytes, "the workspace of op {!r}", op.name)
+        total_time += whole(op.time, "the time of op {!r}", op.name)
         for what, value in (("grad_time", op.grad_time), ("flops", op.flops), ("moved_bytes", op.moved_bytes)):
             if value is not None:
-                whole(value, f"{what} of op {op.name!r}")
+                whole(value, f"{what} of op {{!r}}", op.name)
     for what, total in (("sizes", total_bytes), ("times", total_time)):
         if total > LARGEST_TOTAL:
             raise GraphError(
@@ -395,23 +403,36 @@ def _check_numbers(graph: Graph) -> None:
             )
 
 
-def _check_names(graph: Graph) -> None:
+def _check_texts(graph: Graph) -> None:
+    tensors, ops = graph.tensors.values(), graph.ops
+    names = (graph.name, *(tensor.name for tensor in tensors), *(op.name for op in ops))
+    for text in filterfalse(
+        str.isascii, (*names, *(tensor.dtype or "" for tensor in tensors), *(op.type for op in ops))
+    ):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise GraphError(f"the name {text!r} cannot be written as UTF-8", hint="rename it") from None
+
+
+def _check_ops(graph: Graph) -> None:
+    """Check what each op refers to, and that the order can be executed."""
     tensors = graph.tensors
-    for tensor in tensors.values():
-        _check_text(tensor.name, tensor.dtype or "")
-    _check_text(graph.name)
     op_names: set[str] = set()
     produced_by: dict[str, str] = {}
+    there = set(graph.inputs)
     for op in graph.ops:
-        _check_text(op.name, op.type)
         if op.name in op_names:
             raise GraphError(f"op {op.name!r} is defined twice", hint="give each op a name of its own")
         op_names.add(op.name)
-        if len(set(op.inputs)) != len(op.inputs) or set(op.inputs) & set(op.outputs):
+        read = set(op.inputs)
+        if len(read) != len(op.inputs) or not read.isdisjoint(op.outputs):
             raise GraphError(
                 f"op {op.name!r} names one tensor twice among its inputs and outputs", hint="name each tensor once"
             )
-        _check_known(op.inputs, tensors, f"op {op.name!r} reads")
+        if not there.issuperset(read):
+            _check_known(op.inputs, tensors, f"op {op.name!r} reads")
+            raise _order_error(graph, op, next(name for name in op.inputs if name not in there))
         _check_known(op.outputs, tensors, f"op {op.name!r} produces")
         for name in op.outputs:
             if name in produced_by:
@@ -420,24 +441,18 @@ def _check_names(graph: Graph) -> None:
                     hint="each tensor has one producer; give the second result a name of its own",
                 )
             produced_by[name] = op.name
+        there.update(op.outputs)
         _check_roles(op)
-    _check_known(graph.outputs, tensors, "the outputs name")
-    if len(set(graph.outputs)) != len(graph.outputs):
-        twice = next(name for name, count in Counter(graph.outputs).items() if count > 1)
-        raise GraphError(f"the outputs name {twice!r} twice", hint="name each output once")
     for op in graph.ops:
         if op.grad_of is not None:
             _check_known((op.grad_of,), op_names, f"op {op.name!r} has grad_of")
 
 
-def _check_text(*texts: str) -> None:
-    for text in texts:
-        if text.isascii():
-            continue
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise GraphError(f"the name {text!r} cannot be written as UTF-8", hint="rename it") from None
+def _check_outputs(graph: Graph) -> None:
+    _check_known(graph.outputs, graph.tensors, "the outputs name")
+    if len(set(graph.outputs)) != len(graph.outputs):
+        twice = next(name for name, count in Counter(graph.outputs).items() if count > 1)
+        raise GraphError(f"the outputs name {twice!r} twice", hint="name each output once")
 
 
 def _check_known(names: Iterable[str], known: Mapping[str, object] | set[str], where: str) -> None:
@@ -467,16 +482,6 @@ def _check_roles(op: Op) -> None:
                 f"op {op.name!r} has {name!r} in grad_inputs, which is not one of its inputs",
                 hint="name only inputs that receive a gradient",
             )
-
-
-def _check_order(graph: Graph) -> None:
-    producer = graph.producer
-    done: set[str] = set()
-    for op in graph.ops:
-        for name in op.inputs:
-            if name in producer and producer[name].name not in done:
-                raise _order_error(graph, op, name)
-        done.add(op.name)
 
 
 def _order_error(graph: Graph, op: Op, name: str) -> GraphError:

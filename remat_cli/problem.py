@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 from remat_cli.graph import Graph
@@ -59,6 +60,29 @@ class Scope(StrEnum):
     PLANNER = "planner"  # only what this planner searches
 
 
+class Basis(StrEnum):
+    """What a proof rests on."""
+
+    COUNTED = "counted"  # whole numbers, counted here: of an algorithm of ours, or of a certificate
+    TWO_SOLVERS = "two-solvers"  # two solvers that share nothing come to it
+    ONE_SOLVER = "one-solver"  # one solver says so
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """No plan in a scope takes less time.
+
+    Attributes:
+        time: in the graph's time unit.
+        scope: the plans over which it holds.
+        basis: what it rests on.
+    """
+
+    time: int
+    scope: Scope
+    basis: Basis = Basis.COUNTED
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFigure:
     """What a method's own model says of its plan: shown beside what the judge measured, and trusted by nobody.
@@ -74,15 +98,46 @@ class ModelFigure:
     unit: Literal["bytes", "time"]
 
 
+class Plan:
+    """A schedule, with what it costs by its planner's own count. The judge counts again.
+
+    Attributes:
+        time: in the graph's time unit.
+        peak_bytes: resident bytes and graph inputs included.
+        figures: what the method's own model says of it.
+        found_by: of a portfolio: the planner whose plan it is.
+    """
+
+    def __init__(
+        self,
+        time: int,
+        peak_bytes: int,
+        make_schedule: Callable[[], Schedule],
+        figures: tuple[ModelFigure, ...] = (),
+        found_by: str | None = None,
+    ) -> None:
+        """Note the costs; the schedule, which takes its time to write in large graphs, is made when it is asked for."""
+        self.time, self.peak_bytes = time, peak_bytes
+        self.figures, self.found_by = figures, found_by
+        self._make_schedule = make_schedule
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The steps."""
+        return self._make_schedule()
+
+
 @dataclass(frozen=True)
 class PlanResult:
     """A planner's claim. Its cost and peak are not in it: the simulator measures those.
 
     Attributes:
         status: how the run ended.
-        scope: the plans over which `OPTIMAL`, `INFEASIBLE` and `time_bound` hold.
         schedule: the plan; there if and only if the status is optimal or feasible.
-        time_bound: no plan in scope takes less time; None where nothing was proven.
+        bounds: what is proven of the time of plans, the foremost first: the one that an optimal plan meets, or that
+            says most of plans like those of this planner.
+        scope: the plans over which `INFEASIBLE` holds.
+        basis: what `INFEASIBLE` rests on.
         closest: without a plan: the schedule of the smallest peak that was found, so that the report can say what
             would fit.
         reason: without a plan: why, for people.
@@ -92,9 +147,10 @@ class PlanResult:
     """
 
     status: Status
-    scope: Scope = Scope.PLANNER
     schedule: Schedule | None = None
-    time_bound: int | None = None
+    bounds: tuple[Bound, ...] = ()
+    scope: Scope = Scope.PLANNER
+    basis: Basis = Basis.COUNTED
     closest: Schedule | None = None
     reason: str = ""
     stats: Mapping[str, int] = field(default_factory=dict)
@@ -105,21 +161,36 @@ class PlanResult:
         has_plan = self.status in (Status.OPTIMAL, Status.FEASIBLE)
         if has_plan != (self.schedule is not None):
             raise ValueError(f"a result that is {self.status} {'needs' if has_plan else 'cannot have'} a schedule")
-        if self.status is Status.OPTIMAL and self.time_bound is None:
+        if self.status is Status.OPTIMAL and not self.bounds:
             raise ValueError("an optimal result needs the bound that it meets")
+
+    @property
+    def bound(self) -> Bound | None:
+        """The foremost bound; None where nothing was proven."""
+        return self.bounds[0] if self.bounds else None
+
+    @property
+    def time_bound(self) -> int | None:
+        """Time of the foremost bound; None where nothing was proven."""
+        return self.bounds[0].time if self.bounds else None
 
 
 class Observer:
     """Is told what a planner finds while it works; silent unless a subclass listens."""
 
+    @property
+    def has_enough(self) -> bool:
+        """Whether a planner may end: what it has found so far is all that is wanted."""
+        return False
+
     def phase(self, text: str) -> None:
         """The planner starts something that may take a while, such as "searching the DP's budget"."""
 
-    def found(self, schedule: Schedule) -> None:
+    def found(self, plan: Plan) -> None:
         """The planner has a plan that it believes to fit; it is kept should the run be interrupted."""
 
-    def bound(self, time: int, scope: Scope) -> None:
-        """The planner has proven that no plan in scope takes less than `time`."""
+    def bound(self, bound: Bound) -> None:
+        """The planner has proven a bound."""
 
     def asks(self, planner: str) -> None:
         """A portfolio turns to this planner; what is found from now on is found by it."""

@@ -77,6 +77,11 @@ class Schedule:
         """Names of the ops that are run, in order, in place or not."""
         return tuple(step.op for step in self.steps if isinstance(step, Compute | Inplace))
 
+    @property
+    def has_transfers(self) -> bool:
+        """Whether it moves tensors to the host."""
+        return any(isinstance(step, Offload) for step in self.steps)
+
 
 def input_order(graph: Graph) -> tuple[str, ...]:
     """Return the sequence of computes of the plain run: every op once, in the input order."""
@@ -118,13 +123,12 @@ def _known(graph: Graph, name: str, position: int) -> Op:
 def _ending(graph: Graph, ops: Sequence[Op]) -> list[list[str]]:
     """Return, for each op that is run, the tensors of which it reads, or makes, an instance for the last time."""
     ending: list[list[str]] = []
-    producer = graph.producer
-    # Walking backwards: a tensor in `needed` is read later, before it is made again.
-    needed = set(graph.outputs)
+    # Walking backwards: a tensor in `needed` is read later, before it is made again, or is there to the end.
+    needed = {*graph.inputs, *graph.outputs}
     for op in reversed(ops):
         unread = [name for name in op.outputs if name not in needed]
         needed.difference_update(op.outputs)
-        last_read = [name for name in op.inputs if name in producer and name not in needed]
+        last_read = [name for name in op.inputs if name not in needed]
         needed.update(last_read)
         ending.append(last_read + unread)
     return ending[::-1]

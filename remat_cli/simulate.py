@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from math import ceil
 
 from remat_cli.errors import InvalidSchedule
@@ -36,12 +37,12 @@ class Trace:
         """End of the compute stream."""
         return self.times[-1]
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int:
         """The largest memory of any step."""
         return max(self.memory_bytes)
 
-    @property
+    @cached_property
     def peak_step(self) -> int:
         """Index of the first step with the peak's memory; -1 where that is the start."""
         return self.memory_bytes.index(self.peak_bytes) - 1
@@ -58,9 +59,9 @@ class _Device:
 
     graph: Graph
     bytes_per_time: Fraction | None
-    live: dict[str, int]  # tensors that ops produced and that are in device memory, and their bytes
     fixed_bytes: int
-    live_bytes: int = 0  # the sum of `live`
+    live: set[str]  # tensors in device memory: graph inputs, which stay, and what ops produced
+    live_bytes: int = 0  # of what ops produced
     runs: dict[str, int] = field(default_factory=dict)
     on_host: set[str] = field(default_factory=set)
     offloading: set[str] = field(default_factory=set)  # offloads that have not been waited for
@@ -75,11 +76,12 @@ class _Device:
 
     def add(self, name: str) -> None:
         if name not in self.live:
-            self.live[name] = self.graph.tensors[name].bytes
-            self.live_bytes += self.live[name]
+            self.live.add(name)
+            self.live_bytes += self.graph.tensors[name].bytes
 
     def remove(self, name: str) -> None:
-        self.live_bytes -= self.live.pop(name)
+        self.live.remove(name)
+        self.live_bytes -= self.graph.tensors[name].bytes
 
 
 def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: Fraction | None = None) -> Trace:
@@ -95,7 +97,7 @@ def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: Fraction | Non
         InvalidSchedule: at the first step that breaks a rule, which it names; or at the end, where an op was never
             run or an output is not in memory.
     """
-    device = _Device(graph=graph, bytes_per_time=bytes_per_time, live={}, fixed_bytes=graph.fixed_bytes)
+    device = _Device(graph=graph, bytes_per_time=bytes_per_time, fixed_bytes=graph.fixed_bytes, live=set(graph.inputs))
     memory, times = [device.memory()], [device.now]
     for index, step in enumerate(schedule.steps):
         try:
@@ -152,20 +154,20 @@ def _is_graph_input(device: _Device, name: str) -> bool:
     return name not in device.graph.producer
 
 
-def _check_in_memory(device: _Device, name: str) -> None:
-    if _is_graph_input(device, name):
+def _check_in_memory(device: _Device, names: tuple[str, ...]) -> None:
+    if device.live.issuperset(names) and device.prefetching.isdisjoint(names):
         return
-    if name not in device.live:
-        raise _Broken(
-            f"tensor {name!r} is not in memory", f"run {device.graph.producer[name].name!r} or prefetch it first"
-        )
-    if name in device.prefetching:
-        raise _Broken(f"the prefetch of tensor {name!r} has not been waited for", "wait for it first")
+    for name in names:
+        if name not in device.live:
+            raise _Broken(
+                f"tensor {name!r} is not in memory", f"run {device.graph.producer[name].name!r} or prefetch it first"
+            )
+        if name in device.prefetching:
+            raise _Broken(f"the prefetch of tensor {name!r} has not been waited for", "wait for it first")
 
 
 def _check_can_run(device: _Device, op: Op) -> None:
-    for name in op.inputs:
-        _check_in_memory(device, name)
+    _check_in_memory(device, op.inputs)
     for name in op.outputs:
         if name in device.offloading or name in device.prefetching:
             raise _Broken(f"its output {name!r} is being transferred", "wait for the transfer first")
@@ -201,7 +203,7 @@ def _compute_inplace(device: _Device, op: Op) -> int:
         device.add(name)
     # While the op runs, the larger of the two counts: before + max(0, output - input).
     before = device.memory()
-    growth = max(0, device.graph.tensors[output].bytes - device.live[taken])
+    growth = max(0, device.graph.tensors[output].bytes - device.graph.tensors[taken].bytes)
     device.remove(taken)
     device.add(output)
     _run(device, op)
@@ -223,7 +225,7 @@ def _free(device: _Device, name: str) -> None:
 
 def _offload(device: _Device, name: str) -> None:
     _check_tensor(device, name)
-    _check_in_memory(device, name)
+    _check_in_memory(device, (name,))
     if name in device.offloading:
         raise _Broken(f"tensor {name!r} is being offloaded already", "wait for that first")
     _transfer(device, name)
@@ -233,7 +235,7 @@ def _offload(device: _Device, name: str) -> None:
 
 def _prefetch(device: _Device, name: str) -> None:
     _check_tensor(device, name)
-    if _is_graph_input(device, name) or name in device.live:
+    if name in device.live:
         raise _Broken(f"tensor {name!r} is in device memory already", "free the device copy first")
     if name not in device.on_host:
         raise _Broken(f"tensor {name!r} has no host copy", "offload it first")
@@ -268,7 +270,7 @@ def _check_end(device: _Device) -> None:
             raise InvalidSchedule(f"at the end: op {op.name!r} was never run", hint="every op runs at least once")
     for name in device.graph.outputs:
         try:
-            _check_in_memory(device, name)
+            _check_in_memory(device, (name,))
         except _Broken as broken:
             raise InvalidSchedule(
                 f"at the end: output {name!r} is needed there, but {broken.rule}", hint=broken.remedy

@@ -161,9 +161,9 @@ def _settled(way: Way, request: Request, default_planner: str, one_worker: bool)
         "max_overhead": max_overhead,
         "planner": [name, all_options],
     }
-    if one_worker and "workers" in all_options:
+    if one_worker and "cores" in all_options:
         # Not in the identity: with more or fewer jobs beside it, it is the same job.
-        said = {"workers": 1, **said}
+        said = {"cores": 1, **said}
     return _Settled(Job("", Path(), "", options, budgets[0], max_overhead, way.label, name, said), identity, budgets)
 
 

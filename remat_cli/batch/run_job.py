@@ -64,7 +64,7 @@ def _figures(solution: Solution) -> Ended:
         peak_bytes=None if trace is None else trace.peak_bytes,
         overhead=solution.overhead,
         bound_overhead=solution.bound_overhead,
-        scope=result.scope,
+        scope=solution.scope,
         interrupted=solution.interrupted,
         error=None if trace is not None else result.reason or "no plan was found within the limits",
         hint=None if trace is not None else _hint(solution),

@@ -329,7 +329,7 @@ def _why_nothing_fits(solution: Solution) -> str:
 
 
 def _which_plan(refusal: Solution) -> str:
-    return _WHICH_PLAN[refusal.result.scope] + (" without transfers" if refusal.leaves_out_transfers else "")
+    return _WHICH_PLAN[refusal.scope] + (" without transfers" if refusal.leaves_out_transfers else "")
 
 
 def _plan_in_words(overhead: float) -> str:

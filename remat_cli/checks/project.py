@@ -32,7 +32,7 @@ Parsed = TypeVar("Parsed")
 # A check must come out the same on every machine. So a planner whose search ends by counted work is not given less time
 # than that takes, and a fixed number of threads; the clock is there for a search that hangs. One that would search
 # until the time is up is given an end by work, of about as many seconds.
-_REPEATABLE: Mapping[str, object] = {"time_limit": 600.0, "workers": 1}
+_REPEATABLE: Mapping[str, object] = {"time_limit": 600.0, "cores": 1}
 _WORK_LIMIT = 30.0
 
 

@@ -115,6 +115,14 @@ def main() -> NoReturn:
         raise
 
 
+class _Warnings(logging.Handler):
+    """Shows on stderr what is no error and yet not as it should be: claims of planners that turned out to be false."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one."""
+        click.echo(f"{click.style('warning', fg='yellow', bold=True)}: {_shown(record.getMessage())}", err=True)
+
+
 def _note(end: SystemExit) -> None:
     """Write how the call ended to the log, if there is one; where remat is to blame, with a traceback."""
     log, error = logging.getLogger("remat"), end.__context__
@@ -132,6 +140,7 @@ def _run() -> NoReturn:
     # A large graph is a million objects and no cycles: the collector would go through them again and again.
     gc.set_threshold(100_000, 50, 100)
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("REMAT_DEBUG"))
+    logging.getLogger("remat").addHandler(_Warnings(logging.WARNING))
     try:
         code = cli.main(standalone_mode=False)
         sys.stdout.flush()

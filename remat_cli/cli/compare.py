@@ -61,7 +61,7 @@ def command(
     Examples:
       remat compare model.onnx --dim batch=8 --planners approx_dp,rotor,dtr --budgets 60%
       remat compare a.json b.json --planners all --time-limit 30s --markdown results.md
-      remat compare graph.json --planners retention,mine.yaml --option retention.workers=1 --csv results.csv
+      remat compare graph.json --planners retention,mine.yaml --option retention.cores=1 --csv results.csv
     """
     from remat_cli.formats.writing import check_folder
     from remat_cli.reports.terminal.compare import (

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from remat_cli import __version__
 from remat_cli.errors import UsageError
-from remat_cli.problem import Observer, Scope
-from remat_cli.schedule import Compute, Schedule
+from remat_cli.problem import Bound, Observer, Plan
 
 _LOG = logging.getLogger("remat")
 
@@ -47,8 +46,9 @@ def start(path: Path) -> None:
 def stop() -> None:
     """Close the file."""
     for handler in tuple(_LOG.handlers):
-        _LOG.removeHandler(handler)
-        handler.close()
+        if isinstance(handler, logging.FileHandler):
+            _LOG.removeHandler(handler)
+            handler.close()
     _LOG.setLevel(logging.NOTSET)
 
 
@@ -63,15 +63,20 @@ class Logged(Observer):
         _LOG.info("%s", text)
         self._observe.phase(text)
 
-    def found(self, schedule: Schedule) -> None:
-        """The planner has a plan."""
-        _LOG.info("found a plan of %d op runs", sum(isinstance(step, Compute) for step in schedule.steps))
-        self._observe.found(schedule)
+    @property
+    def has_enough(self) -> bool:
+        """Whether a planner may end."""
+        return self._observe.has_enough
 
-    def bound(self, time: int, scope: Scope) -> None:
+    def found(self, plan: Plan) -> None:
+        """The planner has a plan."""
+        _LOG.info("found a plan that takes %d units of time", plan.time)
+        self._observe.found(plan)
+
+    def bound(self, bound: Bound) -> None:
         """The planner has proven a bound."""
-        _LOG.info("no plan takes less than %d units of time (%s)", time, scope)
-        self._observe.bound(time, scope)
+        _LOG.info("no plan takes less than %d units of time (%s, %s)", bound.time, bound.scope, bound.basis)
+        self._observe.bound(bound)
 
     def asks(self, planner: str) -> None:
         """A portfolio turns to another planner."""

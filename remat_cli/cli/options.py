@@ -179,21 +179,20 @@ def read_call(given: dict[str, Any]) -> Call:
         if value is not None:
             options[option] = parse_duration(value) if option == "time_limit" else value
     if given.get("jobs") is not None:
-        options[_option_for_cores(name)] = given["jobs"]
+        _check_uses_cores(name)
+        options["cores"] = given["jobs"]
     planner = make_planner(name, options, source="--option")
     return Call(replace(config, planner=name, options=options), name, planner)
 
 
-def _option_for_cores(planner: str) -> str:
-    """Return the option by which a planner is told how many cores it may use.
+def _check_uses_cores(planner: str) -> None:
+    """Check that a planner can be told how many cores it may use.
 
     Raises:
         UsageError: it uses one whatever it is told.
     """
-    options = {option.name for option in fields(PLANNERS[planner])} if planner in PLANNERS else set()
-    if chosen := options & {"workers", "jobs", "threads"}:
-        return chosen.pop()
-    raise UsageError(f"--jobs: {planner} uses one core", hint="leave it out")
+    if planner in PLANNERS and all(option.name != "cores" for option in fields(PLANNERS[planner])):
+        raise UsageError(f"--jobs: {planner} uses one core", hint="leave it out")
 
 
 def _dim(text: str) -> tuple[str, int]:

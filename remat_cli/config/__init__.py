@@ -270,7 +270,8 @@ def make_planner(name: str, options: Mapping[str, Any], source: str = "--option"
     """
     if name not in PLANNERS:
         raise unknown_name("--planner", name, PLANNERS)
-    return checked(PLANNERS[name], Document(options, source))
+    # Where nothing is given there is nothing to check, and pydantic need not be loaded.
+    return checked(PLANNERS[name], Document(options, source)) if options else PLANNERS[name]()
 
 
 def make_generator(family: str, options: Mapping[str, Any], source: str = "--option") -> Generator:

@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.source import Source
 from remat_cli.graph import TIME_UNITS, Graph, Kind, Op, Phase, Tensor, build_graph
+
+Choice = TypeVar("Choice")
 
 FORMAT = "remat.graph/1"
 
@@ -67,7 +69,9 @@ _OP_FIELDS: Mapping[str, _Field] = {
 _FOR_PEOPLE = ("module", "source")
 
 
-_PHASES = tuple(str(phase) for phase in Phase)
+_KINDS_OF_GRAPH = {str(kind): kind for kind in Kind}
+_TIME_UNITS = {unit: unit for unit in TIME_UNITS}
+_PHASES = {str(phase): phase for phase in Phase}
 
 
 def _is_size(value: Any) -> bool:
@@ -79,7 +83,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "size": (_is_size, "a whole number, 0 or more"),
     "truth": (lambda value: isinstance(value, bool), "true or false"),
     "list": (lambda value: isinstance(value, list), "a list"),
-    "names": (lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of names"),
+    "names": (lambda value: isinstance(value, list) and set(map(type, value)) <= {str}, "a list of names"),
     "sizes": (lambda value: isinstance(value, list) and all(map(_is_size, value)), "a list of whole numbers"),
 }
 
@@ -117,15 +121,15 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
         )
     unknown: dict[str, str] = {}
     top = _fields(document, _GRAPH_FIELDS, where, unknown)
-    kind = _choice(top["kind"], [str(kind) for kind in Kind], f"{where}: kind")
-    _choice(top["time_unit"], TIME_UNITS, f"{where}: time_unit")
+    kind = _choice(top["kind"], _KINDS_OF_GRAPH, f"{where}: kind")
+    time_unit = _choice(top["time_unit"], _TIME_UNITS, f"{where}: time_unit")
     tensors = [_tensor(item, f"{where}: tensors[{i}]", unknown) for i, item in enumerate(top["tensors"])]
     ops = [_op(item, f"{where}: ops[{i}]", unknown) for i, item in enumerate(top["ops"])]
     try:
         graph = build_graph(
             name=top["name"],
-            kind=Kind(kind),
-            time_unit=top["time_unit"],
+            kind=kind,
+            time_unit=time_unit,
             resident_bytes=top["resident_bytes"],
             tensors=tensors,
             ops=ops,
@@ -163,10 +167,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _choice(value: str, choices: list[str] | tuple[str, ...], where: str) -> str:
-    if value not in choices:
-        raise GraphError(f"{where}: {value!r} is not known", hint=f"use one of {', '.join(choices)}")
-    return value
+def _choice(text: str, choices: Mapping[str, Choice], where: str) -> Choice:
+    if text not in choices:
+        raise GraphError(f"{where}: {text!r} is not known", hint=f"use one of {', '.join(choices)}")
+    return choices[text]
 
 
 def _tensor(item: Any, where: str, unknown: dict[str, str]) -> Tensor:
@@ -184,7 +188,7 @@ def _op(item: Any, where: str, unknown: dict[str, str]) -> Op:
     for name in ("saves", "grad_inputs"):
         if values[name] is not None:
             values[name] = tuple(dict.fromkeys(values[name]))
-    values["phase"] = Phase(_choice(values["phase"], _PHASES, f"{where}.phase"))
+    values["phase"] = _choice(values["phase"], _PHASES, f"{where}.phase")
     return Op(**values)
 
 

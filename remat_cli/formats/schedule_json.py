@@ -70,9 +70,13 @@ def _document(solution: Solution, mode: str, planner_name: str, planner: Planner
         "baseline": {"peak_bytes": solution.baseline.peak_bytes, "time": solution.baseline.time},
     }
     if solution.bound_overhead is not None:
-        document["bound"] = {"overhead": solution.bound_overhead, "scope": str(result.scope)}
+        document["bound"] = {
+            "overhead": solution.bound_overhead,
+            "scope": str(solution.scope),
+            "basis": str(solution.basis),
+        }
     if trace is None:
-        return document | {"reason": result.reason, "scope": str(result.scope)}
+        return document | {"reason": result.reason, "scope": str(result.scope), "basis": str(result.basis)}
     return document | {
         "peak_bytes": trace.peak_bytes,
         "time": trace.time,

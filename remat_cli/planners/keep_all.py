@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.problem import Observer, PlanResult, Problem, Scope
 from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,10 @@ class KeepAll:
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Return the plain run if it fits; else that this one schedule does not."""
-        del observe
-        plain = plain_run(problem.graph)
-        trace = simulate(problem.graph, plain)
-        if trace.peak_bytes > problem.budget.device_bytes:
-            return PlanResult(
-                Status.INFEASIBLE,
-                Scope.PLANNER,
-                closest=plain,
-                reason="the plain run recomputes nothing and does not fit",
-            )
-        return PlanResult(Status.OPTIMAL, Scope.ANY_ORDER, schedule=plain, time_bound=trace.time)
+        # numpy comes with it; the planners are listed without it.
+        from remat_cli.planners.shared.incumbent import Incumbent
+
+        incumbent = Incumbent(problem, observe)
+        if not incumbent.fits(incumbent.offer(plain_run(problem.graph))):
+            incumbent.prove_that_none_fits(Scope.PLANNER, "the plain run recomputes nothing and does not fit")
+        return incumbent.result()

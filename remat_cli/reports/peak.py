@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from remat_cli.reports.timeline import Lifetime, Run
-from remat_cli.schedule import Compute, Inplace
 
 
 class Fate(StrEnum):
@@ -29,22 +28,17 @@ class PeakTensor:
         name: of the tensor.
         bytes: its size.
         producer: the op that makes it.
-        stays: when it is in memory in the plan.
         fate: what the plan does about it.
         recomputations: how often the plan brings it back by running its producer again.
+        dropped_at: the step that takes it out of memory for the first time; None where it never comes back.
     """
 
     name: str
     bytes: int
     producer: str
-    stays: tuple[Lifetime, ...]
-    fate: Fate
-    recomputations: int
-
-    @property
-    def dropped_at(self) -> int | None:
-        """The step that takes it out of memory for the first time; None where it never comes back."""
-        return self.stays[0].end if len(self.stays) > 1 else None
+    fate: Fate = Fate.KEPT
+    recomputations: int = 0
+    dropped_at: int | None = None
 
     def __str__(self) -> str:
         times = "" if self.recomputations < 2 else f" {self.recomputations}×"
@@ -62,33 +56,24 @@ def tensors_at_peak(plain: Run, plan: Run | None = None) -> list[PeakTensor]:
         plain: the plain run.
         plan: another run of the same graph; without one, every tensor counts as kept.
     """
-    peak_steps = _steps_of_peak_op(plain, plan or plain)
+    graph = plain.graph
     tensors = [
-        _peak_tensor(plan or plain, name, peak_steps)
+        PeakTensor(name, graph.tensors[name].bytes, graph.producer[name].name)
         for name in plain.live_at(plain.trace.peak_step)
-        if plain.graph.tensors[name].bytes > 0
+        if graph.tensors[name].bytes > 0
     ]
+    if plan is not None:
+        peak_steps = [index for index, op in plan.computes if op == plain.peak_op]
+        tensors = [_in_plan(tensor, plan.lifetimes[tensor.name], peak_steps) for tensor in tensors]
     return sorted(tensors, key=lambda tensor: (-tensor.bytes, tensor.fate is Fate.KEPT, tensor.name))
 
 
-def _steps_of_peak_op(plain: Run, plan: Run) -> list[int]:
-    """Return the steps of `plan` that run the op at which `plain` has its peak."""
-    return [
-        index
-        for index, step in enumerate(plan.schedule.steps)
-        if isinstance(step, Compute | Inplace) and step.op == plain.peak_op
-    ]
-
-
-def _peak_tensor(plan: Run, name: str, peak_steps: Sequence[int]) -> PeakTensor:
-    stays = plan.lifetimes[name]
-    return PeakTensor(
-        name=name,
-        bytes=plan.graph.tensors[name].bytes,
-        producer=plan.graph.producer[name].name,
-        stays=stays,
+def _in_plan(tensor: PeakTensor, stays: Sequence[Lifetime], peak_steps: Sequence[int]) -> PeakTensor:
+    return replace(
+        tensor,
         fate=_fate(stays, peak_steps),
         recomputations=sum(1 for stay in stays[1:] if not stay.fetched),
+        dropped_at=stays[0].end if len(stays) > 1 else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remat_cli.bounds import WorkingSet
 from remat_cli.graph import Graph, Kind
-from remat_cli.problem import Scope, Status
+from remat_cli.problem import Basis, Scope, Status
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import SmallestBudget
@@ -17,6 +17,12 @@ WHICH_PLANS = {
     Scope.PLANNER: "of this planner",
 }
 WITHOUT_TRANSFERS = " without transfers"
+# What a proof rests on, to be read after its name.
+BASES = {
+    Basis.COUNTED: "in whole numbers, by remat itself",
+    Basis.TWO_SOLVERS: "that share nothing come to it",
+    Basis.ONE_SOLVER: "says so; nobody has checked it",
+}
 _LONGEST_NAME = 40
 _LARGEST_SHOWN = 3
 # Below this ratio of the plain peak to the largest working set, a plan can save next to nothing.
@@ -25,7 +31,7 @@ _LITTLE_ROOM = 1.05
 
 def which_plans(solution: Solution) -> str:
     """Return over which plans its proof holds, to be read after "plans"."""
-    return WHICH_PLANS[solution.result.scope] + (WITHOUT_TRANSFERS if solution.leaves_out_transfers else "")
+    return WHICH_PLANS[solution.scope] + (WITHOUT_TRANSFERS if solution.leaves_out_transfers else "")
 
 
 def status_in_words(solution: Solution) -> str:
@@ -132,7 +138,7 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
         return advice
     if solution.status is Status.UNKNOWN:
         advice.append("Where a time limit ended the search, give it more time (--time-limit).")
-    if solution.result.scope is not Scope.ANY_ORDER:
+    if solution.scope is not Scope.ANY_ORDER:
         advice.append("Try another planner, which searches other plans (`remat planners` lists them).")
     return advice
 

@@ -11,6 +11,7 @@ from remat_cli.bounds import WorkingSet, largest_working_set
 from remat_cli.formats.native import graph_sha256
 from remat_cli.graph import Phase
 from remat_cli.prepare import Prepared
+from remat_cli.problem import Status
 from remat_cli.reports.peak import tensors_at_peak
 from remat_cli.reports.terminal.planner_cards import planner_cards
 from remat_cli.reports.timeline import Run, recomputed_ops
@@ -41,17 +42,23 @@ def plan_summary(solution: Solution, prepared: Prepared, *, planner: str, option
 def solution_summary(solution: Solution) -> Summary:
     """Return status, figures and proof of a verified result."""
     trace, result, closest = solution.trace, solution.result, solution.closest
-    bound = solution.bound_overhead
+    bounds = [
+        {"overhead": solution.overhead_of(bound), "scope": bound.scope.value, "basis": bound.basis.value}
+        for bound in result.bounds
+    ]
     return {
         "status": result.status.value,
-        "scope": result.scope.value,
+        "scope": solution.scope.value,
         "interrupted": solution.interrupted,
         "reason": result.reason,
         "budget_bytes": solution.problem.budget.device_bytes,
         "baseline": {"peak_bytes": solution.baseline.peak_bytes, "time": solution.baseline.time},
         **_measured(trace),
         "overhead": solution.overhead,
-        "bound": None if bound is None else {"overhead": bound, "scope": result.scope.value},
+        "bound": bounds[0] if bounds else None,
+        "bounds": bounds,
+        "basis": solution.basis.value if bounds or result.status is Status.INFEASIBLE else None,
+        "warnings": list(solution.warnings),
         "gap": solution.gap,
         "found_by": result.found_by,
         "model_figures": [asdict(figure) for figure in result.model_figures],

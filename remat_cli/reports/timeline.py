@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from remat_cli.graph import Graph, Phase
-from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, plain_run
+from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, plain_run
 from remat_cli.simulate import Trace
 from remat_cli.solve import baseline_of
 
@@ -72,25 +72,26 @@ class Run:
         return int(self.durations.sum())
 
     @cached_property
+    def computes(self) -> tuple[tuple[int, str], ...]:
+        """The steps that run an op, in place or not: index and op."""
+        return tuple((i, step.op) for i, step in enumerate(self.schedule.steps) if isinstance(step, (Compute, Inplace)))
+
+    @cached_property
     def recomputing(self) -> tuple[int, ...]:
         """Indices of the steps that run an op again."""
         seen: set[str] = set()
         again = []
-        for index, step in enumerate(self.schedule.steps):
-            if isinstance(step, Compute | Inplace):
-                if step.op in seen:
-                    again.append(index)
-                seen.add(step.op)
+        for index, op in self.computes:
+            if op in seen:
+                again.append(index)
+            seen.add(op)
         return tuple(again)
 
     @cached_property
     def first_backward(self) -> int | None:
         """Index of the first step that runs a backward op."""
-        op = self.graph.op
-        for index, step in enumerate(self.schedule.steps):
-            if isinstance(step, Compute | Inplace) and op[step.op].phase is Phase.BACKWARD:
-                return index
-        return None
+        phases = ((index, self.graph.op[op].phase) for index, op in self.computes)
+        return next((index for index, phase in phases if phase is Phase.BACKWARD), None)
 
     @cached_property
     def copies(self) -> int:
@@ -106,44 +107,59 @@ class Run:
     @cached_property
     def lifetimes(self) -> Mapping[str, tuple[Lifetime, ...]]:
         """The stays of each tensor in memory, graph inputs left out: those never leave."""
+        return self.stays_of(self.graph.tensors)
+
+    def stays_of(self, names: Container[str]) -> dict[str, tuple[Lifetime, ...]]:
+        """Return the stays of these tensors in memory; graph inputs have none."""
+        steps = self.schedule.steps
         stays: dict[str, list[Lifetime]] = {}
-        present: dict[str, tuple[int, bool]] = {}
+        since: dict[str, int] = {}
 
         def leave(name: str, index: int) -> None:
-            start, fetched = present.pop(name)
-            stays.setdefault(name, []).append(Lifetime(start, index, fetched))
+            start = since.pop(name)
+            stays.setdefault(name, []).append(Lifetime(start, index, fetched=isinstance(steps[start], Prefetch)))
 
-        for index, step in enumerate(self.schedule.steps):
-            match step:
-                case Free(tensor=name):
+        for index, step in enumerate(steps):
+            arriving, leaving = self._changes(step)
+            for name in leaving:
+                if name in names:
                     leave(name, index)
-                case Prefetch(tensor=name):
-                    present[name] = (index, True)
-                case Compute(op=name) | Inplace(op=name):
-                    op = self.graph.op[name]
-                    if isinstance(step, Inplace) and op.inplace is not None:
-                        leave(op.inplace, index)
-                    for output in op.outputs:
-                        present.setdefault(output, (index, False))
-        for name in list(present):
-            leave(name, len(self.schedule.steps))
+            for name in arriving:
+                if name in names:
+                    since.setdefault(name, index)
+        for name in list(since):
+            leave(name, len(steps))
         return {name: tuple(lifetimes) for name, lifetimes in stays.items()}
+
+    def _changes(self, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the tensors that are in memory after a step in any case, and those that it takes away."""
+        match step:
+            case Compute(op=name):
+                return self.graph.op[name].outputs, ()
+            case Inplace(op=name):
+                op = self.graph.op[name]
+                return op.outputs, () if op.inplace is None else (op.inplace,)
+            case Prefetch(tensor=name):
+                return (name,), ()
+            case Free(tensor=name):
+                return (), (name,)
+            case _:
+                return (), ()
 
     @cached_property
     def peak_op(self) -> str | None:
         """The op that runs at the peak; None where the peak is at the start."""
-        for step in reversed(self.schedule.steps[: self.trace.peak_step + 1]):
-            if isinstance(step, Compute | Inplace):
-                return step.op
-        return None
+        return next((op for index, op in reversed(self.computes) if index <= self.trace.peak_step), None)
 
     def live_at(self, index: int) -> tuple[str, ...]:
         """Return the tensors that are in memory while step `index` runs; graph inputs left out."""
-        return tuple(
-            name
-            for name, lifetimes in self.lifetimes.items()
-            if any(stay.start <= index < stay.end for stay in lifetimes)
-        )
+        live: dict[str, None] = {}  # in order
+        for step in self.schedule.steps[: index + 1]:
+            arriving, leaving = self._changes(step)
+            for name in leaving:
+                del live[name]
+            live |= dict.fromkeys(arriving)
+        return tuple(live)
 
 
 def recomputed_ops(trace: Trace) -> int:

@@ -108,7 +108,8 @@ def within_overhead(solution: Solution, max_overhead: float | None) -> Solution:
     proven = not _is_allowed(solution.bound_overhead, max_overhead)
     result = PlanResult(
         Status.INFEASIBLE if proven else Status.UNKNOWN,
-        solution.result.scope if proven else Scope.PLANNER,
+        scope=solution.scope if proven else Scope.PLANNER,
+        basis=solution.basis,
         closest=solution.result.schedule,
         reason=f"the plan found takes {format_share(solution.overhead)} more time than the plain run, above "
         f"the {format_share(max_overhead or 0)} allowed",
@@ -120,17 +121,17 @@ def _is_allowed(overhead: float | None, max_overhead: float | None) -> bool:
     return max_overhead is None or overhead is None or overhead <= max_overhead
 
 
-class _Enough(KeyboardInterrupt):
-    """Ends a planner as Ctrl-C does: a plan is there, and for the search any is as good as the best."""
-
-
 class _FirstPlan(Observer):
-    """Passes on what a planner starts, and ends it as soon as it has a plan of little enough overhead."""
+    """Passes on what a planner starts, and has enough as soon as there is a plan of little enough overhead."""
 
     def __init__(self, observe: Observer, max_overhead: float | None) -> None:
         self._observe = observe
         self._max_overhead = max_overhead
-        self.ended_it = False
+        self._has_plan = False
+
+    @property
+    def has_enough(self) -> bool:
+        return self._has_plan or self._observe.has_enough
 
     def phase(self, text: str) -> None:
         self._observe.phase(text)
@@ -139,9 +140,7 @@ class _FirstPlan(Observer):
         self._observe.asks(planner)
 
     def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
-        if _is_allowed(overhead, self._max_overhead):
-            self.ended_it = True
-            raise _Enough
+        self._has_plan |= _is_allowed(overhead, self._max_overhead)
 
 
 class _Search:
@@ -156,11 +155,12 @@ class _Search:
         self.scope = Scope.ANY_ORDER
         self.floor = self.proven
         self.found: Solution | None = None
+        self.ended_early = False  # the planner that found it could have run on
         self.refusal: Solution
 
     def run(self) -> None:
         self.bisect()
-        if self.found is not None and self.found.interrupted:
+        if self.found is not None and self.ended_early:
             self.found = self.best_at(self.found)
 
     def best_at(self, found: Solution) -> Solution:
@@ -203,8 +203,8 @@ class _Search:
         solution = solve(replace(self.problem, budget=Budget(budget)), self.planner, observe)
         taken = within_overhead(solution, self.max_overhead)
         if taken.trace is not None:
-            self.found = taken
-        if solution.interrupted and not observe.ended_it:
+            self.found, self.ended_early = taken, observe.has_enough
+        if solution.interrupted:
             # The planner was stopped with a plan in hand; the user meant the whole search.
             raise KeyboardInterrupt
         if taken.trace is not None:
@@ -212,5 +212,5 @@ class _Search:
         self.floor = max(self.floor, budget + 1)
         self.refusal = taken
         if self.refusal.status is Status.INFEASIBLE:
-            self.proven, self.scope = self.floor, self.refusal.result.scope
+            self.proven, self.scope = self.floor, self.refusal.scope
         return None if solution.closest is None else solution.closest.peak_bytes

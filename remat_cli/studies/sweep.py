@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from time import monotonic
 
-from remat_cli.errors import FalseClaim, PlannerRefuses, UsageError
-from remat_cli.problem import Budget, Observer, Planner, Problem, Scope, Status
+from remat_cli.errors import PlannerRefuses, UsageError
+from remat_cli.problem import Budget, Observer, Planner, Problem, Status
 from remat_cli.simulate import Trace
-from remat_cli.solve import Solution, baseline_of, solve
+from remat_cli.solve import Solution, baseline_of, solve, with_plan_of
 from remat_cli.studies.budget_search import at_budget, smallest_budget
 from remat_cli.studies.progress import Prefixed
 from remat_cli.units import BudgetSpec, format_bytes
@@ -242,24 +242,7 @@ def _with_fastest(point: Point, points: Sequence[Point]) -> Point:
     time, _, found_at, plan = min(fitting, key=lambda item: item[:3])
     if point.trace is not None and point.trace.time <= time:
         return point
-    return replace(point, solution=_carried(plan, point.solution), found_at=found_at)
-
-
-def _carried(plan: Solution, own: Solution) -> Solution:
-    """Return the plan of another budget as the solution at this one, with what was proven here."""
-    assert plan.trace is not None
-    if own.status is Status.INFEASIBLE and own.result.scope is Scope.ANY_ORDER:
-        raise FalseClaim(
-            f"the planner claims that no plan in any order fits {own.problem.budget.device_bytes} bytes, but its own "
-            f"plan for {plan.problem.budget.device_bytes} bytes does"
-        )
-    bound, scope = own.result.time_bound, own.result.scope
-    # A bound above the plan's time is one on a smaller scope, which says nothing of a plan from outside that.
-    if bound is None or bound > plan.trace.time:
-        bound, scope = own.baseline.time, Scope.ANY_ORDER
-    status = Status.OPTIMAL if bound == plan.trace.time else Status.FEASIBLE
-    result = replace(plan.result, status=status, scope=scope, time_bound=bound)
-    return replace(plan, problem=own.problem, result=result, interrupted=own.interrupted)
+    return replace(point, solution=with_plan_of(point.solution, plan), found_at=found_at)
 
 
 class _Progress(Prefixed):

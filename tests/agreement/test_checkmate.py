@@ -18,8 +18,7 @@ from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.formats import read_graph
 from remat_cli.graph import Graph
 from remat_cli.planners.checkmate import mip_solvers, staged_search
-from remat_cli.planners.checkmate.lp_options import Rounding
-from remat_cli.planners.checkmate.lp_planner import CheckmateLP
+from remat_cli.planners.checkmate.lp_planner import CheckmateLP, Rounding
 from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.checkmate.planner import Checkmate
 from remat_cli.problem import Budget, Observer, Problem, Scope, Status
@@ -97,7 +96,7 @@ def test_checkmate_finds_the_best_staged_plan_and_bounds_all_others(solver: Solv
         assert solution.status is Status.OPTIMAL
         assert solution.trace is not None
         assert solution.trace.time == staged
-    if solution.result.scope is Scope.FIXED_ORDER:
+    if solution.scope is Scope.FIXED_ORDER:
         truth = least_time(problem.graph, problem.budget.device_bytes, Scope.FIXED_ORDER)
         assert staged == (None if truth is None else truth.time)
 
@@ -194,7 +193,7 @@ def test_missing_solver_is_reported(planner: type[Checkmate | CheckmateLP], monk
 
 
 @pytest.mark.parametrize(
-    "options", [{"gap": -0.1}, {"gap": 1.0}, {"threads": 0}, {"time_limit": -1.0}, {"seed": -1}], ids=str
+    "options", [{"gap": -0.1}, {"gap": 1.0}, {"cores": -1}, {"time_limit": -1.0}, {"seed": -1}], ids=str
 )
 def test_options_of_checkmate_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
@@ -221,4 +220,4 @@ def test_fcn8_of_the_checkmate_paper(
     assert solution.overhead is not None
     assert solution.overhead <= overhead
     if planner is Checkmate:
-        assert (solution.status, solution.result.scope) == (Status.OPTIMAL, Scope.FIXED_ORDER)
+        assert (solution.status, solution.scope) == (Status.OPTIMAL, Scope.FIXED_ORDER)

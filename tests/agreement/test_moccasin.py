@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from remat_cli.errors import InvalidSchedule
 from remat_cli.formats import read_graph
 from remat_cli.graph import Graph
-from remat_cli.planners.moccasin.options import Order, Precedence
-from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.moccasin.planner import Moccasin, Order
 from remat_cli.problem import Budget, Problem, Status
 from remat_cli.schedule import plain_run, with_frees
 from remat_cli.simulate import simulate
@@ -76,12 +74,6 @@ def least_staged_time(problem: Problem, max_retentions: int) -> float:
 def test_stages_in_input_order_are_the_best_of_all_staged_schedules(max_retentions: int, problem: Problem) -> None:
     solution = solve(problem, Moccasin(max_retentions=max_retentions))
     assert time_of(solution) == least_staged_time(problem, max_retentions)
-
-
-@given(problem=problems(SMALL), order=st.sampled_from(Order))
-def test_both_ways_to_say_precedence_agree(problem: Problem, order: Order) -> None:
-    times = {time_of(solve(problem, Moccasin(order=order, precedence=precedence))) for precedence in Precedence}
-    assert len(times) == 1
 
 
 @given(problem=problems(SMALL))

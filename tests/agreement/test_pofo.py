@@ -36,9 +36,9 @@ from remat_cli.planners.pofo.structure import (
     recomputation_time,
     recomputed,
 )
+from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
 from remat_cli.planners.shared.chain.model import Chain, ChainStep, Operation
-from remat_cli.planners.shared.chain.options import Cuts
 from remat_cli.problem import Budget, Problem
 from remat_cli.solve import baseline_of
 from tests.graphs import graph_of, op, problems, training_graphs

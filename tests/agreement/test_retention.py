@@ -12,9 +12,8 @@ from remat_cli.graph import Graph
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.cover_bound import cover_bound
 from remat_cli.planners.retention.cut_bound import cut_bound, tightest_cuts
-from remat_cli.planners.retention.options import OrderChoice
-from remat_cli.planners.retention.planner import Retention
-from remat_cli.planners.shared.cp_sat import SolverLimits
+from remat_cli.planners.retention.planner import OrderChoice, Retention
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Stages
 from remat_cli.problem import Budget, Problem, Scope, Status
 from remat_cli.solve import baseline_of, solve
@@ -22,7 +21,7 @@ from tests.graphs import graph_of, in_place, op, problems, small_graphs, trainin
 from tests.oracle import least_peak, least_time
 
 GRAPHS = training_graphs(max_forward_ops=3) | small_graphs(max_ops=7)
-FIXED = Retention(order=OrderChoice.INPUT, workers=1)
+FIXED = Retention(order=OrderChoice.INPUT, cores=1)
 
 
 def budgets(graph: Graph) -> Iterator[int]:
@@ -32,7 +31,7 @@ def budgets(graph: Graph) -> Iterator[int]:
 
 
 def bound_of(graph: Graph, budget_bytes: int) -> int | None:
-    return cover_bound(Stages.of(graph), budget_bytes - graph.fixed_bytes, SolverLimits(60.0))
+    return cover_bound(Stages.of(graph), budget_bytes - graph.fixed_bytes, Limits.of(60.0)).extra
 
 
 @given(problem=problems(GRAPHS))
@@ -48,7 +47,7 @@ def test_cover_bound_is_never_above_the_least_overhead_in_the_fixed_order(proble
 @given(problem=problems(GRAPHS))
 def test_any_order_bound_is_never_above_the_least_overhead_in_any_order(problem: Problem) -> None:
     room = problem.budget.device_bytes - problem.graph.fixed_bytes
-    bound = any_order_bound(problem.graph, room, SolverLimits(60.0))
+    bound = any_order_bound(problem.graph, room, Limits.of(60.0)).extra
     truth = least_time(problem.graph, problem.budget.device_bytes, Scope.ANY_ORDER)
     if truth is not None:
         assert bound is not None
@@ -60,7 +59,7 @@ def test_on_a_chain_no_order_can_do_with_less_than_the_cover_bound(length: int) 
     graph = training_chain(length)
     for budget in budgets(graph):
         cover = bound_of(graph, budget)
-        bound = any_order_bound(graph, budget - graph.fixed_bytes, SolverLimits(60.0))
+        bound = any_order_bound(graph, budget - graph.fixed_bytes, Limits.of(60.0)).extra
         assert cover is not None
         assert bound is not None
         assert bound >= cover > 0
@@ -81,13 +80,13 @@ def test_what_may_run_later_for_the_first_time_costs_nothing(may_run_again: bool
     truth = least_time(graph, budget)
     assert truth is not None
     assert truth.time == graph.total_time + 1
-    assert any_order_bound(graph, budget, SolverLimits(60.0)) == 1
+    assert any_order_bound(graph, budget, Limits.of(60.0)).extra == 1
 
 
 @given(problem=problems(GRAPHS))
 def test_where_no_order_fits_by_the_bound_the_oracle_finds_none(problem: Problem) -> None:
     room = least_peak(problem.graph).peak_bytes - problem.graph.fixed_bytes
-    assert any_order_bound(problem.graph, room, SolverLimits(60.0)) is not None
+    assert any_order_bound(problem.graph, room, Limits.of(60.0)).extra is not None
 
 
 @given(problem=problems(GRAPHS))
@@ -96,7 +95,7 @@ def test_cut_bound_is_never_above_the_least_overhead_in_the_fixed_order(problem:
     room = problem.budget.device_bytes - problem.graph.fixed_bytes
     truth = least_time(problem.graph, problem.budget.device_bytes, Scope.FIXED_ORDER)
     for cuts in (tightest_cuts(stages, room, 2), np.arange(len(stages))):
-        bound = cut_bound(stages, room, cuts, SolverLimits(60.0))
+        bound = cut_bound(stages, room, cuts, Limits.of(60.0)).extra
         if truth is not None:
             assert bound is not None
             assert problem.graph.total_time + bound <= truth.time
@@ -106,8 +105,8 @@ def test_cut_bound_is_never_above_the_least_overhead_in_the_fixed_order(problem:
 def test_cut_bound_with_every_cut_is_no_worse_than_the_cover_bound(problem: Problem) -> None:
     stages = Stages.of(problem.graph)
     room = problem.budget.device_bytes - problem.graph.fixed_bytes
-    cover = cover_bound(stages, room, SolverLimits(60.0))
-    cut = cut_bound(stages, room, np.arange(len(stages)), SolverLimits(60.0))
+    cover = cover_bound(stages, room, Limits.of(60.0)).extra
+    cut = cut_bound(stages, room, np.arange(len(stages)), Limits.of(60.0)).extra
     if cut is not None:
         assert cover is not None
         assert cut >= cover

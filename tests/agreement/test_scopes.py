@@ -48,7 +48,7 @@ def is_within(scope: Scope, solution: Solution) -> bool:
 def check(problem: Problem, **limits: Any) -> None:
     found = solutions(problem, **limits)
     for prover, proof in found.items():
-        scope, bound = proof.result.scope, proof.result.time_bound
+        scope, bound = proof.scope, proof.result.time_bound
         for name, other in found.items():
             if not is_within(scope, other):
                 continue
@@ -67,7 +67,7 @@ def optima(scope: Scope, found: Mapping[str, Solution]) -> set[int]:
     return {
         solution.trace.time
         for solution in found.values()
-        if solution.status is Status.OPTIMAL and solution.result.scope is scope and solution.trace is not None
+        if solution.status is Status.OPTIMAL and solution.scope is scope and solution.trace is not None
     }
 
 

@@ -31,6 +31,7 @@ from remat_cli.problem import Budget, Planner, Problem
 from remat_cli.solve import baseline_of, solve
 from remat_cli.training import training_graph
 from remat_cli.units import format_bytes, format_share
+from tests.bench.commands import commands
 from tests.bench.execution import execution
 from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
@@ -149,6 +150,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "moccasin": published_tables,
     "portfolio": lambda console: portfolio(console, files()),
     "scale": scale,
+    "commands": commands,
     "execution": execution,
 }
 

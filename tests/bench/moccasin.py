@@ -16,8 +16,7 @@ from rich.table import Table
 
 from remat_cli.planners.checkmate.planner import Checkmate
 from remat_cli.planners.moccasin.planner import Moccasin
-from remat_cli.planners.retention.options import OrderChoice
-from remat_cli.planners.retention.planner import Retention
+from remat_cli.planners.retention.planner import OrderChoice, Retention
 from remat_cli.problem import Planner
 from tests.bench.scale import Planning, measure
 

@@ -108,7 +108,7 @@ def _peak(executed: Graph, sets: LowerSets, chain: Sequence[int], *, liveness: b
     """Return the peak in GB of a chain's plan where it is executed: the same sets of a graph with more buffers."""
     there = LowerSets.of(ForwardPart.of(executed, "the reproduction"), sets.members[[0, *chain]])
     plans = ChainPlans(Problem(executed, Budget(0)), there, liveness, Observer())
-    return float(plans.measure(range(1, len(chain) + 1)).peak / GB)
+    return float(plans.measure(range(1, len(chain) + 1)).plan.peak_bytes / GB)
 
 
 def _beside(ours: float, theirs: float | None, digits: int = 2) -> str:

@@ -80,7 +80,7 @@ def test_log_has_the_call_what_was_found_and_the_end(remat: Remat, tmp_path: Pat
     assert remat("--log-file", log, "plan", GRAPH, "--budget", "nonsense").code == 2
     text = log.read_text()
     assert f"plan {GRAPH} --budget 80% -c dtr" in text
-    assert "found a plan of" in text
+    assert "found a plan that takes" in text
     assert text.count("ended with exit code 0") == 1
     assert "error: " in text
     assert text.count("ended with exit code 2") == 1

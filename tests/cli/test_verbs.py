@@ -75,7 +75,7 @@ class TestPlan:
         assert "unknown" in ended.out
 
     def test_a_planner_is_given_cores(self, remat: Remat, graph: Path) -> None:
-        for planner, option in (("auto", "workers"), ("min_cut", "jobs"), ("checkmate", "threads")):
+        for planner, option in (("auto", "cores"), ("min_cut", "cores"), ("checkmate", "cores")):
             ended = remat("plan", graph, "--budget", "80%", "-c", planner, "--jobs", "2", "--json")
             assert ended.json["planner"]["options"][option] == 2
 

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.graph import Graph
 from remat_cli.planners.min_cut.exact_choice import Window
-from remat_cli.planners.min_cut.options import SearchLimits
-from remat_cli.planners.min_cut.priced_cut import CutPoint
-from remat_cli.planners.min_cut.search import improve
-from remat_cli.planners.shared.cp_sat import SolverLimits
-from remat_cli.planners.shared.sequence import GraphReads, RematSequence
-from remat_cli.problem import Budget, Observer, Problem, Status
+from remat_cli.planners.min_cut.priced_cut import CutPoint, _scaled_down, worth_of_flow
+from remat_cli.planners.min_cut.search import MinCutSearch
+from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.problem import Basis, Budget, Observer, Problem, Status
 from remat_cli.schedule import with_frees
 from remat_cli.simulate import Trace, simulate
 from tests.graphs import compute_sequences, small_graphs, training_graphs
 
 GRAPHS = training_graphs(max_forward_ops=6) | small_graphs()
-FEW_MOVES = SearchLimits(seconds=60, work=0.05)
 
 
 @st.composite
 def sequences(draw: st.DrawFn) -> RematSequence:
     """A valid sequence of runs with some recomputations, of any graph."""
     graph = draw(GRAPHS)
-    return tape_of(graph, draw(compute_sequences(graph)))
-
-
-def tape_of(graph: Graph, computes: tuple[str, ...]) -> RematSequence:
-    index = graph.arrays.op_index
-    return RematSequence(GraphReads.of(graph), np.array([index[name] for name in computes]))
+    return RematSequence.of_names(graph, draw(compute_sequences(graph)))
 
 
 def judged(sequence: RematSequence) -> Trace:
@@ -93,9 +88,10 @@ def test_window_of_everything_is_the_best_choice_that_fits(sequence: RematSequen
     every = closures(cut_point)
     room = data.draw(st.integers(0, max(size for _, size, _ in every)))
     none = np.zeros(cut_point.at, dtype=np.bool_)
-    outcome = Window(cut_point, none, ~none).solve(room, SolverLimits(time_limit=60))
+    outcome = Window(cut_point, none, ~none).prove(room, Limits.of(60.0), known=0)
     fitting = [time for _, size, time in every if size <= room]
-    assert outcome.objective == min(fitting, default=None)
+    assert outcome.bound == min(fitting, default=None)
+    assert outcome.basis is Basis.TWO_SOLVERS or outcome.bound == 0
     assert (outcome.status is Status.INFEASIBLE) == (not fitting)
 
 
@@ -105,7 +101,7 @@ def test_window_leaves_other_runs_as_they_were(sequence: RematSequence, data: st
     again, size, time = data.draw(st.sampled_from(closures(cut_point)))
     is_free = np.array(data.draw(st.lists(st.booleans(), min_size=cut_point.at, max_size=cut_point.at)), dtype=np.bool_)
     weights = np.ones(len(sequence.reads.graph.tensors))
-    outcome = Window(cut_point, again, is_free).solve(size, SolverLimits(time_limit=60), weights)
+    outcome = Window(cut_point, again, is_free).solve(size, Limits.of(60.0), weights)
     assert outcome.values is not None
     chosen = outcome.values[: cut_point.at].astype(np.bool_)
     assert (chosen == again)[~is_free].all()
@@ -139,13 +135,48 @@ def test_running_again_after_a_moment_leaves_what_was_chosen_in_memory(
 
 @given(sequence=sequences(), data=st.data())
 def test_search_is_never_worse_than_its_start_and_repeatable(sequence: RematSequence, data: st.DataObject) -> None:
-    graph = sequence.reads.graph
-    start = with_frees(graph, [graph.ops[op].name for op in sequence.ops.tolist()])
-    before = simulate(graph, start)
-    problem = Problem(graph, Budget(before.peak_bytes + data.draw(st.integers(0, 3))))
-    better = improve(problem, start, FEW_MOVES, Observer())
-    after = simulate(graph, better)
-    assert after.time <= before.time
-    assert after.peak_bytes <= problem.budget.device_bytes
-    assert list(dict.fromkeys(better.computes)) == list(dict.fromkeys(start.computes))
-    assert improve(problem, start, FEW_MOVES, Observer()) == better
+    problem = Problem(sequence.graph, Budget(sequence.peak + data.draw(st.integers(0, 3))))
+    better, again = (searched_from(problem, sequence) for _ in range(2))
+    assert better.time <= sequence.time
+    assert better.peak <= problem.budget.device_bytes
+    assert better.first_runs.tolist() == sequence.first_runs.tolist()
+    assert better.names == again.names
+
+
+def searched_from(problem: Problem, start: RematSequence) -> RematSequence:
+    search = MinCutSearch(Incumbent(problem, Observer()), Limits.of(60.0, 50_000), start=start)
+    search.run()
+    assert search.best is not None
+    return search.best
+
+
+@given(sequence=sequences(), data=st.data())
+def test_what_a_price_proves_is_below_every_choice_that_fits(sequence: RematSequence, data: st.DataObject) -> None:
+    cut_point = CutPoint(sequence, data.draw(st.integers(0, min(len(sequence) - 1, 7))))
+    every = closures(cut_point)
+    room = data.draw(st.integers(0, max(size for _, size, _ in every)))
+    price = data.draw(st.floats(1e-6, 1e6))
+    fitting = [time for _, size, time in every if size <= room]
+    if fitting:
+        assert cut_point.counted_bound(room, price) <= min(fitting)
+
+
+@given(
+    values=st.lists(st.integers(0, 2**60), min_size=1, max_size=5),
+    odd=st.integers(1, 2**31 - 1),
+    exponent=st.integers(-60, 60),
+)
+def test_values_are_scaled_down_by_less_than_two_units(values: list[int], odd: int, exponent: int) -> None:
+    factor = Fraction(odd) * Fraction(2) ** exponent
+    if max(values) * factor >= 2**44:
+        return
+    scaled = _scaled_down(np.array(values), factor).tolist()
+    assert all(0 <= value * factor - less < 2 for value, less in zip(values, scaled, strict=True))
+
+
+def test_a_flow_that_is_none_proves_nothing() -> None:
+    tails, heads, capacities = (np.array(values) for values in ([0, 2], [2, 1], [5, 3]))
+    assert worth_of_flow(tails, heads, capacities, np.array([3, 3])) == 3
+    for flows in ([4, 4], [4, 3], [-1, -1]):
+        with pytest.raises(AssertionError, match="the solver's flow"):
+            worth_of_flow(tails, heads, capacities, np.array(flows))

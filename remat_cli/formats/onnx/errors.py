@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from google.protobuf.message import DecodeError, EncodeError
+from onnx.checker import ValidationError
+from onnx.shape_inference import InferenceError
+
 from remat_cli.errors import GraphError
 
 _LONGEST = 300
@@ -22,10 +26,6 @@ def onnx_faults(what: str, hint: str) -> Iterator[None]:
         what: what could not be done, with its place; the reason is added to it.
         hint: what the user can do.
     """
-    from google.protobuf.message import DecodeError, EncodeError
-    from onnx.checker import ValidationError
-    from onnx.shape_inference import InferenceError
-
     try:
         yield
     except (DecodeError, EncodeError, ValidationError, InferenceError) as error:

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import helper
 
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.dtypes import ElementType
@@ -18,7 +23,7 @@ from remat_cli.formats.onnx.load import FOLD_LIMIT
 from remat_cli.formats.onnx.values import TensorType, ValueType
 
 if TYPE_CHECKING:
-    import onnx
+    from onnx.reference import ReferenceEvaluator
 
     from remat_cli.formats.onnx.values import Array
 
@@ -52,9 +57,6 @@ def _is_small(kind: ValueType | None) -> bool:
 
 def no_elements(element: ElementType) -> Array:
     """Return an array that tells nothing but its element type."""
-    import numpy as np
-    from onnx import helper
-
     return np.empty(0, dtype=helper.tensor_dtype_to_np_dtype(element.id))
 
 
@@ -69,18 +71,7 @@ def compute(node: onnx.NodeProto, opsets: Mapping[str, int], data: Mapping[str, 
     Returns:
         its outputs by name, or None where the reference implementation cannot compute them: then the node stays an op.
     """
-    import numpy as np
-    from onnx import helper
-    from onnx.reference import ReferenceEvaluator
-
     outputs = [name for name in node.output if name]
-    graph = helper.make_graph(
-        [node],
-        "one-node",
-        [helper.make_empty_tensor_value_info(name) for name in data],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
-    )
-    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
         # What numpy warns of (an overflow, the mean of nothing) happens in the model, and is no news to the user.
         with (
@@ -88,9 +79,33 @@ def compute(node: onnx.NodeProto, opsets: Mapping[str, int], data: Mapping[str, 
             np.errstate(all="ignore"),
             onnx_faults(f"{node.op_type} cannot be computed", hint=""),
         ):
-            results = ReferenceEvaluator(helper.make_model(graph, opset_imports=imports)).run(None, dict(data))
+            evaluator = _evaluator(_without_names(node), tuple(opsets.items()))
+            results = evaluator.run(None, {str(place): data[name] for place, name in enumerate(node.input) if name})
     except (GraphError, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError):
         return None
     if not all(isinstance(result, np.ndarray | np.generic) for result in results):
         return None
     return {name: np.asarray(result) for name, result in zip(outputs, results, strict=True)}
+
+
+def _without_names(node: onnx.NodeProto) -> bytes:
+    """Return a node whose inputs and outputs are named by their places: what many nodes of a file have in common."""
+    proto = type(node)()
+    proto.CopyFrom(node)
+    proto.name = proto.doc_string = ""
+    for names in (proto.input, proto.output):
+        names[:] = [str(place) if name else "" for place, name in enumerate(names)]
+    content: bytes = proto.SerializeToString(deterministic=True)
+    return content
+
+
+@lru_cache(maxsize=1024)
+def _evaluator(node: bytes, opsets: tuple[tuple[str, int], ...]) -> ReferenceEvaluator:
+    """Return what computes a node; making it takes longer than running it on a few elements."""
+    from onnx.reference import ReferenceEvaluator
+
+    proto = onnx.NodeProto.FromString(node)
+    read, made = (
+        [helper.make_empty_tensor_value_info(name) for name in names if name] for names in (proto.input, proto.output)
+    )
+    return ReferenceEvaluator(helper.make_graph([proto], "one-node", read, made), opsets=dict(opsets))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
+
+from onnx import defs, helper, numpy_helper, shape_inference
 
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.attributes import integer_attribute
@@ -29,6 +31,11 @@ class OperatorSets:
 
     versions: Mapping[str, int]
 
+    @cached_property
+    def imports(self) -> list[onnx.OperatorSetIdProto]:
+        """The operator sets as onnx takes them."""
+        return [helper.make_opsetid(domain, version) for domain, version in self.versions.items()]
+
     def version(self, domain: str) -> int:
         """Return the version of an operator set, 0 where the file does not import it."""
         return self.versions.get(domain, 0)
@@ -51,8 +58,6 @@ class OperatorSets:
 
 @lru_cache(maxsize=4096)
 def _schema(op_type: str, version: int, domain: str) -> OpSchema | None:
-    from onnx import defs
-
     try:
         schema = defs.get_schema(op_type, version, domain)
     except defs.SchemaError:
@@ -90,8 +95,6 @@ def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) ->
     Raises:
         GraphError: the node breaks its op's rules: shapes that do not match, attributes or inputs that are missing.
     """
-    from onnx import helper, numpy_helper, shape_inference
-
     proto = node.proto
     inputs = {name: values[name] for name in proto.input if name}
     types = {name: _proto_of(value.type) for name, value in inputs.items()}
@@ -100,8 +103,7 @@ def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) ->
     arrays = {name: value.data for name, value in inputs.items()}
     data = {name: numpy_helper.from_array(array, name) for name, array in arrays.items() if array is not None}
     with onnx_faults(f"op {node.name!r} ({proto.op_type}) does not fit its inputs", _CHECK_SIZES):
-        imports = [helper.make_opsetid(domain, version) for domain, version in opsets.versions.items()]
-        inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=imports)
+        inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets.imports)
     if proto.op_type == "Reshape":
         _check_reshape(node, values, inferred)
     return inferred
@@ -127,8 +129,6 @@ def _refuse_what_aborts(node: Node) -> None:
 
 
 def _proto_of(kind: TensorType | SequenceType) -> onnx.TypeProto:
-    from onnx import helper
-
     if isinstance(kind, TensorType):
         return type_proto(kind)
     return helper.make_sequence_type_proto(type_proto(TensorType(kind.element, kind.item)))

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.onnx.attributes import integer_attribute
 from remat_cli.formats.onnx.contrib import SUMS, full_type, result_type, standard_form
@@ -316,8 +318,6 @@ def _with_data(value: Value, data: Array) -> Value:
 
 def _shape_data(node: onnx.NodeProto, values: Values) -> Mapping[str, Array] | None:
     """Return what Shape or Size gives."""
-    import numpy as np
-
     kind = values[node.input[0]].type
     if not isinstance(kind, TensorType) or kind.shape is None:
         return None

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+from onnx import numpy_helper
+
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.dtypes import STRING, element_type
 from remat_cli.formats.onnx.errors import onnx_faults
@@ -109,8 +112,6 @@ def constant_value(node: onnx.NodeProto) -> Value:
     Raises:
         GraphError: it has no value, or one that `stored_values` would refuse.
     """
-    import numpy as np
-
     for attribute in node.attribute:
         match attribute.name:
             case "value":
@@ -142,8 +143,6 @@ def stored_data(tensor: onnx.TensorProto) -> Array | None:
     Raises:
         GraphError: the data does not match the type.
     """
-    from onnx import numpy_helper
-
     external = tensor.data_location == tensor.EXTERNAL
     if prod(tensor.dims) > FOLD_LIMIT or external or tensor.data_type == STRING.id:
         return None

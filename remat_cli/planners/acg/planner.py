@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat_cli.planners.acg.options import ACGOptions
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
 
 
 @dataclass(frozen=True)
-class ACG(ACGOptions):
+class ACG:
     """Divides the forward pass into nested independent segments, stores what lies between some, recomputes the rest.
 
     Source: Feng & Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs, CVPR 2021.
@@ -32,7 +32,15 @@ class ACG(ACGOptions):
         time_limit: seconds; no further candidate is begun after it.
     """
 
+    candidates: int = 40
+    share_inputs: bool = True
+    improve: bool = True
+    time_limit: float = 60.0
+
     starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
+
+    def __post_init__(self) -> None:
+        check_least(self, candidates=0, time_limit=0)
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`.

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+import numpy as np
+
 from remat_cli.graph import Phase
 from remat_cli.planners.shared.forward_part import ForwardPart
-from remat_cli.planners.shared.useful_runs import useful_runs
+from remat_cli.planners.shared.sequence import RematSequence
 
 
 class SegmentRuns:
@@ -44,8 +46,8 @@ class SegmentRuns:
         for u, v in forward.edges.tolist():
             self._after[u].append(v)
 
-    def orders(self, stored: Collection[int]) -> list[list[int]]:
-        """Return the numbers of the graph's ops in the order in which they run, in one or two different ways.
+    def orders(self, stored: Collection[int]) -> list[RematSequence]:
+        """Return the graph's ops in the order in which they run, in one or two different ways.
 
         First in the input order; then segment by segment, so that branches beside each other are not mixed.
 
@@ -59,9 +61,9 @@ class SegmentRuns:
             self._runs(range(len(units)), self._backward, kept),
             self._runs(by_unit, self._backward_by(units), kept),
         ]
-        return runs[:1] if runs[0] == runs[1] else runs
+        return runs[:1] if np.array_equal(runs[0].ops, runs[1].ops) else runs
 
-    def _runs(self, forward: Iterable[int], backward: Sequence[int], kept: Collection[int]) -> list[int]:
+    def _runs(self, forward: Iterable[int], backward: Sequence[int], kept: Collection[int]) -> RematSequence:
         """Return the forward ops, then the backward ops, each behind what must be recomputed for it."""
         available = [v in kept for v in range(len(self._op))]
         runs = [self._op[v] for v in forward]
@@ -71,9 +73,7 @@ class SegmentRuns:
                 available[v] = True
             runs += (self._op[v] for v in again)
             runs.append(op)
-        graph = self._forward.graph
-        useful = useful_runs(graph, [graph.ops[op].name for op in runs])
-        return [graph.arrays.op_index[name] for name in useful]
+        return RematSequence.of(self._forward.graph, runs).without_useless_runs()
 
     def _missing(self, wanted: Iterable[int], available: Sequence[bool]) -> list[int]:
         """Return the vertices that must be run again so that those wanted are there, in topological order."""

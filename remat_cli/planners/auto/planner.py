@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat_cli.planners.auto.options import AutoOptions
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
 
 
 @dataclass(frozen=True)
-class Auto(AutoOptions):
+class Auto:
     """Tries several planners, the quick ones first, and keeps the best plan.
 
     Source: ours; the planners are those of this list.
@@ -30,12 +30,22 @@ class Auto(AutoOptions):
         patience: how much work without a gain ends the search, as a multiple of the work until the last gain; 0: none
             does.
         offload: also move tensors to the host and back, where its link is known.
-        workers: processes of min_cut; 0: as many as there are cores. How many makes no difference to the plan,
-            unless the time is up first.
+        cores: processes of min_cut; 0: all. How many makes no difference to the plan, unless the time is up first.
         seed: of random choices.
     """
 
+    time_limit: float = 30.0
+    work_limit: float | None = None
+    gap: float = 0.0001
+    patience: float = 1.0
+    offload: bool = False
+    cores: int = 1
+    seed: int = 0
+
     starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
+
+    def __post_init__(self) -> None:
+        check_least(self, time_limit=0, gap=0, patience=0, cores=0, seed=0)
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""

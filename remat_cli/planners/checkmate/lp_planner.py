@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
-from remat_cli.planners.checkmate.lp_options import RoundingOptions
+from remat_cli.errors import UsageError
+from remat_cli.planners.checkmate.mip_options import MipOptions
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
 
 
+class Rounding(StrEnum):
+    """How retentions by halves become whole ones."""
+
+    DETERMINISTIC = "deterministic"  # held where at least a threshold: 0.1, 0.2, ..., 0.9 in turn
+    THRESHOLD = "threshold"  # held where at least half
+    RANDOM_THRESHOLD = "random_threshold"  # held where at least a threshold drawn around 0.5
+    RANDOMISED = "randomised"  # each held with its own probability
+
+
 @dataclass(frozen=True)
-class CheckmateLP(RoundingOptions):
+class CheckmateLP(MipOptions):
     """Solves Checkmate's program with everything allowed by halves, and rounds what is held to plans.
 
     Source: Jain et al., Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020,
@@ -29,12 +41,23 @@ class CheckmateLP(RoundingOptions):
         allowance: share of the budget that is left free for what rounding adds; half of it and none are tried, too.
         repairs: how often each plan may be changed for it to fit; 0: the paper's method alone.
         time_limit: seconds.
-        threads: of the solver.
+        cores: threads of the solver; 0: all.
         seed: of the random choices.
         force: build the program even if it is estimated to take more than 6 GiB.
     """
 
+    rounding: Rounding = Rounding.DETERMINISTIC
+    samples: int = 20
+    allowance: float = 0.1
+    repairs: int = 200
+
     starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, samples=1, repairs=0)
+        if not 0 <= self.allowance < 1:
+            raise UsageError(f"allowance is {self.allowance}", hint="give a share from 0 to less than 1")
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`.

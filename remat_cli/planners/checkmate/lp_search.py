@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from remat_cli.planners.checkmate.lp_options import Rounding, RoundingOptions
+from remat_cli.planners.checkmate.lp_planner import CheckmateLP, Rounding
 from remat_cli.planners.checkmate.mip_solvers import Floats
 from remat_cli.planners.checkmate.staged_holds import least_runs
 from remat_cli.planners.checkmate.staged_search import StagedSearch
 from remat_cli.planners.shared.stages import Bools
-from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.problem import Basis, Observer, PlanResult, Problem, Scope, Status
 
 _SWEEP = tuple(tenths / 10 for tenths in range(1, 10))
 # What a solver means by 0 and 1.
@@ -25,7 +25,7 @@ _TOLERANCE = 1e-6
 class RoundingSearch:
     """A search for staged plans close to the relaxation."""
 
-    def __init__(self, problem: Problem, options: RoundingOptions, observe: Observer) -> None:
+    def __init__(self, problem: Problem, options: CheckmateLP, observe: Observer) -> None:
         """Lay out the problem.
 
         Raises:
@@ -41,8 +41,8 @@ class RoundingSearch:
             PlannerRefuses: the program is too large.
         """
         search, allowance = self._search, self._options.allowance
-        if (result := search.early_result()) is not None:
-            return result
+        if search.is_over:
+            return search.result()
         search.check_size()
         # Without an allowance first: that gives the bound.
         for share in dict.fromkeys((0.0, allowance, allowance / 2)):
@@ -54,12 +54,12 @@ class RoundingSearch:
         search = self._search
         search.observe.phase(f"rounding the relaxation for {1 - allowance:.0%} of the budget")
         model = search.build(search.choices(allowance=allowance).connected(), in_any_sequence=True)
-        relaxation = model.relax(search.solver, search.limits())
+        relaxation = model.relax(search.solver, search.limits)
         if not allowance:
             if relaxation.status is Status.INFEASIBLE:
                 search.prove_that_none_fits()
             elif relaxation.bound is not None:
-                search.prove(Scope.FIXED_ORDER, relaxation.bound)
+                search.prove(Scope.FIXED_ORDER, relaxation.bound, Basis.COUNTED)
         if relaxation.held is not None:
             for holds in self._roundings(relaxation.held):
                 if search.is_over:

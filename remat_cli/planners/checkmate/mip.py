@@ -15,19 +15,23 @@ import numpy as np
 import pulp
 from numpy.typing import NDArray
 
-from remat_cli.planners.checkmate.mip_options import MipLimits, SolverName
+from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.checkmate.mip_solvers import Floats, SolverRun
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.scaling import unit_of
+from remat_cli.planners.shared.stages import Ints
 from remat_cli.problem import Status
 
-Ints = NDArray[np.int64]
-
-# Numbers given to a solver are at most about this large, as its tolerances are absolute.
-_LARGEST_COEFFICIENT = 1e5
+# Numbers given to a solver are at most about this large, as its tolerances are absolute, and whole, as small fractions
+# are dropped. Rounding takes a row 10^-6 of the memory that it stands for where 170 tensors compete, none of which
+# takes more than a tenth of it.
+_LARGEST_COEFFICIENT = 2**24
 _LARGEST_COST = 1e6
-_SLACK = 1e-6
-# What a solver's bound may be off by: its tolerance on costs, and the one on rows times the largest cost.
+# What a solver's bound may be off by: its tolerance on costs, the one on rows times the largest cost, and a share of it
+# for what it adds up.
 _COST_TOLERANCE = 1e-6
 _ROW_TOLERANCE = 1e-7
+_SHARE_TOLERANCE = 1e-9
 # Binary digits after the point to which the multipliers of rows are taken.
 _DIGITS = 80
 
@@ -105,7 +109,7 @@ class ZeroOneProgram:
         self._variables: list[pulp.LpVariable] = []
         self._costs: list[int] = []
         self._rows: list[Rows] = []
-        self._scales: list[float] = []  # what a solver is given is divided by these
+        self._scales: list[int] = []  # what a solver is given is divided by these
         self._row_count = 0
 
     @property
@@ -127,18 +131,15 @@ class ZeroOneProgram:
     def add_rows(self, rows: Rows) -> None:
         """Add constraints.
 
-        Rows whose numbers are too large for a solver are given to it scaled down, and with some slack: what it takes
-        for infeasible must be. In return, its solutions may break such rows by a little.
+        Rows whose numbers are too large for a solver are given to it scaled down to whole numbers, and relaxed: what it
+        takes for infeasible must be. In return, its solutions may break such rows by a little.
         """
-        scale = max(1.0, float(np.abs(rows.coefficient).max(initial=0)) / _LARGEST_COEFFICIENT)
-        slack = _SLACK if scale > 1 else 0.0
+        scale = unit_of(rows.coefficient, _LARGEST_COEFFICIENT)
         variables = [self._variables[number] for number in rows.variable.tolist()]
-        coefficients = (rows.coefficient / scale).tolist()
+        coefficients = (-(-rows.coefficient // scale)).tolist()
         for (start, end), at_least in zip(pairwise(rows.start.tolist()), rows.at_least.tolist(), strict=True):
             terms = pulp.LpAffineExpression(zip(variables[start:end], coefficients[start:end], strict=True))
-            row = pulp.LpConstraint(
-                terms, pulp.LpConstraintGE, rhs=at_least / scale - slack, name=f"r{self._row_count}"
-            )
+            row = pulp.LpConstraint(terms, pulp.LpConstraintGE, rhs=-(-at_least // scale), name=f"r{self._row_count}")
             self.problem.addConstraint(row)
             self._row_count += 1
         self._rows.append(rows)
@@ -147,8 +148,9 @@ class ZeroOneProgram:
     def solve(
         self,
         solver: SolverName,
-        limits: MipLimits,
+        limits: Limits,
         *,
+        gap: float = 0.0,
         start: Ints | None = None,
         on_solution: Callable[[Ints], None] = lambda values: None,
     ) -> Outcome:
@@ -157,6 +159,7 @@ class ZeroOneProgram:
         Args:
             solver: one that is installed.
             limits: where the search stops.
+            gap: it also ends where a solution is within this share of the bound.
             start: [variables] 0 or 1, a solution to start from.
             on_solution: is told each better solution, rounded as in `Outcome`.
 
@@ -164,7 +167,8 @@ class ZeroOneProgram:
             KeyboardInterrupt: Ctrl-C; the search was stopped, and every solution found until then was handed over.
         """
         scale = self._set_costs()
-        run = SolverRun(self.problem, solver, limits, start=None if start is None else start.astype(np.float64))
+        start_values = None if start is None else start.astype(np.float64)
+        run = SolverRun(self.problem, solver, limits, gap=gap, start=start_values)
         run.run(lambda values: on_solution(_rounded(values)))
         return Outcome(
             run.status,
@@ -172,7 +176,7 @@ class ZeroOneProgram:
             bound=self._whole_bound(run.bound, scale) if isfinite(run.bound) else None,
         )
 
-    def relax(self, solver: SolverName, limits: MipLimits) -> Relaxation:
+    def relax(self, solver: SolverName, limits: Limits) -> Relaxation:
         """Solve the relaxation, and count its bound again.
 
         Raises:
@@ -196,7 +200,8 @@ class ZeroOneProgram:
 
     def _whole_bound(self, bound: float, scale: float) -> int:
         largest = max(self._costs, default=0) / scale
-        return max(0, ceil((bound - _COST_TOLERANCE - _ROW_TOLERANCE * largest) * scale))
+        tolerance = _COST_TOLERANCE + _ROW_TOLERANCE * largest + _SHARE_TOLERANCE * abs(bound)
+        return max(0, ceil((bound - tolerance) * scale))
 
     def _count_bound(self, multipliers: Floats) -> tuple[int, NDArray[np.object_]]:
         """Return the bound that any multipliers >= 0 of the rows prove, exactly, and that with each variable at 1.

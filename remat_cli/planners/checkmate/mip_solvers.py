@@ -22,7 +22,8 @@ import pulp
 from numpy.typing import NDArray
 
 from remat_cli.errors import UsageError
-from remat_cli.planners.checkmate.mip_options import MipLimits, SolverName
+from remat_cli.planners.checkmate.mip_options import SolverName
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.problem import Status
 
 Floats = NDArray[np.float64]
@@ -89,8 +90,9 @@ class SolverRun:
         self,
         problem: pulp.LpProblem,
         solver: SolverName,
-        limits: MipLimits,
+        limits: Limits,
         *,
+        gap: float = 0.0,
         relaxed: bool = False,
         start: Floats | None = None,
     ) -> None:
@@ -100,6 +102,7 @@ class SolverRun:
             problem: to be minimised; its variables' names sort in the order of `values`.
             solver: one that is installed.
             limits: where the run stops.
+            gap: it also ends where a solution is within this share of the bound.
             relaxed: let integer variables take any value.
             start: [variables] a solution to start from.
         """
@@ -115,7 +118,8 @@ class SolverRun:
         self._stop = Event()
         self._failure: BaseException | None = None
         make = _Highs if solver is SolverName.HIGHS else _Cbc
-        self._solver = make(limits, relaxed, start, self._news.put, self._stop)
+        self._seconds = limits.seconds
+        self._solver = make(limits, gap, relaxed, start, self._news.put, self._stop)
         self._thread = Thread(target=self._solve, name=f"{solver.value}", daemon=True)
 
     def run(self, on_solution: Callable[[Floats], None] = lambda values: None) -> None:
@@ -144,6 +148,8 @@ class SolverRun:
             try:
                 values = self._news.get(timeout=_LOOK)
             except Empty:
+                if self._limits.has_enough():
+                    self._stop.set()
                 continue
             if values is None:
                 return
@@ -165,7 +171,7 @@ class SolverRun:
         status = _STATUS.get(problem.sol_status, Status.UNKNOWN)
         if problem.status == pulp.LpStatusInfeasible:  # of CBC's "integer infeasible", sol_status says nothing
             status = Status.INFEASIBLE
-        if status is Status.INFEASIBLE and (self._stop.is_set() or seconds >= self._limits.seconds):
+        if status is Status.INFEASIBLE and (self._stop.is_set() or seconds >= self._seconds):
             status = Status.UNKNOWN  # a run cut short has proven nothing
         has_solution = status in (Status.OPTIMAL, Status.FEASIBLE) and self._solver.has_solution(problem)
         self.status = status if has_solution or status is Status.INFEASIBLE else Status.UNKNOWN
@@ -181,7 +187,8 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
 
     def __init__(
         self,
-        limits: MipLimits,
+        limits: Limits,
+        gap: float,
         relaxed: bool,
         start: Floats | None,
         tell: Callable[[Floats], None],
@@ -193,8 +200,8 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
         super().__init__(
             mip=not relaxed,
             msg=False,
-            gapRel=limits.gap,
-            threads=limits.threads,
+            gapRel=gap,
+            threads=limits.cores,
             timeLimit=limits.seconds,
             callbackTuple=(self._listen, None),
             callbacksToActivate=[
@@ -268,7 +275,8 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
 
     def __init__(
         self,
-        limits: MipLimits,
+        limits: Limits,
+        gap: float,
         relaxed: bool,
         start: Floats | None,
         tell: Callable[[Floats], None],
@@ -277,6 +285,7 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
         del tell  # CBC says nothing on the way
         super().__init__(mip=not relaxed, msg=False, path=_cbc_path())
         self._limits = limits
+        self._gap = gap
         self._start = start
         self._stop = stop
         self._bound = -inf
@@ -311,14 +320,14 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
         """Return the bound on the objective that was proven: an optimum's is itself, within the gap asked for."""
         if self._bound == -inf and lp.sol_status == pulp.LpSolutionOptimal:
             objective = float(pulp.value(lp.objective))
-            return objective - self._limits.gap * abs(objective)
+            return objective - self._gap * abs(objective)
         return self._bound
 
     def _options(self) -> list[str]:
         limits = self._limits
         seeds = ["-randomSeed", str(limits.seed), "-randomCbcSeed", str(limits.seed)]
         clock = ["-sec", str(limits.seconds), "-timeMode", "elapsed"]
-        search = ["-ratio", str(limits.gap), "-threads", str(limits.threads)]
+        search = ["-ratio", str(self._gap), "-threads", str(limits.cores)]
         return [*seeds, *clock, *search, "-solve" if self.mip else "-initialSolve", "-printingOptions", "all"]
 
     def _write_start(self, path: Path, names: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ class Checkmate(MipOptions):
         solver: highs, cbc, or auto: HiGHS where it is installed (highspy), else CBC, which comes with PuLP.
         gap: a plan this close to the bound ends the search, as a share of its extra time; 0: the best plan.
         time_limit: seconds.
-        threads: of the solver.
+        cores: threads of the solver; 0: all.
         seed: of the solver's random choices.
         force: build the program even if it is estimated to take more than 6 GiB.
     """

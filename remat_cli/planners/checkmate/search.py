@@ -9,7 +9,7 @@ from remat_cli.planners.checkmate.staged_choices import StagedChoices
 from remat_cli.planners.checkmate.staged_model import StagedModel, StagedOutcome, StagedRelaxation
 from remat_cli.planners.checkmate.staged_search import StagedSearch
 from remat_cli.planners.shared.stages import Bools
-from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.problem import Basis, Observer, PlanResult, Problem, Scope, Status
 
 # Plans are changed up to this often until they fit: the plain run, which is the first one, and those of programs.
 _CHANGES, _FEW_CHANGES = 1000, 30
@@ -49,8 +49,8 @@ class CheckmateSearch:
             PlannerRefuses: the whole program is too large.
         """
         search = self._search
-        if (result := search.early_result()) is not None:
-            return result
+        if search.is_over:
+            return search.result()
         search.check_size()
         search.observe.phase("dropping tensors until the rest fits")
         search.repair.improve(search.plans.closest, _CHANGES)
@@ -98,11 +98,11 @@ class CheckmateSearch:
     def _relaxed(self, choices: StagedChoices, scope: Scope, *, limited: bool) -> StagedRelaxation:
         """Solve the relaxation for what it proves: of all plans, and of those with each choice."""
         search = self._search
-        relaxation = self._model(choices, scope, limited).relax(search.solver, search.limits())
+        relaxation = self._model(choices, scope, limited).relax(search.solver, search.limits)
         if relaxation.bound is not None:
-            search.prove(scope, relaxation.bound)
+            search.prove(scope, relaxation.bound, Basis.COUNTED)
         elif relaxation.status is Status.INFEASIBLE and search.plans.best is not None:
-            search.prove_none_better(scope)
+            search.prove_none_better(scope, Basis.ONE_SOLVER)
         elif relaxation.status is Status.INFEASIBLE and not limited:
             search.prove_that_none_fits()
         return relaxation
@@ -119,9 +119,9 @@ class CheckmateSearch:
         search = self._search
         outcome = self._solve(self._model(choices, scope, limited), gap=self._gap, limited=limited)
         if outcome.status is Status.INFEASIBLE:
-            search.prove_none_better(scope)
+            search.prove_none_better(scope, Basis.ONE_SOLVER)
         elif outcome.bound is not None:
-            search.prove(scope, outcome.bound)
+            search.prove(scope, outcome.bound, Basis.ONE_SOLVER)
 
     def _model(self, choices: StagedChoices, scope: Scope = Scope.PLANNER, limited: bool = True) -> StagedModel:
         """Build a program, limited where plans have exceeded the budget within stages."""
@@ -143,7 +143,7 @@ class CheckmateSearch:
             limited: solve again with further limits on memory within stages, until its plan fits.
         """
         search = self._search
-        reserve = (1 - share) * search.seconds_left
+        limits = search.limits.part(share)
 
         def consider(runs: Bools) -> None:
             search.excess.update(search.plans.judge(runs).excess)
@@ -152,7 +152,8 @@ class CheckmateSearch:
             best = search.plans.best
             outcome = model.solve(
                 search.solver,
-                search.limits(reserve, gap),
+                limits,
+                gap=gap,
                 known=None if best is None else best.runs,
                 on_runs=consider,
             )

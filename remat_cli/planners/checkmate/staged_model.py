@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.planners.checkmate.mip import Rows, ZeroOneProgram
-from remat_cli.planners.checkmate.mip_options import MipLimits, SolverName
+from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.checkmate.mip_solvers import Floats
 from remat_cli.planners.checkmate.staged_choices import StagedChoices, readers_of
 from remat_cli.planners.checkmate.staged_variables import ALWAYS, NEVER, StagedVariables
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Ints
 from remat_cli.problem import Status
 
@@ -121,8 +122,9 @@ class StagedModel:
     def solve(
         self,
         solver: SolverName,
-        limits: MipLimits,
+        limits: Limits,
         *,
+        gap: float = 0.0,
         known: Bools | None = None,
         on_runs: Callable[[Bools], None] = lambda runs: None,
     ) -> StagedOutcome:
@@ -131,6 +133,7 @@ class StagedModel:
         Args:
             solver: one that is installed.
             limits: where the search stops.
+            gap: it also ends where a solution is within this share of the bound.
             known: [N, N + 1] recomputations of a plan that fits, to start from if the choices leave room for it.
             on_runs: is told each better solution, as [N, N + 1] recomputations.
 
@@ -142,6 +145,7 @@ class StagedModel:
         outcome = self._program.solve(
             solver,
             limits,
+            gap=gap,
             start=None if known is None else self._start(known),
             on_solution=lambda values: on_runs(self._variables.runs(values)),
         )
@@ -152,7 +156,7 @@ class StagedModel:
             bound=None if outcome.bound is None else outcome.bound * self._time_unit,
         )
 
-    def relax(self, solver: SolverName, limits: MipLimits) -> StagedRelaxation:
+    def relax(self, solver: SolverName, limits: Limits) -> StagedRelaxation:
         """Solve the relaxation, in which everything may be done by halves.
 
         Raises:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from remat_cli.planners.checkmate.staged_holds import gap, least_holds, least_runs, reads, rerun_time
 from remat_cli.planners.checkmate.staged_plans import StagedPlan, StagedPlans
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Stages
 
 
 class StagedRepair:
     """Changes plans one step after the other, as long as there is time."""
 
-    def __init__(self, stages: Stages, plans: StagedPlans, is_time_left: Callable[[], bool]) -> None:
+    def __init__(self, stages: Stages, plans: StagedPlans, limits: Limits) -> None:
         self._stages = stages
         self._plans = plans
-        self._is_time_left = is_time_left
+        self._limits = limits
 
     def improve(self, plan: StagedPlan, changes: int) -> None:
         """Make a plan fit, then faster; what comes out is among the plans."""
@@ -29,7 +28,7 @@ class StagedRepair:
         """Drop one tensor after the other where memory is shortest, until the plan fits or nothing is left to drop."""
         for _ in range(changes):
             holds = least_holds(self._stages, plan.runs)
-            if not plan.excess or not self._is_time_left() or not self._drop_cheapest(plan, holds):
+            if not plan.excess or self._limits.is_over or not self._drop_cheapest(plan, holds):
                 break
             plan = self._plans.judge(least_runs(self._stages, holds))
         return plan
@@ -38,7 +37,7 @@ class StagedRepair:
         """Leave out each recomputation, the dearest first, without which the plan fits, too: what it made is held."""
         op, stage = np.nonzero(plan.runs)
         for each in np.argsort(-self._stages.time[op], kind="stable").tolist():
-            if not self._is_time_left():
+            if self._limits.is_over:
                 return
             runs = plan.runs.copy()
             runs[op[each], stage[each]] = False

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from time import monotonic
-
 from remat_cli.errors import PlannerRefuses
-from remat_cli.planners.checkmate.mip_options import MipLimits, MipOptions
+from remat_cli.planners.checkmate.mip_options import MipOptions
 from remat_cli.planners.checkmate.mip_solvers import installed_solver
 from remat_cli.planners.checkmate.staged_choices import StagedChoices
 from remat_cli.planners.checkmate.staged_model import StagedModel
 from remat_cli.planners.checkmate.staged_plans import StagedPlans
 from remat_cli.planners.checkmate.staged_repair import StagedRepair
 from remat_cli.planners.checkmate.staged_variables import largest_size
+from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Stages
-from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.problem import Basis, Observer, PlanResult, Problem, Scope
 from remat_cli.units import format_bytes
 
 # A program that takes more memory than this is built only by force.
@@ -25,7 +25,9 @@ class StagedSearch:
 
     Attributes:
         stages: the graph in its input order.
-        plans: those found so far.
+        limits: where the search stops.
+        incumbent: the best plan, and what is proven.
+        plans: what the plans found so far recompute.
         repair: makes more of a plan.
         excess: the runs, as (stage, op), that exceeded the budget in some plan.
         stats: counted work.
@@ -40,38 +42,20 @@ class StagedSearch:
         self.solver = installed_solver(options.solver)
         self.options = options
         self.observe = observe
+        self.limits = Limits.of(options.time_limit, cores=options.cores, seed=options.seed, observe=observe)
         self.stages = Stages.of(problem.graph)
-        self.plans = StagedPlans(problem, self.stages, observe)
-        self.repair = StagedRepair(self.stages, self.plans, lambda: self.seconds_left > 0)
+        self.incumbent = Incumbent(problem, observe)
+        self.plans = StagedPlans(self.incumbent, self.stages)
+        self.repair = StagedRepair(self.stages, self.plans, self.limits)
         self.excess: set[tuple[int, int]] = set()
         self.stats = {"programs": 0, "largest program": 0}
         self._plain_time = problem.graph.total_time
         self._room = problem.budget.device_bytes - problem.graph.fixed_bytes
-        self._deadline = monotonic() + options.time_limit
-        self._bounds: dict[Scope, int] = {}
-        self._impossible: list[Scope] = []
-
-    @property
-    def seconds_left(self) -> float:
-        """Of the time limit."""
-        return max(0.0, self._deadline - monotonic())
 
     @property
     def is_over(self) -> bool:
         """Whether the time is up, or nothing is left to search: the best plan is proven to be, or that none fits."""
-        return self._is_settled or not self.seconds_left
-
-    @property
-    def _is_settled(self) -> bool:
-        best = self.plans.best
-        is_best = best is not None and best.extra_time <= max(self._bounds.values(), default=0)
-        return is_best or bool(self._impossible)
-
-    def limits(self, reserve: float = 0.0, gap: float = 0.0) -> MipLimits:
-        """Return limits for a run of a solver that leaves `reserve` seconds of the time limit."""
-        options = self.options
-        seconds = max(0.0, self.seconds_left - reserve)
-        return MipLimits(seconds, gap=gap, threads=options.threads, seed=options.seed)
+        return self.incumbent.is_settled or self.limits.is_over
 
     def choices(self, depth: int | None = None, allowance: float = 0.0) -> StagedChoices:
         """Return what can make a plan better than the best so far.
@@ -104,20 +88,19 @@ class StagedSearch:
         self.stats["largest program"] = max(self.stats["largest program"], model.size)
         return model
 
-    def prove(self, scope: Scope, extra_time: int) -> None:
+    def prove(self, scope: Scope, extra_time: int, basis: Basis) -> None:
         """Note that no plan in scope takes less extra time, or less than the best plan takes."""
         if self.plans.best is not None:
             extra_time = min(extra_time, self.plans.best.extra_time)
-        if extra_time > self._bounds.get(scope, 0):
-            self._bounds[scope] = extra_time
-            self.observe.bound(self._plain_time + extra_time, scope)
+        if extra_time > 0:
+            self.incumbent.prove(self._plain_time + extra_time, scope, basis)
 
-    def prove_none_better(self, scope: Scope) -> None:
+    def prove_none_better(self, scope: Scope, basis: Basis) -> None:
         """Note that no plan in scope is better than the best one; that none fits, where there is none."""
         if self.plans.best is None:
-            self._impossible.append(scope)
+            self.incumbent.prove_that_none_fits(scope, _IMPOSSIBLE, basis)
         else:
-            self.prove(scope, self.plans.best.extra_time)
+            self.prove(scope, self.plans.best.extra_time, basis)
 
     def prove_that_none_fits(self) -> None:
         """Prove in whole numbers what a solver says of the relaxation: that there is no solution.
@@ -125,34 +108,12 @@ class StagedSearch:
         Left to exceed the memory at a cost, it has one; a cost that is bound to be above 0 is the proof.
         """
         model = self.build(self.choices().connected(), in_any_sequence=True, may_exceed=True)
-        if model.relax(self.solver, self.limits()).bound:
-            self.prove_none_better(Scope.FIXED_ORDER)
-
-    def early_result(self) -> PlanResult | None:
-        """Return the result where nothing has to be searched, or nothing may be."""
-        return self.result() if self.is_over else None
+        if model.relax(self.solver, self.limits).bound:
+            self.prove_none_better(Scope.FIXED_ORDER, Basis.COUNTED)
 
     def result(self, reason: str = "no plan that fits was found in the time limit") -> PlanResult:
         """Return what was found and proven; `reason` says why there is no plan, if nothing is proven."""
-        best = self.plans.best
-        if best is None:
-            closest = self.plans.closest.schedule
-            if self._impossible:
-                return PlanResult(
-                    Status.INFEASIBLE, self._impossible[0], closest=closest, reason=_IMPOSSIBLE, stats=self.stats
-                )
-            return PlanResult(Status.UNKNOWN, closest=closest, reason=reason, stats=self.stats)
-        bounds = {Scope.ANY_ORDER: 0, **self._bounds}
-        proven = [scope for scope in Scope if bounds.get(scope, -1) >= best.extra_time]
-        largest = next(scope for scope in (Scope.FIXED_ORDER, Scope.PLANNER, Scope.ANY_ORDER) if scope in bounds)
-        scope = proven[0] if proven else largest
-        return PlanResult(
-            Status.OPTIMAL if proven else Status.FEASIBLE,
-            scope,
-            schedule=best.schedule,
-            time_bound=self._plain_time + bounds[scope],
-            stats=self.stats,
-        )
+        return self.incumbent.result(reason, self.stats)
 
     def _affordable(self) -> Bools:
         """[N] ops of which one recomputation alone does not take as long as the best plan's together."""

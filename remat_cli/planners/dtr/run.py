@@ -17,7 +17,7 @@ import numpy as np
 
 from remat_cli.graph import Graph
 from remat_cli.planners.dtr.costs import ClassCosts, Costs, RegionCosts
-from remat_cli.planners.dtr.options import Heuristic
+from remat_cli.planners.dtr.planner import Heuristic
 
 _WITHOUT_AGE = (Heuristic.MSPS, Heuristic.SIZE)
 _WITHOUT_SIZE = (Heuristic.LRU,)

@@ -47,4 +47,4 @@ class ApproxDP(DPOptions):
         from remat_cli.planners.shared.forward_part import ForwardPart
 
         sets = pruned_family(ForwardPart.of(problem.graph, "approx_dp"))
-        return LowerSetSearch.of(problem, sets, self, observe).run()
+        return LowerSetSearch(problem, sets, self, observe).run()

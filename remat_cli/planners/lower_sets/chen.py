@@ -71,7 +71,8 @@ class Chen:
         plans = ChainPlans(problem, sets, self.liveness, observe)
         for chain in _evenly(chains, self.candidates):
             plans.measure(chain)
-        return plans.result("no plan of segments was found that fits; that is no proof that there is none")
+        reason = "no plan of segments was found that fits; that is no proof that there is none"
+        return plans.incumbent.result(reason, {"plans": plans.count})
 
 
 def prefixes_at_cuts(forward: ForwardPart) -> LowerSets:

@@ -55,4 +55,4 @@ class ExactDP(DPOptions):
         from remat_cli.planners.shared.forward_part import ForwardPart
 
         sets = all_lower_sets(ForwardPart.of(problem.graph, "exact_dp"), self.max_lower_sets)
-        return LowerSetSearch.of(problem, sets, self, observe).run()
+        return LowerSetSearch(problem, sets, self, observe).run()

@@ -67,22 +67,25 @@ class Exhaustive:
     def _simulated(self, forward: ForwardPart, plans: ChainPlans) -> PlanResult:
         for chain in Chains(forward, None, self.max_chains).all():
             plans.measure(plans.sets.numbers(chain.sets))
-        if plans.best is not None and plans.any_fits:
-            return PlanResult(Status.OPTIMAL, schedule=plans.best_schedule, time_bound=plans.best.time)
-        return PlanResult(
-            Status.INFEASIBLE, closest=plans.best_schedule, reason="the plan of no chain of lower sets fits"
-        )
+        incumbent = plans.incumbent
+        if incumbent.best is None:
+            incumbent.prove_that_none_fits(Scope.PLANNER, "the plan of no chain of lower sets fits")
+        else:
+            incumbent.prove(incumbent.best.time, Scope.PLANNER)
+        return incumbent.result(stats={"plans": plans.count})
 
     def _literal(self, forward: ForwardPart, plans: ChainPlans) -> PlanResult:
-        dp_budget = plans.problem.budget.device_bytes - plans.problem.graph.fixed_bytes
+        problem = plans.incumbent.problem
+        dp_budget = problem.budget.device_bytes - problem.graph.fixed_bytes
         chains = list(Chains(forward, dp_budget, self.max_chains).all())
         if not chains:
             reason = f"equation 2 admits no chain of lower sets under B = {format_bytes(max(dp_budget, 0))}"
-            return PlanResult(Status.INFEASIBLE, Scope.PLANNER, reason=reason)
+            return PlanResult(Status.INFEASIBLE, reason=reason)
         for strategy in self.strategy.ends:
             end = min if strategy is Strategy.TIME else max
             plans.measure(plans.sets.numbers(end(chains, key=lambda chain: chain.overhead).sets))
-        return plans.result("equation 2 admits a plan, but its simulated peak is above the budget")
+        reason = "equation 2 admits a plan, but its simulated peak is above the budget"
+        return plans.incumbent.result(reason, {"plans": plans.count})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,16 @@ plan is scored by its simulated peak. The smallest feasible B is rarely the best
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from time import monotonic
 
 from remat_cli.planners.lower_sets.chain_moves import neighbours
 from remat_cli.planners.lower_sets.chain_plans import ChainPlan, ChainPlans
 from remat_cli.planners.lower_sets.dp import LowerSetDP
 from remat_cli.planners.lower_sets.families import LowerSets, pruned_family
 from remat_cli.planners.lower_sets.options import BudgetModel, DPOptions, Strategy
-from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.problem import Observer, PlanResult, Problem, Status
 from remat_cli.units import format_bytes
 
 # Values of B tried over the whole range before the search turns to the most promising one.
@@ -26,25 +25,6 @@ _COARSE = 5
 _WITHOUT_A_PLAN = 10
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Where a search stops.
-
-    Attributes:
-        candidates: how many values of B are tried.
-        deadline: `time.monotonic()` at which no further one is begun.
-    """
-
-    candidates: int
-    deadline: float
-
-    @classmethod
-    def of(cls, candidates: int, time_limit: float) -> Limits:
-        """Start the clock: `time_limit` is in seconds from now."""
-        return cls(candidates, monotonic() + time_limit)
-
-
-@dataclass
 class LowerSetSearch:
     """Plans one problem with one family of lower sets, which contains the pruned one.
 
@@ -52,22 +32,18 @@ class LowerSetSearch:
         plans: measures the plan of each chain, and keeps the best.
         sets: the family.
         options: of the planner.
-        limits: where the search stops.
+        limits: where the search stops; work is counted in values of B that are tried.
         observe: is told of each phase.
     """
 
-    plans: ChainPlans
-    sets: LowerSets
-    options: DPOptions
-    limits: Limits
-    observe: Observer
-    _answers: dict[tuple[Strategy, int], ChainPlan | None] = field(default_factory=dict)  # by the DP's budget
-
-    @classmethod
-    def of(cls, problem: Problem, sets: LowerSets, options: DPOptions, observe: Observer) -> LowerSetSearch:
+    def __init__(self, problem: Problem, sets: LowerSets, options: DPOptions, observe: Observer) -> None:
         """Begin a search; its clock starts now."""
-        plans = ChainPlans(problem, sets, options.liveness, observe)
-        return cls(plans, sets, options, Limits.of(options.candidates, options.time_limit), observe)
+        self.plans = ChainPlans(problem, sets, options.liveness, observe)
+        self.sets = sets
+        self.options = options
+        self.limits = Limits.of(options.time_limit, options.candidates, observe=observe)
+        self.observe = observe
+        self._answers: dict[tuple[Strategy, int], ChainPlan | None] = {}  # by the DP's budget
 
     @cached_property
     def _dp(self) -> LowerSetDP:
@@ -84,9 +60,9 @@ class LowerSetSearch:
         best of these plans is the start of a local search.
         """
         strategies = self.options.strategy.ends
-        if not self._is_over:
+        if not self.limits.is_over:
             self.plans.measure([len(self.sets) - 1])  # one block is the plain run; it may fit
-        if not self.plans.any_fits and not self._is_over:
+        if not self.plans.any_fits and not self.limits.is_over:
             self.observe.phase("searching the smallest B of equation 2")
             smallest = self._smallest_budget()
             self.observe.phase("searching B for the plan that fits with the least overhead")
@@ -102,17 +78,16 @@ class LowerSetSearch:
 
     def _literal(self) -> PlanResult:
         """Take the budget as B of equation 2, as the paper does, and answer with the DP's plan."""
-        problem = self.plans.problem
+        problem = self.plans.incumbent.problem
         fixed_bytes = problem.graph.fixed_bytes
         dp_budget = problem.budget.device_bytes - fixed_bytes
-        if self._is_over:
+        if self.limits.is_over:
             return self._result("stopped before the DP began")
         answers = [self._answer(strategy, dp_budget) for strategy in self.options.strategy.ends]
-        if not self._is_over and answers == [None] * len(answers):
+        if not self.limits.is_over and answers == [None] * len(answers):
             smallest = self._smallest_budget()
             return PlanResult(
                 Status.INFEASIBLE,
-                Scope.PLANNER,
                 reason=f"equation 2 admits no plan of this family below B = {format_bytes(smallest)} "
                 f"(a budget of {format_bytes(smallest + fixed_bytes)})",
             )
@@ -125,14 +100,11 @@ class LowerSetSearch:
             return self._dp.smallest_budget()
         return self._dp.smallest_budget(LowerSetDP(pruned, self.options.time_slots).smallest_budget())
 
-    @property
-    def _is_over(self) -> bool:
-        return len(self._answers) >= self.limits.candidates or monotonic() >= self.limits.deadline
-
     def _answer(self, strategy: Strategy, dp_budget: int) -> ChainPlan | None:
         """Measure the DP's plan under `dp_budget`; None where it has none, or where a limit is reached."""
         key = (strategy, dp_budget)
-        if key not in self._answers and not self._is_over:
+        if key not in self._answers and not self.limits.is_over:
+            self.limits.spend(1)
             chain = self._dp.chain(dp_budget, strategy)
             self._answers[key] = None if chain is None else self.plans.measure(chain)
         return self._answers.get(key)
@@ -152,7 +124,7 @@ class LowerSetSearch:
             for low, high in pairwise(sorted(answers))
             if high - low > 1 and answers[low] != answers[high] and promising in (answers[low], answers[high])
         ]
-        if not gaps or self._is_over:
+        if not gaps or self.limits.is_over:
             return False
         low, high = gaps[-1]
         share = self._share_of_gap(answers[low], answers[high])
@@ -171,20 +143,21 @@ class LowerSetSearch:
             around = []
             for chain in neighbours(self.sets, here):
                 most = self.options.moves * (1 if self.plans.any_fits else _WITHOUT_A_PLAN)
-                if self.plans.count - before >= most or monotonic() >= self.limits.deadline:
+                if self.plans.count - before >= most or not self.limits.seconds or self.limits.has_enough():
                     return
                 around.append((self.plans.urgency(self.plans.measure(chain)), tuple(chain)))
             here = min(around, default=(urgency, here))[1]
 
     def _share_of_gap(self, low: ChainPlan | None, high: ChainPlan | None) -> float:
         """Guess where between two B the budget is just met: the peak of plans grows about in proportion to B."""
-        budget = self.plans.problem.budget.device_bytes
-        if low is None or high is None or not low.peak < budget < high.peak:
+        budget = self.plans.incumbent.problem.budget.device_bytes
+        if low is None or high is None or not low.plan.peak_bytes < budget < high.plan.peak_bytes:
             return 0.5
-        return min(max((budget - low.peak) / (high.peak - low.peak), 0.1), 0.9)
+        return min(max((budget - low.plan.peak_bytes) / (high.plan.peak_bytes - low.plan.peak_bytes), 0.1), 0.9)
 
     def _result(self, reason: str) -> PlanResult:
-        return self.plans.result(reason, dp_runs=len(self._answers))
+        stats = {"dp_runs": len(self._answers), "plans": self.plans.count}
+        return self.plans.incumbent.result(reason, stats)
 
 
 def _geometric(low: int, high: int, count: int) -> list[int]:

@@ -10,25 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python.cp_model import CpModel
 
+from remat_cli.graph import LARGEST_TOTAL
 from remat_cli.planners.min_cut.priced_cut import CutPoint
-from remat_cli.planners.shared.cp_sat import Outcome, SolverLimits, solve_model
+from remat_cli.planners.shared.cp_sat import Outcome, prove, solve_model
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.scaling import Rounding
 from remat_cli.planners.shared.stages import Bools
 
 # Linear relaxations prove these models' optima many times sooner than clause learning alone.
 _SETTINGS = {"linearization_level": 2}
-# Preferences among choices of nearly the same time: together they count as much as this share of all time.
+# Preferences among choices of nearly the same time: together they count as much as this share of all time. A unit of
+# time is so many steps of the objective, if numbers do not get too large for it.
 _SHARE_OF_PREFERENCES = 0.001
 _STEPS = 1000
 
 
 class Window:
-    """The model of a cut_point. Variable q, for each run before it, is whether that run is carried out again."""
+    """The model of a moment. Variable q, for each run before it, is whether that run is carried out again."""
 
     def __init__(self, cut_point: CutPoint, again: Bools, is_free: Bools) -> None:
         """Set up the model.
 
         Args:
-            moment: what the choice is at.
+            cut_point: the moment.
             again: [moment] a choice, from which the search starts.
             is_free: [moment] the runs that may be decided otherwise.
         """
@@ -42,15 +46,32 @@ class Window:
         self._kept: dict[int, int] = {}  # the variable of each instance that may be kept
         self._add_closure()
 
-    def solve(self, room: int, limits: SolverLimits, weights: NDArray[np.float64] | None = None) -> Outcome:
+    def solve(self, room: int, limits: Limits, weights: NDArray[np.float64]) -> Outcome:
         """Search for the choice of the least time that fits.
 
         Args:
             room: bytes for what is kept, what the moment's run itself needs left out.
             limits: of the search.
-            weights: [T] the larger, the less welcome is a tensor among those that are kept; without them the outcome's
-                objective and bound are times.
+            weights: [T] the larger, the less welcome is a tensor among those that are kept.
         """
+        steps = max(1, min(_STEPS, LARGEST_TOTAL // max(self._cut_point.sequence.time, 1)))
+        self._complete(room, steps)
+        self._add_preferences(weights, steps)
+        return solve_model(self._model, limits, rounding=Rounding.RESTRICT, settings=_SETTINGS)
+
+    def prove(self, room: int, limits: Limits, known: int) -> Outcome:
+        """Bound the time of all choices that fit.
+
+        Args:
+            room: bytes for what is kept, what the moment's run needs at the least left out.
+            limits: of the search.
+            known: a bound that is proven otherwise.
+        """
+        self._complete(room, 1)
+        return prove(self._model, limits, known=known, settings=_SETTINGS)
+
+    def _complete(self, room: int, steps: int) -> None:
+        """Add the row for the room, the times as costs, each of so many steps, and the start as a hint."""
         cut_point, proto = self._cut_point, self._model.proto
         sequence = cut_point.sequence
         linear = proto.constraints.add().linear
@@ -59,12 +80,9 @@ class Window:
         linear.domain.extend((0, max(room, 0)))
         costly = np.flatnonzero(self._possible & (sequence.run_time[: cut_point.at] > 0))
         proto.objective.vars.extend(costly.tolist())
-        proto.objective.coeffs.extend(((1 if weights is None else _STEPS) * sequence.run_time[costly]).tolist())
-        if weights is not None:
-            self._add_preferences(weights)
+        proto.objective.coeffs.extend((steps * sequence.run_time[costly]).tolist())
         proto.solution_hint.vars.extend(range(cut_point.at))
         proto.solution_hint.values.extend(self._again.astype(int).tolist())
-        return solve_model(self._model, limits, settings=_SETTINGS)
 
     def _add_closure(self) -> None:
         """Whatever is needed after the moment, or by what runs again, is kept or made again."""
@@ -84,10 +102,10 @@ class Window:
         maker = int(self._cut_point.sequence.made[0][instance])
         return [self._kept[instance], maker] if self._possible[maker] else [self._kept[instance]]
 
-    def _add_preferences(self, weights: NDArray[np.float64]) -> None:
+    def _add_preferences(self, weights: NDArray[np.float64], steps: int) -> None:
         sequence, objective = self._cut_point.sequence, self._model.proto.objective
         instances = np.array(list(self._kept), dtype=np.int64)
         unwelcome = sequence.bytes[instances] * weights[sequence.made[1][instances]]
-        share = _SHARE_OF_PREFERENCES * _STEPS * sequence.time / max(float(unwelcome.sum()), 1.0)
+        share = _SHARE_OF_PREFERENCES * steps * sequence.time / max(float(unwelcome.sum()), 1.0)
         objective.vars.extend(self._kept.values())
         objective.coeffs.extend(np.floor(share * unwelcome).astype(np.int64).tolist())

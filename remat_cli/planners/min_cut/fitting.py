@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf
-from time import monotonic
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.planners.min_cut.exact_choice import Window
 from remat_cli.planners.min_cut.priced_cut import CutPoint
-from remat_cli.planners.shared.cp_sat import SolverLimits
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.planners.shared.sequence import GraphReads, RematSequence
 from remat_cli.planners.shared.stages import Bools
@@ -20,11 +18,9 @@ from remat_cli.planners.shared.stages import Bools
 _MOST_TIMES = 3
 # Runs whose laying out takes as long as that of an empty sequence.
 _LEAST_WORK = 500
-# The solver's counted work for one window, how many runs are laid out in the time of one unit of it, and seconds that
-# no window takes.
+# The solver's counted work for one window, and how many runs are laid out in the time of one unit of it.
 _WINDOW_WORK = 0.5
 _RUNS_A_UNIT = 400_000
-_LONGEST = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class Prices:
         noise: the share up to which prices are raised at random.
         seed: of the noise.
         margin: the share of the budget that is left free of what is kept, for what is made again.
-        window: how many runs, drawn by the seed, are decided exactly at the first cut_point.
+        window: how many runs, drawn by the seed, are decided exactly at the first moment.
     """
 
     tilt: float = 0.1
@@ -55,36 +51,19 @@ class Prices:
         return weights
 
 
-@dataclass
-class Work:
-    """What a search may still use: runs of ops that are laid out, which is what takes its time, and the clock.
-
-    Attributes:
-        deadline: `time.monotonic()` at which it ends.
-        left: runs that may still be laid out.
-    """
-
-    deadline: float = inf
-    left: float = inf
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a limit is reached."""
-        return self.left <= 0 or monotonic() >= self.deadline
-
-    def count(self, sequence: RematSequence) -> None:
-        """Count the runs of a sequence, and what laying out even the shortest one takes."""
-        self.left -= len(sequence) + _LEAST_WORK
+def count_layout(sequence: RematSequence, limits: Limits) -> None:
+    """Count the work of laying a sequence out: its runs, and what even the shortest one takes."""
+    limits.spend(len(sequence) + _LEAST_WORK)
 
 
-def fit(sequence: RematSequence, budget_bytes: int, prices: Prices, work: Work, most_cuts: int) -> RematSequence:
+def fit(sequence: RematSequence, budget_bytes: int, prices: Prices, limits: Limits, most_cuts: int) -> RematSequence:
     """Return the sequence with what it takes to run again so that it fits; of the least peak found where it does not.
 
     Args:
         sequence: whose reruns stay unless they become useless.
         budget_bytes: device memory.
         prices: that decide what is kept.
-        work: limits; what is used is counted.
+        limits: where it ends; what is used is counted, in runs that are laid out.
         most_cuts: after so many it is given up.
     """
     weights = prices.weights(sequence.reads)
@@ -92,17 +71,17 @@ def fit(sequence: RematSequence, budget_bytes: int, prices: Prices, work: Work, 
     free = int(prices.margin * (budget_bytes - sequence.reads.graph.fixed_bytes))
     closest = sequence
     for number in range(min(most_cuts, len(sequence))):
-        if sequence.peak <= budget_bytes or sequence.time > most_time or work.is_over:
+        if sequence.peak <= budget_bytes or sequence.time > most_time or limits.is_over:
             break
         cut_point = CutPoint(sequence, int(sequence.memory.argmax()))
         room = budget_bytes - cut_point.own_bytes
-        again = _choice(cut_point, room - free, weights, prices if number == 0 else None, work)
+        again = _choice(cut_point, room - free, weights, prices if number == 0 else None, limits)
         if again is None and free:
-            again = _choice(cut_point, room, weights, None, work)
+            again = _choice(cut_point, room, weights, None, limits)
         if again is None:
             break
         before, sequence = sequence, sequence.with_reruns(cut_point.at, again).without_useless_reruns()
-        work.count(sequence)
+        count_layout(sequence, limits)
         if np.array_equal(sequence.ops, before.ops):
             break
         closest = min(closest, sequence, key=lambda each: each.peak)
@@ -110,7 +89,7 @@ def fit(sequence: RematSequence, budget_bytes: int, prices: Prices, work: Work, 
 
 
 def _choice(
-    cut_point: CutPoint, room: int, weights: NDArray[np.float64], prices: Prices | None, work: Work
+    cut_point: CutPoint, room: int, weights: NDArray[np.float64], prices: Prices | None, limits: Limits
 ) -> Bools | None:
     """Return which runs to carry out again, exactly in a window if the prices ask for one; None where nothing fits."""
     choice = cut_point.cheapest(room, weights)
@@ -120,14 +99,12 @@ def _choice(
     start = int(np.random.default_rng(prices.seed).integers(most + 1))
     is_free = np.zeros(cut_point.at, dtype=np.bool_)
     is_free[start : start + prices.window] = True
-    limits = SolverLimits(time_limit=min(max(0.0, work.deadline - monotonic()), _LONGEST), work_limit=_WINDOW_WORK)
-    outcome = Window(cut_point, choice.again, is_free).solve(room, limits, weights)
-    work.left -= _RUNS_A_UNIT * outcome.work
+    outcome = Window(cut_point, choice.again, is_free).solve(room, replace(limits, work=_WINDOW_WORK), weights)
+    limits.spend(_RUNS_A_UNIT * outcome.work)
     return choice.again if outcome.values is None else outcome.values[: cut_point.at].astype(np.bool_)
 
 
-def without_needless(sequence: RematSequence, budget_bytes: int, work: Work) -> RematSequence:
+def without_needless(sequence: RematSequence, budget_bytes: int, limits: Limits) -> RematSequence:
     """Return a sequence that fits without the reruns that the budget has room to do without."""
-    work.count(sequence)
-    ops = without_needless_reruns(sequence.reads.graph, sequence.ops.tolist(), budget_bytes)
-    return RematSequence(sequence.reads, np.array(ops, dtype=np.int64))
+    count_layout(sequence, limits)
+    return without_needless_reruns(sequence, budget_bytes, limits)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from remat_cli.planners.min_cut.fitting import Prices, Work, fit, without_needless
+from remat_cli.planners.min_cut.fitting import Prices, count_layout, fit, without_needless
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 
 # Runs that CP-SAT decides in a fraction of a second; and how likely a move has it do so.
@@ -32,14 +33,14 @@ _DROP_ALL, _DROP_SCATTERED = 0.1, 0.2
 _MOST_CUTS = 60
 
 
-def move(sequence: RematSequence, budget_bytes: int, rng: np.random.Generator, work: Work) -> RematSequence | None:
+def move(sequence: RematSequence, budget_bytes: int, rng: np.random.Generator, limits: Limits) -> RematSequence | None:
     """Return another plan that fits, or None where none was found.
 
     Args:
         sequence: a plan that fits.
         budget_bytes: device memory.
         rng: of the random choices.
-        work: limits; what is used is counted.
+        limits: where it ends; what is used is counted.
     """
     prices = Prices(
         tilt=float(rng.choice(_TILTS)),
@@ -49,9 +50,9 @@ def move(sequence: RematSequence, budget_bytes: int, rng: np.random.Generator, w
         window=_WINDOW if rng.random() < _EXACT else 0,
     )
     ruined = _ruined(sequence, rng)
-    work.count(sequence)
-    fitted = fit(ruined, budget_bytes, prices, work, _MOST_CUTS)
-    return without_needless(fitted, budget_bytes, work) if fitted.peak <= budget_bytes else None
+    count_layout(sequence, limits)
+    fitted = fit(ruined, budget_bytes, prices, limits, _MOST_CUTS)
+    return without_needless(fitted, budget_bytes, limits) if fitted.peak <= budget_bytes else None
 
 
 def _ruined(sequence: RematSequence, rng: np.random.Generator) -> RematSequence:

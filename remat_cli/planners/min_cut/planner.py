@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat_cli.planners.min_cut.options import MinCutOptions
-from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
-from remat_cli.schedule import plain_run
+from remat_cli.planners.shared.option_checks import check_least
+from remat_cli.problem import Observer, PlanResult, Problem, Scope
+
+_MILLION = 1_000_000
 
 
 @dataclass(frozen=True)
-class MinCut(MinCutOptions):
+class MinCut:
     """Decides by minimum cuts what is kept where memory is short, and improves that by large neighbourhood search.
 
     Where memory is shortest, a price for each byte that is kept makes the choice between keeping tensors and running
@@ -30,22 +31,35 @@ class MinCut(MinCutOptions):
         time_limit: seconds.
         work_limit: runs of ops that may be laid out, in millions; without one the search ends when it no longer pays.
         gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
+        cores: processes that search at the same time; 0: all. How many there are makes no difference to what is found.
         seed: of random choices.
-        jobs: processes that search at the same time; how many there are makes no difference to what is found.
     """
+
+    time_limit: float = 60.0
+    work_limit: float | None = None
+    gap: float = 0.0001
+    cores: int = 1
+    seed: int = 0
 
     starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
 
+    def __post_init__(self) -> None:
+        check_least(self, time_limit=0, gap=0, cores=0, seed=0)
+        if self.work_limit is not None:
+            check_least(self, work_limit=0)
+
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
-        # numpy comes with it; the options must be readable without it.
-        from remat_cli.planners.min_cut.search import Search
+        # numpy comes with it; the options are read without it.
+        from remat_cli.planners.min_cut.search import MinCutSearch
+        from remat_cli.planners.shared.incumbent import Incumbent
+        from remat_cli.planners.shared.limits import Limits
+        from remat_cli.planners.shared.sequence import RematSequence
 
-        search = Search(problem, self.limits, observe)
-        if search.plain_fits:
-            total = problem.graph.total_time
-            return PlanResult(Status.OPTIMAL, Scope.ANY_ORDER, schedule=plain_run(problem.graph), time_bound=total)
-        if not self.limits.seconds:
-            return PlanResult(Status.UNKNOWN, reason="no time is allowed")
-        search.run()
-        return search.result()
+        incumbent = Incumbent(problem, observe, Scope.FIXED_ORDER)
+        work = None if self.work_limit is None else self.work_limit * _MILLION
+        limits = Limits.of(self.time_limit, work, cores=self.cores, seed=self.seed, observe=observe)
+        search = MinCutSearch(incumbent, limits, self.gap)
+        if not incumbent.fits(incumbent.offer(RematSequence.plain(problem.graph))):
+            search.run()
+        return incumbent.result(stats={"rounds": search.rounds})

@@ -14,21 +14,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
-from math import ceil
+from math import ceil, floor, frexp, log2
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Bools, Ints
 
+if TYPE_CHECKING:
+    from ortools.graph.python.max_flow import SimpleMaxFlow
+
 # Times and prices of bytes are scaled to whole numbers that add up to about this, far below 2^63.
 _TOTAL = 2**44
-_NEVER = 4 * _TOTAL
+_NEVER = 8 * _TOTAL
+# Binary digits of a price, where a bound is counted in whole numbers: rounding it costs 10^-9 of the overhead.
+_DIGITS = 30
 _SOURCE, _SINK = 0, 1
-# At the highest price such a share of all bytes is worth the time of all runs.
-_LEAST_SHARE = 2.0**-20
+# The first prices, until something fits, as multiples of the price at which all bytes are worth the time of all runs.
+# The highest are for budgets that just fit; a maximum flow takes a thousand times as long at them, on a chain of
+# 100,000 ops.
+_FIRST_PRICES = (2.0**2, 2.0**8, 2.0**14, 2.0**20)
 _MOST_PRICES = 40
 # Sums of floats may be off by a smaller share.
 _SLACK = 1e-9
@@ -114,28 +124,40 @@ class CutPoint:
         )
         return tails, heads
 
-    def choose(self, price: float, weighted: NDArray[np.float64]) -> tuple[Choice, int]:
-        """Return the best choice at a price, and a bound: no choice has less time + price * weighted bytes.
+    def choose(self, price: float, weighted: NDArray[np.float64]) -> tuple[Choice, float]:
+        """Return the best choice at a price, and about the least time + price * weighted bytes of all choices.
 
         Args:
             price: of keeping a byte, in units of time.
             weighted: [kept] bytes of each instance made before the moment, times their weight.
         """
+        scale = _TOTAL / max(1.0, float(self.sequence.time), price * float(weighted.sum()))
+        keeping = np.floor(price * scale * np.where(self.is_here, 0.0, weighted)).astype(np.int64)
+        again = np.floor(scale * self.sequence.run_time[self._may_run_again]).astype(np.int64)
+        flow, _ = self._maximum_flow(again, keeping)
+        is_source = np.zeros(2 + len(self._may_run_again) + len(keeping), dtype=np.bool_)
+        is_source[flow.get_source_side_min_cut()] = True
+        choice = self._choice(is_source[self._run_node], is_source[self._instance_node], weighted)
+        return choice, flow.optimal_flow() / scale
+
+    def _maximum_flow(self, again: Ints, keeping: Ints) -> tuple[SimpleMaxFlow, Ints]:
+        """Solve the cut; return the solver, and the capacities of the arcs.
+
+        Args:
+            again: [may run again] capacities.
+            keeping: [kept] capacities.
+        """
         from ortools.graph.python.max_flow import SimpleMaxFlow
 
         tails, heads = self._arcs
-        scale = self._scale(price, weighted)
-        keeping = np.floor(price * scale * np.where(self.is_here, 0.0, weighted)).astype(np.int64)
-        again = np.floor(scale * self.sequence.run_time[self._may_run_again]).astype(np.int64)
         never = np.full(len(tails) - len(again) - len(keeping), _NEVER)
+        capacities = np.concatenate([again, keeping, never])
         flow = SimpleMaxFlow()
-        flow.add_arcs_with_capacity(tails, heads, np.concatenate([again, keeping, never]))
+        flow.add_arcs_with_capacity(tails, heads, capacities)
         status = flow.solve(_SOURCE, _SINK)
         if status != SimpleMaxFlow.OPTIMAL:
             raise AssertionError(f"the maximum flow ended with status {status}")
-        is_source = np.zeros(2 + len(self._may_run_again) + len(keeping), dtype=np.bool_)
-        is_source[flow.get_source_side_min_cut()] = True
-        return self._choice(is_source[self._run_node], is_source[self._instance_node], weighted), flow.optimal_flow()
+        return flow, capacities
 
     def _choice(self, again: Bools, is_needed: Bools, weighted: NDArray[np.float64]) -> Choice:
         kept = is_needed & ~again[self.sequence.made[0][: self._count]] & ~self.is_here
@@ -145,9 +167,6 @@ class CutPoint:
             weighted_bytes=float(weighted[kept].sum()),
             time=int(self.sequence.run_time[: self.at][again].sum()),
         )
-
-    def _scale(self, price: float, weighted: NDArray[np.float64]) -> float:
-        return _TOTAL / max(1.0, float(self.sequence.time), price * float(weighted.sum()))
 
     def cheapest(self, room: int, weights: NDArray[np.float64]) -> Choice | None:
         """Return the choice of the least time, of those that are the best at some price, that fits; None if none does.
@@ -160,22 +179,52 @@ class CutPoint:
         choices = (choice for _, choice, _ in self._choices(room, weighted))
         return min((each for each in choices if each.bytes <= room), key=lambda each: each.time, default=None)
 
-    def bound(self, room: int) -> int:
+    def bound(self, room: int, limits: Limits | None = None) -> int:
         """Return a lower bound on the time that is run again after the moment, whatever is kept and made again.
+
+        The best price is found in floating-point numbers; what is proven at it is counted in whole ones (see
+        `counted_bound`), so the bound holds whatever the solver of the flow may get wrong.
 
         Args:
             room: bytes for what is kept, what the moment's run needs at the least left out.
+            limits: at their end, the best price until then is taken.
         """
-        best = 0
+        best, best_price = 0.0, 0.0
         weighted = self.sequence.bytes[: self._count].astype(np.float64)
         for price, _, value in self._choices(room, weighted):
-            cost, saved = value / self._scale(price, weighted), price * room
-            # Floats may be off by a few parts in 2^53; the bound must not be.
-            best = max(best, ceil(cost - saved - _SLACK * (cost + saved)))
-        return best
+            if value - price * room > best:
+                best, best_price = value - price * room, price
+            if limits is not None and limits.is_over:
+                break
+        return self.counted_bound(room, best_price) if best_price else 0
 
-    def _choices(self, room: int, weighted: NDArray[np.float64]) -> Iterator[tuple[float, Choice, int]]:
-        """Yield prices, the best choices at them, and their bounds: ever closer to what just fits.
+    def counted_bound(self, room: int, price: float) -> int:
+        """Return what a price proves: the least time that is run again, counted in whole numbers.
+
+        Let a flow go through the network whose arcs to run again carry at most A times their time, and whose arcs to
+        keep at most B times their bytes. No cut has less capacity than the flow is worth (weak duality), so whatever is
+        chosen, A * time + B * bytes kept >= flow, and with bytes kept <= room: time >= (flow - B * room) / A. That the
+        flow is one is checked arc by arc; whether it is a maximum does not matter.
+
+        Args:
+            room: bytes for what is kept.
+            price: of keeping a byte, in units of time; rounded to 30 binary digits.
+        """
+        mantissa, exponent = frexp(price)
+        numerator = round(mantissa * 2**_DIGITS)
+        price_exact = Fraction(numerator) * Fraction(2) ** (exponent - _DIGITS)
+        sizes = np.where(self.is_here, 0, self.sequence.bytes[: self._count])
+        times = self.sequence.run_time[self._may_run_again]
+        total = max(Fraction(1), Fraction(int(times.sum())), price_exact * int(sizes.sum()))
+        scale = Fraction(2) ** floor(log2(_TOTAL / total))
+        again, keeping = _scaled_down(times, scale), _scaled_down(sizes, price_exact * scale)
+        flow, capacities = self._maximum_flow(again, keeping)
+        tails, heads = self._arcs
+        worth = worth_of_flow(tails, heads, capacities, flow.flows(np.arange(len(tails))))
+        return max(0, ceil(worth / scale - price_exact * room))
+
+    def _choices(self, room: int, weighted: NDArray[np.float64]) -> Iterator[tuple[float, Choice, float]]:
+        """Yield prices, the best choices at them, and what these come to: ever closer to what just fits.
 
         Time against bytes, the best choices at all prices are the corners of a convex line. Between one that fits and
         one that does not, the next price is the slope of the line through both; where that finds nothing below it, the
@@ -183,10 +232,14 @@ class CutPoint:
         """
         never = np.zeros(self.at, dtype=np.bool_)
         above = self._choice(never, self.is_needed, weighted)
-        total = float(weighted.sum())
-        price = max(self.sequence.time, 1) / (max(total, 1.0) * _LEAST_SHARE)
-        below, value = self.choose(price, weighted)
-        yield price, below, value
+        usual = max(self.sequence.time, 1) / max(float(weighted.sum()), 1.0)
+        for factor in _FIRST_PRICES:
+            price = factor * usual
+            below, value = self.choose(price, weighted)
+            yield price, below, value
+            if below.bytes <= room:
+                break
+            above = below
         for _ in range(_MOST_PRICES):
             bytes_less = above.weighted_bytes - below.weighted_bytes
             if below.bytes > room or bytes_less <= 0 or below.time <= above.time:
@@ -201,3 +254,42 @@ class CutPoint:
                 below = choice
             else:
                 above = choice
+
+
+def worth_of_flow(tails: Ints, heads: Ints, capacities: Ints, flows: Ints) -> int:
+    """Return what flows from the source to the sink.
+
+    Args:
+        tails: [arcs] nodes; node 0 is the source, node 1 the sink.
+        heads: [arcs] nodes.
+        capacities: [arcs] int64.
+        flows: [arcs] int64.
+
+    Raises:
+        AssertionError: this is no flow: an arc carries less than nothing or more than it can, or a node keeps some.
+    """
+    if (flows < 0).any() or (flows > capacities).any():
+        raise AssertionError("the solver's flow exceeds a capacity")
+    left = np.zeros(int(max(tails.max(initial=1), heads.max(initial=1))) + 1, dtype=np.int64)
+    np.add.at(left, tails, flows)
+    np.subtract.at(left, heads, flows)
+    if left[2:].any() or left[_SOURCE] != -left[_SINK]:
+        raise AssertionError("the solver's flow does not add up at a node")
+    return int(left[_SOURCE])
+
+
+def _scaled_down(values: Ints, factor: Fraction) -> Ints:
+    """Return whole numbers no larger than values times a factor, and less than 2 below it where that is below 2^44.
+
+    Args:
+        values: [entries] from 0 to 2^60.
+        factor: above 0, with a power of two as denominator; its numerator has up to 31 binary digits but for zeros at
+            the end.
+    """
+    zeros = (factor.numerator & -factor.numerator).bit_length() - 1
+    odd, exponent = factor.numerator >> zeros, zeros - (factor.denominator.bit_length() - 1)
+    if exponent >= 0:
+        return (values * odd) << exponent
+    # What would not fit 64 bits is shifted away first.
+    first = max(0, int(values.max(initial=0)).bit_length() + odd.bit_length() - 62)
+    return ((values >> first) * odd) >> (-exponent - first)

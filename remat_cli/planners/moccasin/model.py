@@ -31,9 +31,9 @@ from ortools.sat.python.cp_model import (
 )
 
 from remat_cli.graph import Graph
-from remat_cli.planners.moccasin.options import Precedence
 from remat_cli.planners.moccasin.slots import Slots
 from remat_cli.planners.shared.cp_sat import Values
+from remat_cli.planners.shared.scaling import unit_of
 
 Event = LinearExpr | int
 Starts = Sequence[Sequence[int]]  # for each op, the events at which it runs, in order
@@ -101,12 +101,11 @@ class IntervalModel:
         model: for the solver.
     """
 
-    def __init__(self, graph: Graph, slots: Slots, precedence: Precedence) -> None:
+    def __init__(self, graph: Graph, slots: Slots) -> None:
         self.model = CpModel()
         arrays = graph.arrays
         self._graph = graph
         self._slots = slots
-        self._precedence = precedence
         self._producer: list[int] = arrays.producer.tolist()
         self._size: list[int] = arrays.tensor_bytes.tolist()
         self._workspace: list[int] = arrays.workspace_bytes.tolist()
@@ -114,7 +113,7 @@ class IntervalModel:
         self._finish = _Run(len(graph.ops), 0, slots.end, slots.end, slots.end)
         self._ends: dict[int, list[IntVar]] = {}  # by tensor, for each run of its producer
         self._readers: dict[int, list[_Run]] = {}  # by tensor
-        self._readings: dict[int, list[_Reading]] = {}  # by tensor; none of reservoirs
+        self._readings: dict[int, list[_Reading]] = {}  # by tensor
         self._intervals: list[IntervalVar] = []
         self._bytes: list[int] = []  # of each interval
         for tensor, readers in self._reading_ops().items():
@@ -136,9 +135,9 @@ class IntervalModel:
         Returns:
             Bytes that one step of the objective stands for.
         """
-        unit = self._byte_unit
+        unit, demands = self._demands
         peak = self.model.new_int_var(room // unit, max(room, largest) // unit, "peak")
-        self.model.add_cumulative(self._intervals, [size // unit for size in self._bytes], peak)
+        self.model.add_cumulative(self._intervals, demands, peak)
         self.model.minimize(peak)
         return unit
 
@@ -151,8 +150,8 @@ class IntervalModel:
         Returns:
             Time that one step of the objective stands for.
         """
-        unit = self._byte_unit
-        self.model.add_cumulative(self._intervals, [size // unit for size in self._bytes], room // unit)
+        unit, demands = self._demands
+        self.model.add_cumulative(self._intervals, demands, room // unit)
         time: list[int] = self._graph.arrays.op_time.tolist()
         time_unit = max(1, gcd(*time))
         self.model.minimize(
@@ -211,8 +210,11 @@ class IntervalModel:
         return starts[run.op][run.number] if run.number < len(starts[run.op]) else None
 
     @property
-    def _byte_unit(self) -> int:
-        return max(1, gcd(*self._bytes))
+    def _demands(self) -> tuple[int, list[int]]:
+        """Return a unit of bytes, and in it the memory of each interval, rounded down so that no plan is ruled out."""
+        sizes = np.array(self._bytes, dtype=np.int64)
+        unit = max(unit_of(sizes), int(np.gcd.reduce(sizes)))
+        return unit, (sizes // unit).tolist()
 
     def _reading_ops(self) -> dict[int, list[int]]:
         """Return the ops that read each tensor which takes memory and which somebody reads."""
@@ -261,10 +263,7 @@ class IntervalModel:
                 self._add(end > run.start, run.takes_place)
         self._readings[tensor] = []
         for reader in readers:
-            if self._precedence is Precedence.RESERVOIR and not self._may_take_over(reader.op, tensor):
-                self._add_reservoir(tensor, reader)
-            else:
-                self._add_reading(tensor, reader)
+            self._add_reading(tensor, reader)
 
     def _may_take_over(self, op: int, tensor: int) -> bool:
         return op < len(self._runs) and self._graph.arrays.inplace[op] == tensor and self._shared(op) > 0
@@ -298,21 +297,8 @@ class IntervalModel:
             self.model.add_implication(~reader.active, choice[0])
         return choice
 
-    def _add_reservoir(self, tensor: int, reader: _Run) -> None:
-        """Say the same by a level that the reader draws on (equation 10)."""
-        times: list[Event] = [reader.start, reader.start + 1]
-        changes = [-1, 1]
-        actives: list[LiteralT | int] = [1 if reader.active is None else reader.active] * 2
-        for source in self._runs[self._producer[tensor]]:
-            times += [source.start + 1, self._ends[tensor][source.number]]
-            changes += [1, -1]
-            actives += [1 if source.active is None else source.active] * 2
-        self.model.add_reservoir_constraint_with_active(times, changes, actives, 0, len(times))
-
     def _leave_out_useless_runs(self, op: int) -> None:
-        """Say that somebody reads what a run makes; with reservoirs the objective alone sees to that."""
-        if self._precedence is Precedence.RESERVOIR:
-            return
+        """Say that somebody reads what a run makes."""
         readings = [reading for tensor in self._read_outputs(op) for reading in self._readings[tensor]]
         for run in self._runs[op]:
             if run.number:

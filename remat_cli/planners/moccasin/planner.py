@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
-from remat_cli.planners.moccasin.options import MoccasinOptions
+from remat_cli.errors import UsageError
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
 
 
+class Order(StrEnum):
+    """When ops may run for the first time."""
+
+    INPUT = "input"  # in the graph's order
+    FREE = "free"  # whenever their inputs are there
+
+
 @dataclass(frozen=True)
-class Moccasin(MoccasinOptions):
+class Moccasin:
     """Decides by constraint programming when each op runs and until when its outputs stay, a few runs for each op.
 
     Source: Bartan et al., MOCCASIN: Efficient Tensor Rematerialization for Neural Networks, ICML 2023.
@@ -28,20 +37,34 @@ class Moccasin(MoccasinOptions):
             for small graphs.
         max_retentions: how often an op may run, the first time included (C_v).
         phases: 2: first lower the peak until a plan fits, then the time (section 2.4); 1: leave out the former.
-        precedence: literals: each run chooses the intervals that it reads from; reservoir: the paper's reservoir
-            constraints, which say the same and take far longer.
         time_limit: seconds.
         work_limit: instead of seconds, the solver's own count of its work, so that a result can be had again on any
             machine.
-        workers: threads of the solver; 0: as many as there are cores.
+        cores: threads of the solver; 0: all.
         seed: of the solver's random choices.
     """
 
+    order: Order = Order.INPUT
+    staged: bool = True
+    max_retentions: int = 2
+    phases: int = 2
+    time_limit: float = 60.0
+    work_limit: float | None = None
+    cores: int = 1
+    seed: int = 0
+
     starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
+
+    def __post_init__(self) -> None:
+        check_least(self, max_retentions=1, phases=1, time_limit=0, cores=0, seed=0)
+        if self.phases > 2:
+            raise UsageError(f"phases is {self.phases}", hint="give 2, or 1 to leave out the first")
+        if self.work_limit is not None and self.work_limit < 0:
+            raise UsageError(f"work_limit is {self.work_limit}", hint="give 0 or more")
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
-        # ortools comes with it; the options must be readable without it.
+        # ortools comes with it; the options are read without it.
         from remat_cli.planners.moccasin.search import MoccasinSearch
 
         return MoccasinSearch(problem, self, observe).run()

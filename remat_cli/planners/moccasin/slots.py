@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.graph import Graph
-from remat_cli.planners.moccasin.options import Order
-from remat_cli.planners.shared.liveness import phase_peaks
+from remat_cli.planners.moccasin.planner import Order
+from remat_cli.planners.shared.sequence import RematSequence
 
 Bools = NDArray[np.bool_]
 
@@ -99,7 +99,7 @@ def staged_slots(graph: Graph, budget_bytes: int, order: Order, max_retentions: 
         depth: None for any.
     """
     count = len(graph.ops)
-    peaks = np.array(phase_peaks(graph, [[v] for v in range(count)]), dtype=np.int64)
+    peaks = RematSequence.plain(graph).memory
     following = np.arange(1, count + 1)
     passed = np.append(_next(peaks > budget_bytes), count)[following]
     if order is Order.INPUT:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from remat_cli.errors import UsageError
 from remat_cli.planners.pofo.model import BlockCost, FluidModel, FluidNeeds, Item, Rest, State
-from remat_cli.planners.pofo.options import Rounding
+from remat_cli.planners.pofo.planner import Rounding
 from remat_cli.planners.pofo.structure import Block, Checkpoint, KeepFirst, Recomputation, Structure
 from remat_cli.units import format_bytes
 

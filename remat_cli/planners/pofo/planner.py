@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
-from remat_cli.planners.pofo.options import PofoOptions
+from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
 
 
+class Rounding(StrEnum):
+    """How memory states are rounded to slots."""
+
+    UP = "up"  # as in the paper: what the table says is never too little
+    NEAREST = "nearest"  # errors even out over many layers; a plan may turn out not to fit
+    BOTH = "both"
+
+    @property
+    def each(self) -> tuple[Rounding, ...]:
+        """The single ways that this one stands for."""
+        return (Rounding.UP, Rounding.NEAREST) if self is Rounding.BOTH else (self,)
+
+
 @dataclass(frozen=True)
-class Pofo(PofoOptions):
+class Pofo:
     """Cuts the graph into a chain of layers; keeps, recomputes or moves to the host and back what each has to keep.
 
     Needs the bandwidth of the link to the host. The paper's model moves data in drops; the plan moves whole tensors
@@ -39,7 +54,18 @@ class Pofo(PofoOptions):
         time_limit: seconds; nothing further is tried after it.
     """
 
+    cuts: Cuts = Cuts.EVERY
+    segments: int = 50
+    memory_slots: int = 50
+    rounding: Rounding = Rounding.BOTH
+    candidates: int = 16
+    improve: bool = True
+    time_limit: float = 60.0
+
     starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
+
+    def __post_init__(self) -> None:
+        check_least(self, segments=2, memory_slots=1, candidates=0, time_limit=0)
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`.

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.graph import Graph, Phase
-from remat_cli.planners.shared.liveness import phase_peaks
+from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
 
 
@@ -70,8 +70,7 @@ class Movements:
             computes: see the class.
             movable: names of tensors that may go to the host.
         """
-        op_index = graph.arrays.op_index
-        memory = np.array(phase_peaks(graph, [(op_index[name],) for name in computes]), dtype=np.int64)
+        memory = RematSequence.of_names(graph, computes).memory
         turn = next(place for place, name in enumerate(computes) if graph.op[name].phase is Phase.BACKWARD)
         made_at: dict[str, int] = {}
         left_after: dict[str, int] = {}

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from math import ceil, inf, isfinite
-from time import monotonic
 
 import numpy as np
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
-from remat_cli.planners.pofo.options import PofoOptions, Rounding
+from remat_cli.planners.pofo.planner import Pofo, Rounding
 from remat_cli.planners.pofo.schedule import Movements
 from remat_cli.planners.pofo.structure import Structure, fluid_time
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
-from remat_cli.planners.shared.useful_runs import useful_runs
-from remat_cli.problem import ModelFigure, Observer, PlanResult, Problem, Status
-from remat_cli.schedule import Schedule, input_order
-from remat_cli.simulate import simulate
+from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.problem import ModelFigure, Observer, Plan, PlanResult, Problem, Status
+from remat_cli.schedule import input_order
 
 # How much memory a table is for, as a share of what there is. Rounding to the nearest slot errs either way, and a chain
 # rather needs less than it says: what does not fit is sorted out, and less memory is tried too.
@@ -56,15 +57,14 @@ class _Plan:
 class PofoSearch:
     """Plans one problem; its clock starts when it is made."""
 
-    def __init__(self, problem: Problem, options: PofoOptions, observe: Observer) -> None:
+    def __init__(self, problem: Problem, options: Pofo, observe: Observer) -> None:
         self._problem = problem
         self._graph = problem.graph
         self._budget = problem.budget.device_bytes
         self._options = options
         self._observe = observe
-        self._deadline = monotonic() + options.time_limit
-        self._best: tuple[int, Schedule] | None = None  # and its time
-        self._closest: Movements | None = None
+        self._limits = Limits.of(options.time_limit, observe=observe)
+        self._incumbent = Incumbent(problem, observe)
         self._least_fluid_time: Fraction | float = inf
         self._replays = 0
 
@@ -81,7 +81,7 @@ class PofoSearch:
         if self._options.candidates == 0:
             return PlanResult(Status.UNKNOWN, reason="no candidates are allowed")
         self._try(input_order(self._graph), movable=())
-        if self._best is None:
+        if self._incumbent.best is None:
             _check_has_cuts(linearised)
             self._search(linearised, rate)
         return self._result(linearised)
@@ -100,16 +100,13 @@ class PofoSearch:
         tried = [*self._try_without_offloading()] if improve else []
         model = FluidModel(FluidNeeds.measured(linearised.gauge), max(self._budget - linearised.base_bytes, 0), rate)
         for rounding in self._options.rounding.each:
-            if not self._is_late():
+            if not self._limits.is_over:
                 tried += self._try_structures(linearised, model, rounding)
         fitting = [plan for plan in tried if plan is not None]
         if improve and fitting:
             self._observe.phase("leaving out what need not run again")
             for plan in _with_room(fitting):
                 self._leave_out_reruns(plan)
-
-    def _is_late(self) -> bool:
-        return monotonic() >= self._deadline
 
     def _try_without_offloading(self) -> Iterator[_Plan | None]:
         """Try the plain run and plans of rotor for some amounts of memory, with transfers where they do not fit."""
@@ -119,7 +116,7 @@ class PofoSearch:
         faster = np.flatnonzero(table.times < np.append(inf, table.times[:-1]))
         yield self._try(input_order(self._graph), self._graph.producer)
         for number in _evenly(len(faster), self._options.candidates):
-            if not self._is_late():
+            if not self._limits.is_over:
                 yield self._try(linearised.computes(table.steps(int(faster[number]))), self._graph.producer)
 
     def _try_structures(self, linearised: Linearised, model: FluidModel, rounding: Rounding) -> Iterator[_Plan | None]:
@@ -139,7 +136,7 @@ class PofoSearch:
         tried = 0
         before = None
         for reserved in range(table.slots + 1):
-            if tried == self._options.candidates or self._is_late() or not isfinite(table.time(reserved)):
+            if tried == self._options.candidates or self._limits.is_over or not isfinite(table.time(reserved)):
                 return
             structure = table.structure(reserved)
             if structure != before:
@@ -160,15 +157,12 @@ class PofoSearch:
         self._replays += 1
         movements = Movements.of(self._graph, computes, movable)
         if movements.least_bytes > self._budget:
-            if self._closest is None or movements.least_bytes < self._closest.least_bytes:
-                self._closest = movements
+            plan = Plan(0, movements.least_bytes, partial(movements.schedule, movements.least_bytes))
+            self._incumbent.take(plan)
             return None
-        schedule = movements.schedule(self._budget)
-        trace = simulate(self._graph, schedule, bytes_per_time=self._problem.bytes_per_time)
-        if self._best is None or trace.time < self._best[0]:
-            self._best = trace.time, schedule
-            self._observe.found(schedule)
-        return _Plan(tuple(computes), trace.time, trace.idle_time)
+        plan = self._incumbent.offer(movements.schedule(self._budget))
+        busy = sum(self._graph.op[name].time for name in computes)
+        return _Plan(tuple(computes), plan.time, plan.time - busy)
 
     def _leave_out_reruns(self, plan: _Plan) -> None:
         """Run less again, as long as that is faster: first what takes most time for each byte that it makes."""
@@ -180,7 +174,7 @@ class PofoSearch:
         while before is not plan:
             before = plan
             for name in repeated:
-                while not self._is_late() and (better := self._without_last_run(plan, name)) is not None:
+                while not self._limits.is_over and (better := self._without_last_run(plan, name)) is not None:
                     plan = better
 
     def _without_last_run(self, plan: _Plan, name: str) -> _Plan | None:
@@ -189,24 +183,17 @@ class PofoSearch:
         if computes.count(name) == 1:
             return None
         del computes[len(computes) - 1 - computes[::-1].index(name)]
-        shorter = self._try(useful_runs(self._graph, computes), self._graph.producer)
+        useful = RematSequence.of_names(self._graph, computes).without_useless_runs()
+        shorter = self._try(useful.names, self._graph.producer)
         return shorter if shorter is not None and shorter.time < plan.time else None
 
     def _result(self, linearised: Linearised) -> PlanResult:
         stats = {"segments": len(linearised) - 1, "replays": self._replays}
-        if self._best is None:
-            assert self._closest is not None
-            return PlanResult(
-                Status.UNKNOWN,
-                closest=self._closest.schedule(self._closest.least_bytes),
-                reason=linearised.without_plan,
-                stats=stats,
-            )
-        figures = []
-        if self._least_fluid_time < inf:
-            time = linearised.base_time + ceil(self._least_fluid_time)
-            figures.append(ModelFigure("fluid time (paper's model)", time, "time"))
-        return PlanResult(Status.FEASIBLE, schedule=self._best[1], stats=stats, model_figures=tuple(figures))
+        result = self._incumbent.result(linearised.without_plan, stats)
+        if result.schedule is None or self._least_fluid_time == inf:
+            return result
+        time = linearised.base_time + ceil(self._least_fluid_time)
+        return replace(result, model_figures=(ModelFigure("fluid time (paper's model)", time, "time"),))
 
 
 def _with_room(plans: Sequence[_Plan]) -> list[_Plan]:

@@ -12,17 +12,19 @@ from remat_cli.graph import Graph
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.retention.ancestry import Ancestry
 from remat_cli.planners.retention.cover_bound import Gaps, cheapest_cover
-from remat_cli.planners.shared.cp_sat import SolverLimits
+from remat_cli.planners.retention.rerun_bound import NO_BOUND, RerunBound
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import GraphReads, RematSequence
 from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
-# Moments at which the cut bound is taken.
+# Moments at which the cut bound is taken, at most; fewer where they and the ops multiply to more than this.
 _MOST_MOMENTS = 8
+_OPS_FOR_ALL_MOMENTS = 200_000
 # Up to so many ops the path is worked out, which takes time and memory that grow with the square.
 _MOST_OPS = 3_000
 
 
-def any_order_bound(graph: Graph, room: int, limits: SolverLimits) -> int | None:
+def any_order_bound(graph: Graph, room: int, limits: Limits) -> RerunBound:
     """Return a lower bound on the time that recomputation takes in any plan.
 
     The ops of a path through the graph run for the first time in the order of the path, whatever the plan. The path is
@@ -39,39 +41,43 @@ def any_order_bound(graph: Graph, room: int, limits: SolverLimits) -> int | None
         graph: what is planned.
         room: bytes for what ops make: the budget without the graph's fixed bytes.
         limits: of the search for the cheapest cover.
-
-    Returns:
-        Extra time at least; None where no plan fits.
     """
     stages = Stages.of(graph)
     if len(stages) > _MOST_OPS:
-        return _worst(graph, room, _moments(np.arange(len(stages)), stages.plain_bytes - room))
+        return _worst(graph, room, _moments(np.arange(len(stages)), stages.plain_bytes - room), limits)
     ancestry = Ancestry(stages, room)
     if not (ancestry.lacking > 0).any():
-        return 0
+        return NO_BOUND
     path = ancestry.path()
-    cut = _worst(graph, room, _moments(path, ancestry.lacking[path]))
-    cover = cheapest_cover(stages, _Rows(ancestry, path).gaps(), ancestry.lacking[path], limits)
-    return None if cover is None or cut is None else max(cover, cut)
+    cut = _worst(graph, room, _moments(path, ancestry.lacking[path]), limits)
+    if cut.extra is None:
+        return cut
+    cover = cheapest_cover(stages, _Rows(ancestry, path).gaps(), ancestry.lacking[path], limits, known=cut.extra)
+    return cut.stronger(cover)
 
 
 def _moments(ops: Ints, lacking: Ints) -> Ints:
-    """Return the op that lacks most in each part of a sequence."""
+    """Return the op that lacks most in each part of a sequence, the one that lacks most of all first."""
+    count = max(1, min(_MOST_MOMENTS, _OPS_FOR_ALL_MOMENTS // len(ops)))
     ops, lacking = ops[lacking > 0], lacking[lacking > 0]
-    count = min(_MOST_MOMENTS, len(ops))
-    parts = np.array_split(np.arange(len(ops)), count) if count else []
-    return np.array([ops[part[lacking[part].argmax()]] for part in parts], dtype=np.int64)
+    parts = np.array_split(np.arange(len(ops)), min(count, len(ops))) if len(ops) else []
+    worst = sorted((part[lacking[part].argmax()] for part in parts), key=lambda place: -lacking[place])
+    return ops[np.array(worst, dtype=np.int64)]
 
 
-def _worst(graph: Graph, room: int, ops: Ints) -> int | None:
-    """Return the largest cut bound of some ops."""
+def _worst(graph: Graph, room: int, ops: Ints, limits: Limits) -> RerunBound:
+    """Return the largest cut bound of some ops, of as many as there is time for."""
     reads = GraphReads.of(graph)
-    cut = max((_cut_bound(reads, room, op) for op in ops.tolist()), default=0)
+    cut = 0
+    for op in ops.tolist():
+        if limits.is_over:
+            break
+        cut = max(cut, _cut_bound(reads, room, op, limits))
     # It would take no longer to run everything again: what is needed at one moment does not fit.
-    return None if cut > graph.total_time else cut
+    return RerunBound(None if cut > graph.total_time else cut)
 
 
-def _cut_bound(reads: GraphReads, room: int, op: int) -> int:
+def _cut_bound(reads: GraphReads, room: int, op: int, limits: Limits) -> int:
     """Return what it costs at the least that no more is kept while `op` runs for the first time than fits."""
     graph = reads.graph
     is_before, is_after = _around(graph, op)
@@ -82,7 +88,7 @@ def _cut_bound(reads: GraphReads, room: int, op: int) -> int:
     before = np.flatnonzero(is_before | is_free)
     sequence = _FreeSequence(reads, np.concatenate([before, [op], np.flatnonzero(is_after)]), is_free)
     cut_point = CutPoint(sequence, len(before))
-    return cut_point.bound(room + graph.fixed_bytes - cut_point.least_own_bytes)
+    return cut_point.bound(room + graph.fixed_bytes - cut_point.least_own_bytes, limits)
 
 
 def _around(graph: Graph, op: int) -> tuple[Bools, Bools]:

@@ -8,12 +8,13 @@ import numpy as np
 from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.model import Terms, add_rows
-from remat_cli.planners.shared.cp_sat import SolverLimits, solve_model
+from remat_cli.planners.retention.rerun_bound import NO_BOUND, RerunBound
+from remat_cli.planners.shared.cp_sat import prove
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Ints, Stages
-from remat_cli.problem import Status
 
 
-def cover_bound(stages: Stages, room: int, limits: SolverLimits) -> int | None:
+def cover_bound(stages: Stages, room: int, limits: Limits) -> RerunBound:
     """Return a lower bound on the time that recomputation takes in any plan with this order of first runs.
 
     A tensor that is read before a stage and after it, and is not in memory while that stage's op runs for the first
@@ -24,9 +25,6 @@ def cover_bound(stages: Stages, room: int, limits: SolverLimits) -> int | None:
         stages: the graph in its order.
         room: bytes for what ops make: the budget without the fixed bytes.
         limits: of the search for the cheapest cover; cut short, its own bound holds.
-
-    Returns:
-        Extra time at least; None where the gaps cannot cover it: no plan with this order fits.
     """
     tensor, end = stages.read_tensor, stages.read_stage
     start = np.where(np.diff(tensor, prepend=-1) > 0, stages.made_at[tensor], np.roll(end, 1))
@@ -57,29 +55,26 @@ class Gaps:
         return Gaps(self.tensor[kept], self.first[kept], self.end[kept], self.shared[kept])
 
 
-def cheapest_cover(stages: Stages, gaps: Gaps, lacking: Ints, limits: SolverLimits) -> int | None:
+def cheapest_cover(stages: Stages, gaps: Gaps, lacking: Ints, limits: Limits, known: int = 0) -> RerunBound:
     """Return a lower bound on what it takes to save in each row the bytes that it lacks.
+
+    Where all gaps together do not save enough, no plan fits.
 
     Args:
         stages: the graph; only its tensors and their makers matter here.
         gaps: what can be chosen.
         lacking: [rows] bytes.
         limits: of the search.
-
-    Returns:
-        Time of the recomputations; None where all gaps together do not save enough.
+        known: extra time that is proven otherwise.
     """
     is_tight = lacking > 0
     if not is_tight.any():
-        return 0
+        return NO_BOUND
     tight = np.concatenate([[0], np.cumsum(is_tight)])
     first = np.where(gaps.shared > 0, gaps.first - 1, gaps.first)
     end = np.maximum(gaps.end, gaps.first)
     gaps = gaps.of(stages.recomputable[stages.made_at[gaps.tensor]] & (tight[end] > tight[np.minimum(first, end)]))
-    outcome = solve_model(_cover_model(stages, gaps, lacking), limits)
-    if outcome.status is Status.INFEASIBLE:
-        return None
-    return max(0, outcome.bound or 0)
+    return RerunBound.of(prove(_cover_model(stages, gaps, lacking), limits, known=known))
 
 
 def _cover_model(stages: Stages, gaps: Gaps, lacking: Ints) -> CpModel:

@@ -9,12 +9,13 @@ import numpy as np
 from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.model import SETTINGS, Terms, add_rows
-from remat_cli.planners.shared.cp_sat import SolverLimits, solve_model
+from remat_cli.planners.retention.rerun_bound import RerunBound
+from remat_cli.planners.shared.cp_sat import prove
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Ints, Stages
-from remat_cli.problem import Status
 
 
-def cut_bound(stages: Stages, room: int, cuts: Ints, limits: SolverLimits) -> int | None:
+def cut_bound(stages: Stages, room: int, cuts: Ints, limits: Limits, known: int = 0) -> RerunBound:
     """Return a lower bound on the time that recomputation takes in any plan with this order of first runs.
 
     A plan is reduced to what is in memory while the ops of a few stages, the cuts, run for the first time, and to which
@@ -27,15 +28,9 @@ def cut_bound(stages: Stages, room: int, cuts: Ints, limits: SolverLimits) -> in
         room: bytes for what ops make: the budget without the fixed bytes.
         cuts: ascending stages in which memory is counted.
         limits: of the search; cut short, its own bound holds.
-
-    Returns:
-        Extra time at least; None where no plan with this order fits.
+        known: extra time that is proven otherwise.
     """
-    model = _CutModel(stages, room, cuts).build()
-    outcome = solve_model(model, limits, settings=SETTINGS)
-    if outcome.status is Status.INFEASIBLE:
-        return None
-    return max(0, outcome.bound or 0)
+    return RerunBound.of(prove(_CutModel(stages, room, cuts).build(), limits, known=known, settings=SETTINGS))
 
 
 def tightest_cuts(stages: Stages, room: int, count: int) -> Ints:

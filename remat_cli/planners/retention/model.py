@@ -10,7 +10,8 @@ import numpy as np
 from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.need_times import NeedTimes
-from remat_cli.planners.shared.stages import Bools, Ints, Ragged, Stages
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.stages import Bools, Ints, Ragged, Stages, sums
 
 # Linear relaxations find and prove these models' optima many times sooner than clause learning alone; and the solver's
 # own chaining of sums through auxiliary variables makes them weaker.
@@ -80,8 +81,8 @@ class RetentionModel:
         objective.coeffs.extend(self._rerun_time[costly].tolist())
         return model
 
-    def computes(self, values: Ints) -> tuple[str, ...]:
-        """Return the names of the ops that a solution runs, in order.
+    def sequence(self, values: Ints) -> RematSequence:
+        """Return the plan that a solution stands for.
 
         Args:
             values: [variables] of the solution.
@@ -92,16 +93,15 @@ class RetentionModel:
         # Within a stage recomputations come first, in the order of their first runs; then its own op.
         stage = np.concatenate([needs.rerun_stage[taken], first])
         op = np.concatenate([needs.rerun_stage_of_op[taken], first])
-        ops = stages.order[op[np.lexsort((op, stage))]]
-        return tuple(stages.graph.ops[number].name for number in ops.tolist())
+        return RematSequence.of(stages.graph, stages.order[op[np.lexsort((op, stage))]])
 
-    def hint(self, model: CpModel, computes: Sequence[str]) -> None:
+    def hint(self, model: CpModel, plan: RematSequence) -> None:
         """Start the search from a plan whose ops run for the first time in the model's order.
 
         Recomputations for which the model has no chance are left out: the hint is then incomplete.
         """
         needs = self.needs
-        taken = self._chances_taken(computes)
+        taken = self._chances_taken(plan)
         which, need = self._inputs_of_reruns
         wanted = needs.is_read.copy()
         wanted[need[taken[which]]] = True
@@ -117,17 +117,14 @@ class RetentionModel:
         hint.vars.extend([*range(len(taken)), *self._held_variable[free].tolist()])
         hint.values.extend([*taken.astype(int).tolist(), *held[free].astype(int).tolist()])
 
-    def _chances_taken(self, computes: Sequence[str]) -> Bools:
+    def _chances_taken(self, plan: RematSequence) -> Bools:
         """[Q] the chances of recomputation that a plan takes."""
         needs, stages = self.needs, self.stages
         count = len(stages) + 1
         stage_of_op = np.argsort(stages.order)
-        op_index = stages.graph.arrays.op_index
-        ran = stage_of_op[[op_index[name] for name in computes]]
-        is_first = np.zeros(len(ran), dtype=np.bool_)
-        is_first[np.unique(ran, return_index=True)[1]] = True
-        stage = np.cumsum(is_first)
-        return np.isin(needs.rerun_stage_of_op * count + needs.rerun_stage, (ran * count + stage)[~is_first])
+        ran = stage_of_op[plan.ops]
+        stage = np.cumsum(~plan.is_rerun)
+        return np.isin(needs.rerun_stage_of_op * count + needs.rerun_stage, (ran * count + stage)[plan.is_rerun])
 
     def _add_clauses(self, model: CpModel) -> None:
         needs, held = self.needs, self._held_variable
@@ -296,13 +293,11 @@ def add_rows(model: CpModel, terms: Terms, constant: Ints, room: int) -> None:
     """Add constant[row] + sum(factor * variable) <= room for each row that could be violated."""
     rows = len(constant)
     is_constant = terms.variable < 0
-    constant = constant + np.bincount(terms.row[is_constant], weights=terms.factor[is_constant], minlength=rows).astype(
-        np.int64
-    )
+    constant = constant + sums(terms.row[is_constant], terms.factor[is_constant], rows)
     row, variable, factor = (values[~is_constant] for values in (terms.row, terms.variable, terms.factor))
     order = np.argsort(row, kind="stable")
     row, variable, factor = row[order], variable[order], factor[order]
-    most = constant + np.bincount(row, weights=np.maximum(factor, 0), minlength=rows).astype(np.int64)
+    most = constant + sums(row, np.maximum(factor, 0), rows)
     start = np.searchsorted(row, np.arange(rows + 1))
     for r in np.flatnonzero(most > room).tolist():
         here = slice(start[r], start[r + 1])

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
-from remat_cli.planners.retention.options import RetentionOptions
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
 
 
+class OrderChoice(StrEnum):
+    """Which orders of first runs are considered."""
+
+    INPUT = "input"  # the graph's own only
+    SEARCH = "search"  # others too, where data dependencies leave a choice
+
+
 @dataclass(frozen=True)
-class Retention(RetentionOptions):
+class Retention:
     """Decides for each tensor, from use to use, whether to hold it or to make it again.
 
     Source: ours. Retention of tensors as in Bartan et al., MOCCASIN, ICML 2023, but with a decision only where one can
@@ -31,11 +39,23 @@ class Retention(RetentionOptions):
         work_limit: instead of seconds, counted work, so that a result can be had again on any machine.
         patience: how much work without a gain ends the search, as a multiple of the work until the last gain; 0: none
             does.
-        workers: threads of the solver; 0: as many as there are cores.
+        cores: threads of the solver; 0: all.
         seed: of random choices.
     """
 
+    order: OrderChoice = OrderChoice.SEARCH
+    orders: int = 3
+    depth: int = 6
+    time_limit: float = 60.0
+    work_limit: float | None = None
+    patience: float = 1.0
+    cores: int = 1
+    seed: int = 0
+
     starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
+
+    def __post_init__(self) -> None:
+        check_least(self, orders=1, depth=1, time_limit=0, patience=0, cores=0, seed=0)
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""

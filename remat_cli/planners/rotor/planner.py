@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat_cli.planners.shared.chain.options import RotorOptions
+from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
 
 
 @dataclass(frozen=True)
-class Rotor(RotorOptions):
+class Rotor:
     """Cuts the graph into a chain of layers and plans that: which to keep whole, which only the input of, and when.
 
     Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, Optimal checkpointing for heterogeneous chains: how to
@@ -32,7 +33,17 @@ class Rotor(RotorOptions):
         time_limit: seconds; no further candidate is begun after it.
     """
 
+    cuts: Cuts = Cuts.EVERY
+    segments: int = 150
+    slots: int = 500
+    candidates: int = 100
+    improve: bool = True
+    time_limit: float = 60.0
+
     starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
+
+    def __post_init__(self) -> None:
+        check_least(self, segments=2, slots=1, candidates=0, time_limit=0)
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`.
@@ -43,4 +54,4 @@ class Rotor(RotorOptions):
         # numpy comes with these; the options must be readable without it.
         from remat_cli.planners.rotor.search import RotorSearch
 
-        return RotorSearch.of(problem, self, observe).run()
+        return RotorSearch(problem, self, observe).run()

@@ -8,10 +8,12 @@ is expected, after the search was stopped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, replace
+from math import ceil, inf
 from queue import Empty, SimpleQueue
 from threading import Thread
+from time import monotonic
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +28,9 @@ from ortools.sat.python.cp_model import (
     CpSolverSolutionCallback,
 )
 
-from remat_cli.cores import usable_cores
-from remat_cli.problem import Status
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.scaling import LARGEST, Rounding, cost_unit, scale_row
+from remat_cli.problem import Basis, Status
 
 Values = NDArray[np.int64]  # of every variable of a model, by the variable's index
 OnSolution = Callable[[Values], None]
@@ -39,36 +42,15 @@ _STATUS = {
     INFEASIBLE: Status.INFEASIBLE,
     UNKNOWN: Status.UNKNOWN,
 }
+# Presolve's search for constraints that include others calls wrong solutions optimal where numbers are large
+# (google/or-tools issue 5293, OR-tools 9.15): right in all of 122 wrong instances without it.
+_SAFE_SETTINGS = {"presolve_inclusion_work_limit": 0}
+# Stands for no limit at all in the domain of a constraint.
+_NO_LIMIT = 2**60
+# Seconds that the second solver has at the least.
+_LEAST_SECOND_OPINION = 1.0
 # Seconds between two looks at whether Ctrl-C was pressed, where waiting itself cannot be interrupted.
 _LOOK = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class SolverLimits:
-    """What a search may use. The same model under the same limits gives the same outcome, unless the clock cuts in.
-
-    Attributes:
-        time_limit: seconds on the clock.
-        work_limit: the solver's deterministic time, which counts work done and takes no notice of how busy the machine
-            is; None for no such limit.
-        workers: threads; 0 for as many as there are cores that may be used. A model with a hint has one.
-        seed: of the solver's random choices.
-    """
-
-    time_limit: float
-    work_limit: float | None = None
-    workers: int = 1
-    seed: int = 0
-
-    @property
-    def threads(self) -> int:
-        """Threads that are meant by `workers`."""
-        return self.workers or usable_cores()
-
-    @property
-    def leave_no_room(self) -> bool:
-        """Whether there is nothing to search with."""
-        return self.time_limit <= 0 or (self.work_limit is not None and self.work_limit <= 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,31 +60,35 @@ class Outcome:
     Attributes:
         status: optimal, feasible, infeasible or unknown; of the model, which proves only what the model stands for.
         values: [variables] of the best solution, by variable index; None without one.
-        objective: its value; None without a solution or an objective.
-        bound: no solution has a smaller objective; None where nothing was proven.
+        bound: no solution of the model as it was built has a smaller objective; None where nothing was proven.
         work: deterministic time used.
+        basis: what bound or infeasibility rest on.
     """
 
     status: Status
     values: Values | None = None
-    objective: int | None = None
     bound: int | None = None
     work: float = 0.0
+    basis: Basis = Basis.ONE_SOLVER
 
 
 def solve_model(
     model: CpModel,
-    limits: SolverLimits,
+    limits: Limits,
     *,
+    rounding: Rounding,
     settings: Mapping[str, int] | None = None,
     on_solution: OnSolution | None = None,
     on_bound: OnBound | None = None,
 ) -> Outcome:
     """Search for a solution of `model` of the least objective.
 
+    What it proves rests on one solver's word; see `prove`.
+
     Args:
-        model: to be minimised, or without an objective.
-        limits: where the search stops.
+        model: to be minimised, or without an objective. Scaled here to numbers that the solver is right about.
+        limits: where the search stops. Work is the solver's deterministic time. A model with a hint gets one core.
+        rounding: of rows whose numbers are too large: whether the model is there to prove, or to find plans.
         settings: further parameters of the solver that suit the model, by name.
         on_solution: is told the values of each better solution, by variable index, in this thread.
         on_bound: is told of each better bound on the objective, in this thread.
@@ -111,11 +97,71 @@ def solve_model(
         ValueError: the solver does not accept the model: a fault in whoever built it.
         KeyboardInterrupt: Ctrl-C; the search has ended, and every solution found until then was handed over.
     """
-    if limits.leave_no_room:
+    if limits.is_over:
         return Outcome(Status.UNKNOWN)
-    search = _Search(model, limits, settings or {}, on_solution, on_bound)
+    search = _Search(model, limits, settings or {}, on_solution, on_bound, scale_model(model, rounding))
     search.run()
     return search.outcome()
+
+
+def prove(model: CpModel, limits: Limits, *, known: int = 0, settings: Mapping[str, int] | None = None) -> Outcome:
+    """Bound the objective of a model of 0-1 variables, rows and clauses, and ask a second solver whether it agrees.
+
+    Args:
+        model: to be minimised; rows with large numbers are relaxed, so that what is proven holds.
+        limits: where the search stops; the second solver may take as long again.
+        known: a bound that is proven already: one that is no better needs no second opinion.
+        settings: as for `solve_model`.
+
+    Returns:
+        The first solver's outcome; `basis` says whether the second one agrees.
+    """
+    unit = scale_model(model, Rounding.RELAX)
+    began = monotonic()
+    outcome = solve_model(model, limits, rounding=Rounding.RELAX, settings=settings)
+    if outcome.bound is not None:
+        outcome = replace(outcome, bound=outcome.bound * unit)
+    says_more = outcome.status is Status.INFEASIBLE or (outcome.bound is not None and outcome.bound > known)
+    if not says_more:
+        return outcome
+    from remat_cli.planners.shared.second_solver import agrees
+
+    seconds = max(_LEAST_SECOND_OPINION, monotonic() - began)
+    again = replace(limits, deadline=min(limits.deadline, monotonic() + seconds))
+    bound = None if outcome.status is Status.INFEASIBLE or outcome.bound is None else outcome.bound // unit
+    return replace(outcome, basis=Basis.TWO_SOLVERS) if agrees(model, bound, again) else outcome
+
+
+def scale_model(model: CpModel, rounding: Rounding) -> int:
+    """Scale a model's rows and costs in place; return what a unit of the objective stands for.
+
+    Raises:
+        ValueError: a row with large numbers is no upper limit on a sum: a fault in whoever built it.
+    """
+    for constraint in model.proto.constraints:
+        if constraint.has_linear():
+            linear = constraint.linear
+            coefficients = np.array(linear.coeffs, dtype=np.int64)
+            if np.abs(coefficients).max(initial=0) > LARGEST:
+                low, high = linear.domain
+                if low > min(0, int(np.minimum(coefficients, 0).sum())) or high >= _NO_LIMIT:
+                    raise ValueError(f"a row of large numbers must have an upper limit only, not {low} to {high}")
+                coefficients, high = scale_row(coefficients, high, rounding)
+                _replace(linear.coeffs, coefficients.tolist())
+                _replace(linear.domain, (-_NO_LIMIT, high))
+    objective = model.proto.objective
+    costs = np.array(objective.coeffs, dtype=np.int64)
+    unit = cost_unit(costs)
+    if unit > 1:
+        _replace(objective.coeffs, (costs // unit).tolist())
+        _replace(objective.domain, [limit // unit if abs(limit) < _NO_LIMIT else limit for limit in objective.domain])
+    return unit
+
+
+def _replace(field: Any, values: Iterable[int]) -> None:
+    values = list(values)
+    field.clear()
+    field.extend(values)
 
 
 class _Solutions(CpSolverSolutionCallback):
@@ -136,16 +182,19 @@ class _Search:
     def __init__(
         self,
         model: CpModel,
-        limits: SolverLimits,
+        limits: Limits,
         settings: Mapping[str, int],
         on_solution: OnSolution | None,
         on_bound: OnBound | None,
+        unit: int,
     ) -> None:
         self._model = model
+        self._limits = limits
+        self._unit = unit  # of the objective
         self._on_solution = on_solution
         self._on_bound = on_bound
         self._solver = _solver(limits, settings, has_hint=bool(model.proto.solution_hint.vars))
-        self._solver.best_bound_callback = lambda bound: self._news.put(_whole_bound(bound))
+        self._solver.best_bound_callback = lambda bound: self._news.put(_whole_bound(bound) * unit)
         self._bound: int | None = None
         # Solutions and bounds in the order in which they came up; None once the solver has ended.
         self._news: SimpleQueue[Values | int | None] = SimpleQueue()
@@ -156,12 +205,10 @@ class _Search:
         """Search to the end, and pass on what comes up."""
         self._thread.start()
         try:
-            while (news := self._next()) is not None:
-                self._pass_on(news)
+            self._listen()
         except KeyboardInterrupt:
             self._stop()
-            while (news := self._next()) is not None:
-                self._pass_on(news)
+            self._listen()
             raise
         finally:
             self._stop()
@@ -185,9 +232,9 @@ class _Search:
         values = _values(response.solution)
         if not self._model.has_objective():
             return Outcome(status, values, work=response.deterministic_time)
-        objective = _objective(self._model, values)
-        bound = objective if status is Status.OPTIMAL else _whole_bound(response.best_objective_bound)
-        return Outcome(status, values, objective, bound, response.deterministic_time)
+        scaled = _objective(self._model, values) if status is Status.OPTIMAL else None
+        bound = _whole_bound(response.best_objective_bound) if scaled is None else scaled
+        return Outcome(status, values, bound * self._unit, response.deterministic_time)
 
     def _solve(self) -> None:
         try:
@@ -197,12 +244,18 @@ class _Search:
         finally:
             self._news.put(None)
 
-    def _next(self) -> Values | int | None:
+    def _listen(self) -> None:
+        """Pass on what comes up until the solver has ended; tell it to end where whoever asked has enough."""
         while True:
             try:
-                return self._news.get(timeout=_LOOK)
+                news = self._news.get(timeout=_LOOK)
             except Empty:
+                if self._limits.has_enough():
+                    self._solver.stop_search()
                 continue
+            if news is None:
+                return
+            self._pass_on(news)
 
     def _pass_on(self, news: Values | int) -> None:
         if isinstance(news, int):
@@ -220,22 +273,22 @@ class _Search:
             self._thread.join(timeout=_LOOK)
 
 
-def _solver(limits: SolverLimits, settings: Mapping[str, int], *, has_hint: bool) -> CpSolver:
+def _solver(limits: Limits, settings: Mapping[str, int], *, has_hint: bool) -> CpSolver:
     solver = CpSolver()
     # With a hint, threads that take turns end the whole process where presolve leaves little ("Check failed:
     # heuristics.fixed_search != nullptr", OR-tools 9.15).
-    threads = 1 if has_hint else limits.threads
+    threads = 1 if has_hint else limits.cores
     parameters = solver.parameters
-    parameters.max_time_in_seconds = limits.time_limit
-    if limits.work_limit is not None:
-        parameters.max_deterministic_time = limits.work_limit
+    parameters.max_time_in_seconds = limits.seconds
+    if limits.work < inf:
+        parameters.max_deterministic_time = limits.work
     parameters.num_workers = threads
     parameters.random_seed = limits.seed
     # Threads that share what they learn as it comes up would make the outcome a matter of chance.
     parameters.interleave_search = threads > 1
     # Ctrl-C is Python's: the solver's own handler would swallow it.
     parameters.catch_sigint_signal = False
-    for name, value in settings.items():
+    for name, value in {**_SAFE_SETTINGS, **settings}.items():
         setattr(parameters, name, value)
     return solver
 

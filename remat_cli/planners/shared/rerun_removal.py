@@ -7,40 +7,43 @@ run before, fit in memory until they are read again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
-from remat_cli.graph import Graph
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.stages import Ints
 
 # The memory of a run that was left out: below any other, and stays so.
 _NOTHING = -(2**62)
 
 
-def without_needless_reruns(graph: Graph, runs: Sequence[int], budget_bytes: int) -> list[int]:
-    """Return the ops to run, in order, without the reruns that the budget has room to do without.
+def without_needless_reruns(sequence: RematSequence, budget_bytes: int, limits: Limits | None = None) -> RematSequence:
+    """Return the sequence without the reruns that the budget has room to do without.
 
     Greedy: reruns that save most time for each byte that is kept instead come first.
 
     Args:
-        graph: what is run.
-        runs: numbers of ops in the order in which they run; every op finds its inputs.
-        budget_bytes: device memory, resident bytes and graph inputs included, in which the runs fit.
+        sequence: what is run.
+        budget_bytes: device memory, resident bytes and graph inputs included, in which the sequence fits.
+        limits: at their end, what was left out until then stays so.
     """
-    timeline = Timeline(graph, runs)
-    time = graph.arrays.op_time.tolist()
-    waiting = sorted(timeline.reruns(), key=lambda at: (-time[runs[at]] / max(timeline.bytes_made(at), 1), at))
+    shrinking = _ShrinkingSequence(sequence)
+    time, runs = sequence.graph.arrays.op_time.tolist(), sequence.ops.tolist()
+    waiting = sorted(shrinking.reruns(), key=lambda at: (-time[runs[at]] / max(shrinking.bytes_made(at), 1), at))
     while waiting:
-        refused = [at for at in waiting if not timeline.leave_out(at, budget_bytes)]
+        refused = []
+        for at in waiting:
+            if limits is not None and limits.is_over:
+                return shrinking.left()
+            if not shrinking.leave_out(at, budget_bytes):
+                refused.append(at)
         # What was left out may have made room for others.
         waiting = refused if len(refused) < len(waiting) else []
-    return timeline.left()
+    return shrinking.left()
 
 
-class Timeline:
-    """Runs of ops, with the memory while each is carried out and every tensor is freed at its last use.
+class _ShrinkingSequence:
+    """A sequence of which one run after the other is left out, with the memory while each of the others is carried out.
 
     Runs keep their position when others are left out.
 
@@ -48,11 +51,13 @@ class Timeline:
         memory: bytes while each run is carried out; far below 0 for those left out.
     """
 
-    memory: NDArray[np.int64]
+    memory: Ints
 
-    def __init__(self, graph: Graph, runs: Sequence[int]) -> None:
+    def __init__(self, sequence: RematSequence) -> None:
+        graph = sequence.graph
         arrays = graph.arrays
-        self._runs = runs
+        self._sequence = sequence
+        self._runs: list[int] = sequence.ops.tolist()
         self._producer: list[int] = arrays.producer.tolist()
         self._inputs = [tuple(t for t in tensors if self._producer[t] >= 0) for tensors in arrays.inputs]
         self._outputs, self._inplace = arrays.outputs, arrays.inplace
@@ -60,22 +65,11 @@ class Timeline:
         self._is_output: list[bool] = arrays.is_output.tolist()
         self._runs_of: list[list[int]] = [[] for _ in graph.ops]  # positions
         self._reads_of: list[list[int]] = [[] for _ in graph.tensors]  # positions
-        for at, op in enumerate(runs):
+        for at, op in enumerate(self._runs):
             self._runs_of[op].append(at)
             for t in self._inputs[op]:
                 self._reads_of[t].append(at)
-        change = [0] * (len(runs) + 1)
-        for at, op in enumerate(runs):
-            for t in self._outputs[op]:
-                end = self._end(t, at)
-                change[at] += self._size[t]
-                change[min(end + 1, len(runs))] -= self._size[t]
-        self.memory = np.array(list(accumulate(change))[:-1], dtype=np.int64)
-        self.memory += graph.fixed_bytes + arrays.workspace_bytes[list(runs)]
-        for at, op in enumerate(runs):
-            taken = self._inplace[op]
-            if taken >= 0 and self._producer[taken] >= 0 and self._end(taken, self._made(taken, at)) == at:
-                self.memory[at] -= self._shared(taken, at)
+        self.memory = sequence.memory.copy()
 
     def reruns(self) -> Iterator[int]:
         """Yield the positions of the runs beyond the first of each op."""
@@ -86,9 +80,9 @@ class Timeline:
         """Return the bytes of the outputs of a run that are needed after it."""
         return sum(self._size[t] for t in self._outputs[self._runs[at]] if self._end(t, at) > at)
 
-    def left(self) -> list[int]:
-        """Return the ops to run, in order, without the runs that were left out."""
-        return [op for op, memory in zip(self._runs, self.memory, strict=True) if memory >= 0]
+    def left(self) -> RematSequence:
+        """Return the sequence without the runs that were left out."""
+        return RematSequence(self._sequence.reads, self._sequence.ops[self.memory >= 0])
 
     def leave_out(self, at: int, budget_bytes: int) -> bool:
         """Leave out a run, and runs for its sake only, if the rest then fits; tell whether it is left out."""

@@ -1,18 +1,21 @@
-"""A sequence of runs of ops as integer arrays: which run makes what which other run reads, and the memory of each.
+"""The rematerialization sequence: ops in the order in which they run, what each run reads, and the memory of each.
 
-Everything here is numpy over whole sequences, so that one of several 100,000 runs takes a fraction of a second.
+Every plan that moves nothing to the host is one (the term is that of Bartan et al. 2023): when tensors are freed
+follows from it. Everything here is numpy over whole sequences, so that one of several 100,000 runs takes a fraction of
+a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from remat_cli.graph import Graph
 from remat_cli.planners.shared.stages import Bools, Ints, Ragged
+from remat_cli.schedule import Schedule, with_frees
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +39,9 @@ class GraphReads:
     recomputable: Bools
 
     @classmethod
+    @lru_cache(maxsize=4)
     def of(cls, graph: Graph) -> GraphReads:
-        """Lay out `graph`."""
+        """Lay out `graph`; kept for the next time."""
         arrays = graph.arrays
         counts = (arrays.producer >= 0) & (arrays.tensor_bytes > 0)
         return cls(
@@ -72,8 +76,51 @@ class RematSequence:
     reads: GraphReads
     ops: Ints
 
+    @classmethod
+    def of(cls, graph: Graph, ops: Iterable[int] | Ints) -> RematSequence:
+        """Return the sequence of some ops, by their numbers."""
+        array = ops if isinstance(ops, np.ndarray) else np.fromiter(ops, dtype=np.int64)
+        return cls(GraphReads.of(graph), array.astype(np.int64, copy=False))
+
+    @classmethod
+    def of_names(cls, graph: Graph, names: Iterable[str]) -> RematSequence:
+        """Return the sequence of some ops, by their names."""
+        index = graph.arrays.op_index
+        return cls.of(graph, (index[name] for name in names))
+
+    @classmethod
+    def plain(cls, graph: Graph) -> RematSequence:
+        """Return the plain run: every op once in the input order."""
+        return cls.of(graph, np.arange(len(graph.ops)))
+
     def __len__(self) -> int:
         return len(self.ops)
+
+    @property
+    def graph(self) -> Graph:
+        """What is run."""
+        return self.reads.graph
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the ops, in order."""
+        ops = self.graph.ops
+        return tuple(ops[number].name for number in self.ops.tolist())
+
+    def schedule(self) -> Schedule:
+        """Return the steps, each tensor freed as early as can be."""
+        return with_frees(self.graph, self.names)
+
+    @property
+    def first_runs(self) -> Ints:
+        """[N] the ops in the order of their first runs."""
+        return self.ops[~self.is_rerun]
+
+    @property
+    def keeps_input_order(self) -> bool:
+        """Whether ops run for the first time in the input order."""
+        first = self.first_runs
+        return bool((first[1:] > first[:-1]).all())
 
     @property
     def time(self) -> int:
@@ -165,7 +212,12 @@ class RematSequence:
         return int(self.memory.max())
 
     def without_useless_reruns(self) -> RematSequence:
-        """Return the sequence without the reruns that make nothing that is read. First runs stay."""
+        """Return the sequence without the reruns that make nothing that is read. First runs stay where they are."""
+        return RematSequence(self.reads, self.ops[self.is_useful])
+
+    @cached_property
+    def is_useful(self) -> Bools:
+        """[M] whether each run is the first of its op, or makes what such a run needs, or the end."""
         start, instances = self.inputs.start.tolist(), self.inputs.values.tolist()
         made_at = self._maker_of
         is_wanted = bytearray((~self.is_rerun).tobytes() + b"\1")
@@ -173,7 +225,31 @@ class RematSequence:
             if is_wanted[position]:
                 for instance in instances[start[position] : start[position + 1]]:
                     is_wanted[made_at[instance]] = True
-        return RematSequence(self.reads, self.ops[np.frombuffer(is_wanted, dtype=np.bool_)[:-1]])
+        return np.frombuffer(is_wanted, dtype=np.bool_)[:-1]
+
+    def without_useless_runs(self) -> RematSequence:
+        """Return the sequence without the runs that make nothing that is read before it is made again.
+
+        First runs too are left out where a later run will do, so ops may run for the first time in another order. An op
+        of which no run is useful keeps its first one, as every op must run. Of a valid sequence a valid one is left,
+        with a peak that is no higher: no instance of a tensor lives longer than before. Linear in the length.
+        """
+        arrays = self.graph.arrays
+        # Tensors of 0 bytes count here: who reads a view needs it made before.
+        needed = bytearray((arrays.is_output & (arrays.producer >= 0)).tobytes())
+        is_first = (~self.is_rerun).tolist()
+        has_run = bytearray(len(self.graph.ops))
+        useful: list[int] = []
+        for op, is_last_chance in zip(reversed(self.ops.tolist()), reversed(is_first), strict=True):
+            outputs = arrays.outputs[op]
+            if (is_last_chance and not has_run[op]) or any(needed[tensor] for tensor in outputs):
+                useful.append(op)
+                has_run[op] = True
+                for tensor in outputs:
+                    needed[tensor] = False
+                for tensor in arrays.inputs[op]:
+                    needed[tensor] = True
+        return RematSequence(self.reads, np.array(useful[::-1], dtype=np.int64))
 
     def with_reruns(self, at: int, again: Bools) -> RematSequence:
         """Return the sequence on which some runs are carried out once more, each where what it makes is first missing.

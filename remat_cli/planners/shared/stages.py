@@ -186,3 +186,10 @@ class Ragged:
         position = np.repeat(np.arange(len(indices)), lengths)
         offset = np.arange(len(position)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         return position, self.values[np.repeat(self.start[indices], lengths) + offset]
+
+
+def sums(index: Ints, values: Ints, count: int) -> Ints:
+    """[count] Return the sum of the values of each index; in whole numbers, which `np.bincount` does not count in."""
+    totals = np.zeros(count, dtype=np.int64)
+    np.add.at(totals, index, values)
+    return totals

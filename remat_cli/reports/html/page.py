@@ -320,7 +320,7 @@ def _stays_bar(run: Run, tensor: PeakTensor) -> str:
     rects = "".join(
         f'<rect{" class=again" if number else ""} x="{begins[stay.start] * scale:.1f}" '
         f'width="{max(2.0, (begins[stay.end] - begins[stay.start]) * scale):.1f}" height="10"/>'
-        for number, stay in enumerate(tensor.stays)
+        for number, stay in enumerate(run.lifetimes[tensor.name])
     )
     return f'<svg class=stays viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{rects}</svg>'
 

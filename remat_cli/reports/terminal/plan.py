@@ -150,13 +150,18 @@ def _model_rows(solution: Solution) -> list[Row]:
 def _proof_rows(solution: Solution) -> list[Row]:
     """Return what is proven: the bound on the overhead, the gap to it, and over which plans; and the status."""
     rows: list[Row] = []
-    scope, overhead = solution.result.scope, solution.bound_overhead
+    scope, overhead = solution.scope, solution.bound_overhead
     if overhead is not None:
         rows.append(["bound", "", format_share(overhead), "no plan has less overhead"])
     if solution.gap is not None:
         rows.append(["gap", "", format_share(solution.gap), "the most that a better plan could save"])
     if overhead is not None or solution.status is Status.INFEASIBLE:
         rows.append(["scope", "", scope.value, f"holds for all plans {phrasing.which_plans(solution)}"])
+        basis = solution.basis
+        rows.append(["proof", "", basis.value.replace("-", " "), phrasing.BASES[basis]])
+    for bound in solution.result.bounds[1:]:
+        share = format_share(solution.overhead_of(bound))
+        rows.append(["also proven", "", share, f"no plan {phrasing.WHICH_PLANS[bound.scope]} has less overhead"])
     if solution.trace is None:
         least = format_bytes(solution.working_set.bytes)
         rows.append(["hard limit", "", least, "no plan in any order needs less"])

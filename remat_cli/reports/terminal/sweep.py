@@ -195,7 +195,7 @@ def point_summary(point: Point) -> dict[str, Any]:
         "budget_bytes": point.budget_bytes,
         "budget_share": point.budget_bytes / max(1, solution.baseline.peak_bytes),
         "status": solution.status.value,
-        "scope": solution.result.scope.value,
+        "scope": solution.scope.value,
         "overhead": solution.overhead,
         "bound_overhead": solution.bound_overhead,
         "peak_bytes": None if trace is None else trace.peak_bytes,

@@ -66,10 +66,10 @@ def test_what_the_result_does_not_depend_on_is_not_in_the_identity(request_: Req
 
 
 def test_beside_others_a_planner_gets_one_worker_unless_told_otherwise(request_: Request) -> None:
-    told = replace(request_, ways=(way("retention", workers=3), way("keep_all")))
+    told = replace(request_, ways=(way("retention", cores=3), way("keep_all")))
     assert [job.planner_options for job in jobs(request_)] == [{}]
-    assert [job.planner_options for job in jobs(request_, one_worker=True)] == [{"workers": 1}]
-    assert [job.planner_options for job in jobs(told, one_worker=True)] == [{"workers": 3}, {}]
+    assert [job.planner_options for job in jobs(request_, one_worker=True)] == [{"cores": 1}]
+    assert [job.planner_options for job in jobs(told, one_worker=True)] == [{"cores": 3}, {}]
 
 
 def test_what_is_asked_for_twice_is_done_once(request_: Request) -> None:

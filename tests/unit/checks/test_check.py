@@ -19,6 +19,7 @@ from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.problem import Observer, PlanResult, Problem, Status
 from tests.documents import chain_document
 from tests.places import GRAPHS
+from tests.plans import told
 
 UNET = GRAPHS / "unet.onnx"
 # Of the chain below: its input, 12 results and two gradients.
@@ -226,7 +227,7 @@ class TestErrors:
         def interrupted(self: ApproxDP, problem: Problem, observe: Observer) -> PlanResult:
             result = plan(self, problem, observe)
             assert result.schedule is not None
-            observe.found(result.schedule)
+            observe.found(told(result.schedule))
             raise KeyboardInterrupt
 
         monkeypatch.setattr(ApproxDP, "plan", interrupted)

@@ -133,16 +133,16 @@ def test_a_search_that_ends_by_counted_work_is_not_ended_by_the_clock(tmp_path: 
     text = """
 defaults: {budget: 80%}
 models:
-  - {path: a.onnx, planner: {name: retention, seed: 3, workers: 0}}
+  - {path: a.onnx, planner: {name: retention, seed: 3, cores: 0}}
   - {path: b.onnx, planner: {name: retention, time_limit: 5}}
   - {path: c.onnx, planner: {name: moccasin}}
   - {path: d.onnx, planner: {name: moccasin, work_limit: 7}}
   - {path: e.onnx, planner: approx_dp}
 """
     free, timed, endless, counted, other = (model.planner for model in project(tmp_path, text).models)
-    assert free == Retention(time_limit=600, seed=3, workers=0)
+    assert free == Retention(time_limit=600, seed=3, cores=0)
     assert timed == Retention(time_limit=5)
-    assert endless == Moccasin(time_limit=600, work_limit=30, workers=1)
+    assert endless == Moccasin(time_limit=600, work_limit=30, cores=1)
     assert counted == Moccasin(work_limit=7)
     assert other == ApproxDP()
 

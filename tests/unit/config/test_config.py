@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -218,3 +220,9 @@ def test_measured_times_are_read_from_yaml_and_json(tmp_path: Path) -> None:
 def test_a_measured_time_is_a_whole_number(time: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"c\.yaml:1: conv1: .* is not a whole number of nanoseconds"):
         load_measurements(written(tmp_path, f"conv1: {time}\n"))
+
+
+def test_a_planner_without_options_is_made_without_the_library_that_checks_them() -> None:
+    script = "import sys, remat_cli.config as config; config.make_planner('auto', {}); print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "False"

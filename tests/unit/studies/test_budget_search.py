@@ -14,6 +14,7 @@ from remat_cli.problem import Budget, Observer, PlanResult, Problem, Scope, Stat
 from remat_cli.schedule import plain_run, with_frees
 from remat_cli.studies.budget_search import smallest_budget
 from tests.graphs import training_chain
+from tests.plans import told
 
 # The plain run peaks at 5 bytes and takes 13; recomputing f1 brings that to 4 and 14.
 GRAPH = training_chain(4)
@@ -36,7 +37,7 @@ class Threshold:
         self.asked.append(problem.budget.device_bytes)
         if problem.budget.device_bytes >= self.least:
             return PlanResult(Status.FEASIBLE, schedule=RECOMPUTING)
-        return PlanResult(self.refusal, self.scope, closest=None)
+        return PlanResult(self.refusal, scope=self.scope)
 
 
 def problem() -> Problem:
@@ -123,7 +124,9 @@ class Improving:
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         if problem.budget.device_bytes < 4:
             return PlanResult(Status.UNKNOWN)
-        observe.found(SLOWER)
+        observe.found(told(SLOWER))
+        if observe.has_enough:
+            return PlanResult(Status.FEASIBLE, schedule=SLOWER)
         self.went_on.append(problem.budget.device_bytes)
         if self.is_interrupted:
             raise KeyboardInterrupt

@@ -31,9 +31,9 @@ class Recomputing:
         size = problem.graph.tensors["a1"].bytes
         self.asked.append(size)
         if problem.budget.device_bytes < 4 * size:
-            return PlanResult(Status.UNKNOWN, Scope.PLANNER, reason="too little")
+            return PlanResult(Status.UNKNOWN, reason="too little")
         order = ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "b2", "b1")
-        return PlanResult(Status.FEASIBLE, Scope.PLANNER, schedule=with_frees(problem.graph, order))
+        return PlanResult(Status.FEASIBLE, schedule=with_frees(problem.graph, order))
 
 
 def chain(value: int) -> Prepared:
@@ -120,7 +120,7 @@ def test_where_the_smallest_value_never_fits_that_is_proven() -> None:
     planner = Recomputing()
     found = searched(2, planner)
     assert values(found) == (None, None, None)
-    assert (found.solution.status, found.solution.result.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
+    assert (found.solution.status, found.solution.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
     assert (planner.asked, found.shown.value) == ([], 1)
 
 

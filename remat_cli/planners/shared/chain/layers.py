@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat_cli.graph import Graph
+from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.chain.cuts import ForwardValues
-from remat_cli.planners.shared.chain.options import Cuts
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,10 @@ from functools import lru_cache
 import numpy as np
 
 from remat_cli.graph import Graph
+from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.chain.layers import Layer, Layers, cut_into_layers
 from remat_cli.planners.shared.chain.measures import Gauge
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
-from remat_cli.planners.shared.chain.options import Cuts
 from remat_cli.units import format_bytes, format_share
 
 

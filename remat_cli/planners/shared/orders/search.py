@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 
 from remat_cli.cores import leave_ctrl_c_to_parent
 from remat_cli.graph import Graph
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.orders.annealing import Annealed, Cooling, anneal
 from remat_cli.planners.shared.orders.greedy import greedy_order
 from remat_cli.planners.shared.orders.moves import Dependencies, Layout
@@ -31,23 +31,6 @@ _FEWEST = 20
 # The search ends after so many runs in a row that do not lower the least excess by this factor.
 _PATIENCE = 2
 _PAYS = 0.995
-
-
-@dataclass(frozen=True, slots=True)
-class OrderLimits:
-    """What a search for orders may use. Under a limit of work alone, the same call finds the same orders.
-
-    Attributes:
-        seconds: on the clock.
-        work: how many moves of one op may be tried; None for no such limit.
-        seed: of the random choices.
-        jobs: processes that search at the same time; how many there are does not change what a limit of work finds.
-    """
-
-    seconds: float
-    work: int | None = None
-    seed: int = 0
-    jobs: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +54,7 @@ class Order:
         return cls(order, int(plain.max()), sum((plain[plain > room] - room).tolist()))
 
 
-def search_orders(graph: Graph, room: int, limits: OrderLimits, observe: Observer) -> list[Order]:
+def search_orders(graph: Graph, room: int, limits: Limits, observe: Observer) -> list[Order]:
     """Return orders that need little memory, those of the least excess first.
 
     The input order is always among them. The others differ from each other, so that a planner may try several: which of
@@ -80,11 +63,13 @@ def search_orders(graph: Graph, room: int, limits: OrderLimits, observe: Observe
     Args:
         graph: what is planned.
         room: bytes for what ops make: the budget without the graph's fixed bytes.
-        limits: where the search stops; it stops sooner where an order fits, or where more search does not pay.
+        limits: where the search stops; it stops sooner where an order fits, or where more search does not pay. Work is
+            counted in moves of one op; under a limit of work alone the same call finds the same orders, however many
+            cores there are.
         observe: is told that orders are searched.
     """
     given = Order.of(graph, np.arange(len(graph.ops)), room)
-    if given.excess == 0 or limits.seconds <= 0 or limits.work == 0:
+    if given.excess == 0 or limits.is_over:
         return [given]
     observe.phase("searching orders")
     search = _Search(graph, room, limits, given)
@@ -95,10 +80,9 @@ def search_orders(graph: Graph, room: int, limits: OrderLimits, observe: Observe
 class _Search:
     """A descent from the better of the input order and a greedy one, then runs of annealing until they do not pay."""
 
-    def __init__(self, graph: Graph, room: int, limits: OrderLimits, given: Order) -> None:
-        self._end = monotonic() + limits.seconds
+    def __init__(self, graph: Graph, room: int, limits: Limits, given: Order) -> None:
         self._graph, self._room, self._limits = graph, room, limits
-        self._moves_left = math.inf if limits.work is None else limits.work
+        self._moves_left = limits.work
         self._seconds_a_move = 0.0
         self._hot_runs = 0
         self._given = self._best = given
@@ -137,7 +121,7 @@ class _Search:
         # As long as nothing was gained, one run decides: in most training graphs the input order is as good as any.
         fruitless = 0 if self._pays(self._given) else _PATIENCE - 1
         with ExitStack() as stack:
-            run_all = _runner(self._limits.jobs, stack)
+            run_all = _runner(self._limits.cores, stack)
             while fruitless < _PATIENCE and (coolings := self._coolings(loose, fewest)):
                 for annealed in run_all(partial(anneal, start), coolings):
                     fruitless = 0 if self._keep(annealed.order) else fruitless + 1
@@ -147,7 +131,7 @@ class _Search:
     def _coolings(self, loose: int, fewest: int) -> list[Cooling]:
         """Return what to run next, at the same time; nothing where the limits leave too little."""
         coolings: list[Cooling] = []
-        while len(coolings) < self._limits.jobs and self._affordable() >= fewest:
+        while len(coolings) < self._limits.cores and self._affordable() >= fewest:
             heat = _HEATS[self._hot_runs % len(_HEATS)]
             moves = _MOVES[min(self._hot_runs, len(_MOVES) - 1)] * loose
             self._hot_runs += 1
@@ -158,11 +142,11 @@ class _Search:
         """Take moves from those that are left."""
         moves = int(min(moves, self._moves_left))
         self._moves_left -= moves
-        return Cooling(heat, moves, self._end - monotonic(), seed=(self._limits.seed, self._hot_runs))
+        return Cooling(heat, moves, self._limits.seconds, seed=(self._limits.seed, self._hot_runs))
 
     def _affordable(self) -> float:
         """How many moves the limits leave."""
-        return min(self._moves_left, (self._end - monotonic()) / max(self._seconds_a_move, 1e-9))
+        return min(self._moves_left, (self._limits.seconds) / max(self._seconds_a_move, 1e-9))
 
     def _layout(self) -> Layout:
         return Layout(self._dependencies, Stages.of(self._graph, self._best.order), self._room)
@@ -186,10 +170,10 @@ def _rank(order: Order) -> tuple[int, int]:
 _RunAll = Callable[[Callable[[Cooling], Annealed], Iterable[Cooling]], Iterable[Annealed]]
 
 
-def _runner(jobs: int, stack: ExitStack) -> _RunAll:
+def _runner(cores: int, stack: ExitStack) -> _RunAll:
     """Return what runs annealings: one by one as results are asked for, or in processes that end with `stack`."""
-    if jobs == 1:
+    if cores == 1:
         return map
     # New processes rather than forks: a solver's threads may be running. Ctrl-C is for the one that started them.
-    pool = get_context("spawn").Pool(jobs, initializer=leave_ctrl_c_to_parent)
+    pool = get_context("spawn").Pool(cores, initializer=leave_ctrl_c_to_parent)
     return stack.enter_context(pool).imap

@@ -19,7 +19,7 @@ from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.problem import Bound, Budget, Observer, Plan, Problem, Scope, Status
 from remat_cli.schedule import Offload, Schedule, plain_run
 from remat_cli.solve import baseline_of, solve
 from tests.graphs import diamond, graph_of, op, training_chain, training_unet
@@ -42,14 +42,14 @@ class Notes(Observer):
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.bounds: list[tuple[int, Scope]] = []
+        self.bounds: list[Bound] = []
         self.standings: list[tuple[float, float, str | None]] = []
 
     def asks(self, planner: str) -> None:
         self.asked.append(planner)
 
-    def bound(self, time: int, scope: Scope) -> None:
-        self.bounds.append((time, scope))
+    def bound(self, bound: Bound) -> None:
+        self.bounds.append(bound)
 
     def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
         self.standings.append((overhead, bound, found_by))
@@ -70,7 +70,7 @@ def test_tells_bound_overhead_and_who_found_it_first_to_last() -> None:
     notes = Notes()
     solution = solve(unet(0.6), Auto(time_limit=NO_CLOCK), notes)
     assert notes.asked[:3] == ["keep_all", "dtr", "min_cut"]
-    assert {scope for _, scope in notes.bounds} == {Scope.ANY_ORDER}
+    assert {bound.scope for bound in notes.bounds} == {Scope.ANY_ORDER, Scope.FIXED_ORDER}
     overheads = [overhead for overhead, _, _ in notes.standings]
     assert overheads == sorted(overheads, reverse=True)
     assert notes.standings[0][2] == "dtr"
@@ -80,7 +80,7 @@ def test_tells_bound_overhead_and_who_found_it_first_to_last() -> None:
 def test_an_ample_budget_is_settled_by_the_plain_run() -> None:
     notes = Notes()
     solution = solve(problem_of(training_unet(4), 1.0), Auto(), notes)
-    assert (solution.status, solution.result.scope, solution.result.found_by) == (
+    assert (solution.status, solution.scope, solution.result.found_by) == (
         Status.OPTIMAL,
         Scope.ANY_ORDER,
         "keep_all",
@@ -93,7 +93,7 @@ def test_ends_as_soon_as_the_bound_is_met() -> None:
     problem = problem_of(graph, 0.9)
     notes = Notes()
     solution = solve(problem, Auto(), notes)
-    assert (solution.status, solution.result.scope) == (Status.OPTIMAL, Scope.ANY_ORDER)
+    assert (solution.status, solution.scope) == (Status.OPTIMAL, Scope.ANY_ORDER)
     assert "retention" not in notes.asked
 
 
@@ -122,7 +122,7 @@ def test_proves_that_nothing_fits_where_what_must_be_there_may_not_run_again() -
     )
     least = least_peak(graph).peak_bytes
     solution = solve(Problem(graph, Budget(least - 1)), Auto())
-    assert (solution.status, solution.result.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
+    assert (solution.status, solution.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
     assert least - 1 >= solution.working_set.bytes
     assert solve(Problem(graph, Budget(least)), Auto()).status is Status.OPTIMAL
 
@@ -133,14 +133,16 @@ def test_what_only_the_search_did_not_find_is_unknown() -> None:
     assert solution.status is Status.UNKNOWN
 
 
-def test_bounds_of_a_fixed_order_are_not_passed_on() -> None:
+def test_bounds_of_a_planners_own_plans_are_not_passed_on() -> None:
     notes = Notes()
     problem = problem_of(training_unet(4), 0.8)
     portfolio = Portfolio(problem, Auto(), notes)
-    portfolio.bound(2 * problem.graph.total_time, Scope.FIXED_ORDER)
+    time = problem.graph.total_time
+    portfolio.bound(Bound(2 * time, Scope.PLANNER))
     assert notes.bounds == []
-    portfolio.bound(problem.graph.total_time + 1, Scope.ANY_ORDER)
-    assert notes.bounds == [(problem.graph.total_time + 1, Scope.ANY_ORDER)]
+    for bound in (Bound(time + 2, Scope.FIXED_ORDER), Bound(time + 1, Scope.ANY_ORDER)):
+        portfolio.bound(bound)
+        assert notes.bounds[-1] == bound
 
 
 def test_without_time_the_plain_run_is_the_closest() -> None:
@@ -154,7 +156,7 @@ def test_without_time_the_plain_run_is_the_closest() -> None:
 class Interrupt(Notes):
     """Presses Ctrl-C when the first plan has come."""
 
-    def found(self, schedule: Schedule) -> None:
+    def found(self, plan: Plan) -> None:
         raise KeyboardInterrupt
 
 
@@ -198,7 +200,7 @@ def test_without_a_link_it_offloads_nothing() -> None:
     assert may.result == may_not.result
 
 
-@pytest.mark.parametrize("option", ["time_limit", "gap", "patience", "workers", "seed"])
+@pytest.mark.parametrize("option", ["time_limit", "gap", "patience", "cores", "seed"])
 def test_refuses_options_that_make_no_sense(option: str) -> None:
     wrong: dict[str, Any] = {option: -1}
     with pytest.raises(UsageError, match=option):

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from remat_cli.errors import UsageError
 from remat_cli.planners.checkmate import mip_solvers
-from remat_cli.planners.checkmate.mip import Ints, Rows, ZeroOneProgram
-from remat_cli.planners.checkmate.mip_options import MipLimits, SolverName
+from remat_cli.planners.checkmate.mip import Rows, ZeroOneProgram
+from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.checkmate.mip_solvers import installed_solver
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.stages import Ints
 from remat_cli.problem import Status
 
 
@@ -32,7 +34,7 @@ def is_installed(name: SolverName) -> bool:
 
 
 SOLVERS = [name for name in (SolverName.HIGHS, SolverName.CBC) if is_installed(name)]
-AMPLE = MipLimits(60.0)
+AMPLE = Limits.of(1e5)
 each_solver = pytest.mark.parametrize("solver", SOLVERS)
 
 
@@ -154,7 +156,7 @@ def test_large_costs_keep_the_bound_below_the_optimum(solver: SolverName) -> Non
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
 def test_time_out_proves_nothing(solver: SolverName, seconds: float) -> None:
     begun = time.monotonic()
-    outcome = market_split().solve(solver, MipLimits(seconds))
+    outcome = market_split().solve(solver, Limits.of(seconds))
     assert outcome.status is Status.UNKNOWN
     assert outcome.values is None
     assert time.monotonic() - begun < 30

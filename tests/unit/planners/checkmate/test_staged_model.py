@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from remat_cli.graph import Graph
 from remat_cli.planners.checkmate import staged_choices
-from remat_cli.planners.checkmate.mip_options import MipLimits, SolverName
+from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.checkmate.mip_solvers import installed_solver
 from remat_cli.planners.checkmate.staged_choices import StagedChoices
 from remat_cli.planners.checkmate.staged_holds import gap, least_holds, least_runs, reads, rerun_time
 from remat_cli.planners.checkmate.staged_model import StagedModel
 from remat_cli.planners.checkmate.staged_plans import StagedPlans
 from remat_cli.planners.checkmate.staged_variables import largest_size
+from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Stages
 from remat_cli.problem import Budget, Observer, Problem, Status
 from remat_cli.solve import baseline_of
@@ -29,7 +31,7 @@ from tests.graphs import (
 )
 
 SOLVER = installed_solver(SolverName.AUTO)
-AMPLE = MipLimits(60.0)
+AMPLE = Limits.of(1e5)
 PROBLEMS = problems(small_graphs(max_ops=7) | training_graphs(max_forward_ops=3))
 
 
@@ -153,7 +155,7 @@ def test_rows_hold_for_exactly_the_plans_that_fit(problem: Problem, seed: int, s
     choices = without_loose_stages(problem)
     model = limited(choices)
     drawn = np.random.default_rng(seed).random(choices.may_run.shape) < share
-    plan = StagedPlans(problem, choices.stages, Observer()).judge(drawn & choices.may_run)
+    plan = StagedPlans(Incumbent(problem, Observer()), choices.stages).judge(drawn & choices.may_run)
     solution = model._start(plan.runs)
     assert solution is not None
     holds = all(
@@ -173,7 +175,7 @@ def test_holds_and_recomputations_follow_from_each_other(problem: Problem, seed:
     choices = without_loose_stages(problem)
     stages = choices.stages
     drawn = (np.random.default_rng(seed).random(choices.may_run.shape) < 0.3) & choices.may_run
-    runs = StagedPlans(problem, stages, Observer()).judge(drawn).runs
+    runs = StagedPlans(Incumbent(problem, Observer()), stages).judge(drawn).runs
     holds = least_holds(stages, runs)
     least = least_runs(stages, holds)
     assert not (least & ~runs).any()

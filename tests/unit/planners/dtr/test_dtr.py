@@ -15,10 +15,9 @@ from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
 from remat_cli.graph import Graph
 from remat_cli.planners.dtr.costs import ClassCosts, NeighbourhoodCosts, RegionCosts
-from remat_cli.planners.dtr.options import Heuristic
-from remat_cli.planners.dtr.planner import DTR
+from remat_cli.planners.dtr.planner import DTR, Heuristic
 from remat_cli.planners.dtr.run import GreedyRun, RunLimits
-from remat_cli.planners.shared.useful_runs import useful_runs
+from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem, Status
 from remat_cli.schedule import input_order, plain_run, with_frees
@@ -141,7 +140,7 @@ def test_a_run_stays_within_what_it_was_given(graph: Graph, heuristic: Heuristic
     computes = greedy(graph, size, heuristic, runs=100)
     if computes is not None:
         assert simulate(graph, with_frees(graph, computes)).peak_bytes <= size
-        assert simulate(graph, with_frees(graph, useful_runs(graph, computes))).peak_bytes <= size
+        assert RematSequence.of_names(graph, computes).without_useless_runs().peak <= size
 
 
 @pytest.mark.parametrize("heuristic", Heuristic.ALL.single)

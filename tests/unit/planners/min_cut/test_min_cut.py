@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 
 from remat_cli.errors import UsageError
@@ -13,11 +11,13 @@ from remat_cli.generate.transformer import Transformer
 from remat_cli.generate.unet import UNet
 from remat_cli.graph import Graph
 from remat_cli.planners.min_cut import search
-from remat_cli.planners.min_cut.options import SearchLimits
 from remat_cli.planners.min_cut.planner import MinCut
-from remat_cli.planners.min_cut.search import improve
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait, plain_run, with_frees
+from remat_cli.planners.min_cut.search import MinCutSearch
+from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.problem import Bound, Budget, Observer, Plan, Problem, Scope, Status
+from remat_cli.schedule import plain_run
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of, solve
 from remat_cli.synthesis import synthesize
@@ -44,7 +44,7 @@ def test_comes_near_to_its_bound(
 ) -> None:
     graph = synthesize(generator, ops=600).graph
     solution = solve(at_share(graph, share), MinCut(work_limit=0.5))
-    assert solution.result.scope is Scope.FIXED_ORDER
+    assert solution.scope is Scope.FIXED_ORDER
     assert solution.gap is not None
     assert 0 <= solution.gap <= most_gap
 
@@ -52,7 +52,7 @@ def test_comes_near_to_its_bound(
 def test_plain_run_that_fits_is_proven_the_best() -> None:
     graph = training_chain(5)
     solution = solve(at_share(graph, 1.0), MinCut())
-    assert (solution.status, solution.result.scope) == (Status.OPTIMAL, Scope.ANY_ORDER)
+    assert (solution.status, solution.scope) == (Status.OPTIMAL, Scope.ANY_ORDER)
     assert solution.result.schedule == plain_run(graph)
 
 
@@ -60,7 +60,7 @@ def test_how_many_processes_search_makes_no_difference(monkeypatch: pytest.Monke
     monkeypatch.setattr(search, "_WORTH_PROCESSES", 0.0)
     graph = synthesize(UNet(), ops=150).graph
     problem = at_share(graph, 0.35)
-    alone, together = (MinCut(work_limit=0.3, jobs=jobs).plan(problem, Observer()) for jobs in (1, 2))
+    alone, together = (MinCut(work_limit=0.3, cores=jobs).plan(problem, Observer()) for jobs in (1, 2))
     assert alone.stats["rounds"] > 1
     assert alone == together
 
@@ -91,53 +91,39 @@ def test_plans_in_the_order_of_what_it_starts_from() -> None:
         sizes={"ta": 5, "tb": 5, "x": 1, "y": 1, "z": 1},
     )
 
-    class NoBound(Observer):
-        def bound(self, time: int, scope: Scope) -> None:
-            raise AssertionError("a bound for another order was given out as one for the input order")
-
-    other = ("a", "use_a", "b", "use_b", "end")
-    start = with_frees(graph, other)
-    found = improve(Problem(graph, Budget(8)), start, SearchLimits(seconds=10), NoBound())
-    assert tuple(dict.fromkeys(found.computes)) == other
+    other = RematSequence.of_names(graph, ("a", "use_a", "b", "use_b", "end"))
+    incumbent = Incumbent(Problem(graph, Budget(8)), Observer(), Scope.FIXED_ORDER)
+    MinCutSearch(incumbent, Limits.of(10), start=other).run()
+    assert incumbent.best is not None
+    found = incumbent.best.schedule
+    assert tuple(dict.fromkeys(found.computes)) == other.names
     assert len(found.computes) == 6
     assert simulate(graph, found).peak_bytes <= 8
-
-
-def test_schedule_that_cannot_be_made_to_fit_is_given_back() -> None:
-    graph = training_chain(3)
-    start = plain_run(graph)
-    assert improve(Problem(graph, Budget(1)), start, SearchLimits(seconds=10), Observer()) is start
-
-
-def test_plan_with_transfers_is_given_back_as_it_is() -> None:
-    graph = training_chain(2)
-    steps = [*plain_run(graph).steps]
-    first = next(i for i, step in enumerate(steps) if step == Compute("f2"))
-    steps[first + 1 : first + 1] = [Offload("a1"), Wait("a1"), Free("a1"), Prefetch("a1"), Wait("a1")]
-    schedule = Schedule(tuple(steps))
-    problem = Problem(graph, Budget(100), bytes_per_time=Fraction(1))
-    assert improve(problem, schedule, SearchLimits(seconds=10), Observer()) is schedule
+    # What is proven is proven of that order, not of the input order.
+    assert incumbent.bound.time == graph.total_time
 
 
 def test_tells_of_each_better_plan_and_of_its_bound() -> None:
     class Listener(Observer):
         def __init__(self) -> None:
             self.found_times: list[int] = []
-            self.bounds: list[tuple[int, Scope]] = []
+            self.bounds: list[Bound] = []
 
-        def found(self, schedule: Schedule) -> None:
-            self.found_times.append(sum(graph.op[name].time for name in schedule.computes))
+        def found(self, plan: Plan) -> None:
+            self.found_times.append(plan.time)
 
-        def bound(self, time: int, scope: Scope) -> None:
-            self.bounds.append((time, scope))
+        def bound(self, bound: Bound) -> None:
+            self.bounds.append(bound)
 
     graph = synthesize(UNet(), ops=150).graph
     listener = Listener()
     result = MinCut(work_limit=0.3).plan(at_share(graph, 0.35), listener)
     assert len(listener.found_times) > 1
     assert listener.found_times == sorted(listener.found_times, reverse=True)
-    assert listener.bounds == sorted(set(listener.bounds))
-    assert listener.bounds[-1] == (result.time_bound, Scope.FIXED_ORDER)
+    times = [bound.time for bound in listener.bounds]
+    assert times == sorted(set(times))
+    assert listener.bounds[-1] == result.bound
+    assert listener.bounds[-1].scope is Scope.FIXED_ORDER
 
 
 def test_real_sizes_that_need_one_choice_are_proven_optimal() -> None:
@@ -158,11 +144,11 @@ def test_moment_at_which_nothing_fits_is_a_proof_for_the_order() -> None:
         sizes={"a1": 2, "a2": 3, "a3": 2, "a4": 1},
     )
     solution = solve(Problem(graph, Budget(6)), MinCut())
-    assert (solution.status, solution.result.scope) == (Status.INFEASIBLE, Scope.FIXED_ORDER)
+    assert (solution.status, solution.scope) == (Status.INFEASIBLE, Scope.FIXED_ORDER)
     assert solve(Problem(graph, Budget(7)), MinCut()).status is Status.OPTIMAL
 
 
-@pytest.mark.parametrize("option", ["time_limit", "work_limit", "gap", "seed", "jobs"])
+@pytest.mark.parametrize("option", ["time_limit", "work_limit", "gap", "seed", "cores"])
 def test_option_below_what_makes_sense_is_refused(option: str) -> None:
     with pytest.raises(UsageError, match=option):
         MinCut(**{option: -1})

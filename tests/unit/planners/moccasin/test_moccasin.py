@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from remat_cli.errors import UsageError
 from remat_cli.graph import Graph
 from remat_cli.planners.moccasin.model import IntervalModel
-from remat_cli.planners.moccasin.options import Order, Precedence
-from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.moccasin.planner import Moccasin, Order
 from remat_cli.planners.moccasin.slots import Slots, line_slots, staged_slots
-from remat_cli.planners.shared.cp_sat import SolverLimits, solve_model
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
-from remat_cli.schedule import Schedule, plain_run
+from remat_cli.planners.shared.cp_sat import solve_model
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.scaling import Rounding
+from remat_cli.problem import Bound, Budget, Observer, Plan, Problem, Scope, Status
+from remat_cli.schedule import plain_run
 from remat_cli.simulate import simulate
 from remat_cli.solve import solve
 from tests.graphs import (
@@ -34,7 +35,7 @@ from tests.graphs import (
     with_workspace,
 )
 
-LIMITS = SolverLimits(60.0)
+LIMITS = Limits.of(1e5)
 
 
 def plain_peak(graph: Graph) -> int:
@@ -110,9 +111,8 @@ def all_slots(graph: Graph, budget: int, max_retentions: int) -> list[Slots]:
     problem=problems(small_graphs(max_ops=5) | training_graphs(max_forward_ops=2)),
     max_retentions=st.integers(1, 3),
     which=st.integers(0, 5),
-    precedence=st.sampled_from(Precedence),
 )
-def test_plans_are_complete_hints(problem: Problem, max_retentions: int, which: int, precedence: Precedence) -> None:
+def test_plans_are_complete_hints(problem: Problem, max_retentions: int, which: int) -> None:
     """What a model found is, as a hint, a solution to another model just like it: nothing is left to decide."""
     graph = problem.graph
     slots = all_slots(graph, problem.budget.device_bytes, max_retentions)[which]
@@ -120,22 +120,22 @@ def test_plans_are_complete_hints(problem: Problem, max_retentions: int, which: 
     fix = {"fix_variables_to_their_hinted_value": True}
 
     def model() -> IntervalModel:
-        return IntervalModel(graph, slots, precedence)
+        return IntervalModel(graph, slots)
 
     plain = model()
     unit = plain.minimise_peak(0, plain_peak(graph) - graph.fixed_bytes)
     plain.hint(slots.plain_starts)
-    outcome = solve_model(plain.model, LIMITS, settings=fix)
-    assert outcome.objective is not None
-    assert outcome.objective * unit == plain_peak(graph) - graph.fixed_bytes
+    outcome = solve_model(plain.model, LIMITS, rounding=Rounding.RELAX, settings=fix)
+    assert outcome.bound is not None
+    assert outcome.bound * unit == plain_peak(graph) - graph.fixed_bytes
     first = model()
     first.minimise_time(max(0, room))
-    found = solve_model(first.model, LIMITS)
+    found = solve_model(first.model, LIMITS, rounding=Rounding.RELAX)
     if found.values is not None:
         second = model()
         second.minimise_time(max(0, room))
         second.hint(first.starts(found.values))
-        again = solve_model(second.model, LIMITS, settings=fix)
+        again = solve_model(second.model, LIMITS, rounding=Rounding.RELAX, settings=fix)
         assert again.values is not None
         assert second.starts(again.values) == first.starts(found.values)
 
@@ -146,11 +146,11 @@ def test_plans_are_complete_hints(problem: Problem, max_retentions: int, which: 
     ids=["chain", "diamond", "in-place", "multi-output", "workspace"],
 )
 def test_peak_of_the_model_is_the_peak_of_the_judge(graph: Graph) -> None:
-    model = IntervalModel(graph, staged_slots(graph, 0, Order.INPUT, 1), Precedence.LITERALS)
+    model = IntervalModel(graph, staged_slots(graph, 0, Order.INPUT, 1))
     unit = model.minimise_peak(0, 100)
-    outcome = solve_model(model.model, LIMITS)
-    assert outcome.objective is not None
-    assert graph.fixed_bytes + outcome.objective * unit == plain_peak(graph)
+    outcome = solve_model(model.model, LIMITS, rounding=Rounding.RELAX)
+    assert outcome.bound is not None
+    assert graph.fixed_bytes + outcome.bound * unit == plain_peak(graph)
 
 
 class Recorder(Observer):
@@ -161,14 +161,14 @@ class Recorder(Observer):
         self.bounds: list[int] = []
         self._press_at = press_at
 
-    def found(self, schedule: Schedule) -> None:
-        self.times.append(len(schedule.computes))
+    def found(self, plan: Plan) -> None:
+        self.times.append(len(plan.schedule.computes))
         if len(self.times) == self._press_at:
             raise KeyboardInterrupt
 
-    def bound(self, time: int, scope: Scope) -> None:
-        assert scope is Scope.PLANNER
-        self.bounds.append(time)
+    def bound(self, bound: Bound) -> None:
+        assert bound.scope is Scope.PLANNER
+        self.bounds.append(bound.time)
 
 
 def tight_unet() -> Problem:
@@ -209,10 +209,10 @@ def test_infeasible_speaks_of_this_kind_of_plan_only() -> None:
     assert "1 run" in result.reason
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("order", Order)
-def test_same_work_gives_the_same_result(order: Order, workers: int) -> None:
-    planner = Moccasin(order=order, work_limit=0.02, workers=workers)
+def test_same_work_gives_the_same_result(order: Order, cores: int) -> None:
+    planner = Moccasin(order=order, work_limit=0.02, cores=cores)
     first, second = (planner.plan(tight_unet(), Observer()) for _ in range(2))
     assert first == second
 
@@ -224,7 +224,7 @@ def test_same_work_gives_the_same_result(order: Order, workers: int) -> None:
         ({"phases": 3}, "phases is 3"),
         ({"phases": 0}, "phases is 0"),
         ({"work_limit": -1.0}, "work_limit is -1"),
-        ({"workers": -1}, "workers is -1"),
+        ({"cores": -1}, "cores is -1"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:

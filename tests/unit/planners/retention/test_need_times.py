@@ -9,6 +9,7 @@ from remat_cli.graph import Graph
 from remat_cli.planners.retention.cut_bound import tightest_cuts
 from remat_cli.planners.retention.model import RetentionModel
 from remat_cli.planners.retention.need_times import NeedTimes
+from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Ragged, Stages
 from tests.graphs import graph_of, in_place, op, training_chain
 
@@ -88,8 +89,8 @@ def test_what_need_not_be_decided_has_no_variable() -> None:
 def test_a_plan_is_read_off_the_chances_taken() -> None:
     stages = Stages.of(skip())
     model = RetentionModel(NeedTimes.of(stages, stages.plain_bytes > 9, depth=1), room=9)
-    assert model.computes(np.array([1, 0])) == ("a", "b", "c", "d", "a", "e")
-    assert model.computes(np.array([0, 1])) == ("a", "b", "c", "d", "e")
+    assert model.sequence(np.array([1, 0])).names == ("a", "b", "c", "d", "a", "e")
+    assert model.sequence(np.array([0, 1])).names == ("a", "b", "c", "d", "e")
 
 
 @pytest.mark.parametrize("computes", ["abcde", "abcdae"])
@@ -97,12 +98,12 @@ def test_a_hint_says_what_its_plan_does(computes: str) -> None:
     stages = Stages.of(skip())
     retention = RetentionModel(NeedTimes.of(stages, stages.plain_bytes > 9, depth=1), room=9)
     model = retention.build()
-    retention.hint(model, tuple(computes))
+    retention.hint(model, RematSequence.of_names(stages.graph, computes))
     hint = model.proto.solution_hint
     values = np.zeros(len(model.proto.variables), dtype=np.int64)
     values[list(hint.vars)] = list(hint.values)
     assert len(hint.vars) == len(values)
-    assert "".join(retention.computes(values)) == computes
+    assert "".join(retention.sequence(values).names) == computes
     assert values[1] == int(computes == "abcde")
 
 

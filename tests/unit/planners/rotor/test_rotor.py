@@ -13,9 +13,9 @@ from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.rotor.search import rotor_plans
+from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.chain.model import Chain
-from remat_cli.planners.shared.chain.options import Cuts
-from remat_cli.problem import Budget, Observer, PlanResult, Problem, Status
+from remat_cli.problem import Budget, Observer, Plan, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule
 from remat_cli.simulate import Trace, simulate
 from remat_cli.solve import baseline_of
@@ -32,8 +32,8 @@ class Listener(Observer):
     def phase(self, text: str) -> None:
         self.phases.append(text)
 
-    def found(self, schedule: Schedule) -> None:
-        self.schedules.append(schedule)
+    def found(self, plan: Plan) -> None:
+        self.schedules.append(plan.schedule)
 
 
 def planned(graph: Graph, budget: int, planner: Rotor | None = None) -> PlanResult:

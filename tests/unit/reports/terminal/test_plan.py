@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 
 from remat_cli.config import ReportOptions
 from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
-from remat_cli.problem import Budget, ModelFigure, PlanResult, Problem, Scope, Status
+from remat_cli.problem import Bound, Budget, ModelFigure, PlanResult, Problem, Scope, Status
 from remat_cli.reports.terminal.plan import budget_report, inspect_report, plan_report, planners_report, verify_report
 from remat_cli.schedule import (
     Compute,
@@ -87,6 +87,7 @@ The plan fits: it peaks at 5.000 MB of 6.500 MB for 10.53 % more time.
   bound                         0 %  no plan has less overhead
   gap                       10.53 %  the most that a better plan could save
   scope                   any-order  holds for all plans in any order
+  proof                     counted  in whole numbers, by remat itself
   status                   feasible  a faster plan may exist
 
 Memory over time   █ plan   ░ plain run   ╌ budget   ━ recomputing
@@ -203,7 +204,8 @@ def test_producers_are_named_only_where_they_differ_from_their_tensors() -> None
 
 def test_a_proven_plan_names_what_it_is_the_fastest_of(feasible: Solution) -> None:
     assert feasible.trace is not None
-    result = replace(feasible.result, status=Status.OPTIMAL, scope=Scope.FIXED_ORDER, time_bound=feasible.trace.time)
+    bounds = (Bound(feasible.trace.time, Scope.FIXED_ORDER),)
+    result = replace(feasible.result, status=Status.OPTIMAL, bounds=bounds)
     report = plan(replace(feasible, result=result))
     assert row(report, "bound") == ["10.53 %", "no plan has less overhead"]
     assert row(report, "gap") == ["0 %", "the most that a better plan could save"]

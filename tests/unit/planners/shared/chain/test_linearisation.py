@@ -12,9 +12,9 @@ from hypothesis import given
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph, Kind, Op, Phase
 from remat_cli.planners.rotor.needs import RotorNeeds
+from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
 from remat_cli.planners.shared.chain.model import Chain, ChainStep, Operation
-from remat_cli.planners.shared.chain.options import Cuts
 from remat_cli.schedule import with_frees
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from remat_cli.formats import read_graph
 from remat_cli.graph import Graph
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.orders.annealing import Cooling, anneal
 from remat_cli.planners.shared.orders.greedy import greedy_order
 from remat_cli.planners.shared.orders.moves import Dependencies, Layout
-from remat_cli.planners.shared.orders.search import Order, OrderLimits, search_orders
+from remat_cli.planners.shared.orders.search import Order, search_orders
 from remat_cli.planners.shared.stages import Stages
 from remat_cli.problem import Observer
 from remat_cli.schedule import Compute, Inplace, with_frees
@@ -30,7 +31,7 @@ NO_CLOCK = float("inf")
 
 
 def search(graph: Graph, room: int, work: int | None = 20_000, *, seed: int = 0, jobs: int = 1) -> list[Order]:
-    return search_orders(graph, room, OrderLimits(NO_CLOCK, work, seed, jobs), Observer())
+    return search_orders(graph, room, Limits.of(NO_CLOCK, work, seed=seed, cores=jobs), Observer())
 
 
 def judged(graph: Graph, order: Sequence[int]) -> list[int]:
@@ -277,13 +278,13 @@ class TestWhenThereIsNothingToSearch:
     @pytest.mark.parametrize(
         ("graph", "room", "limits"),
         [
-            (diamond(), 8, OrderLimits(60.0)),
-            (diamond(), 0, OrderLimits(0.0)),
-            (diamond(), 0, OrderLimits(60.0, work=0)),
+            (diamond(), 8, Limits.of(1e5)),
+            (diamond(), 0, Limits.of(0.0)),
+            (diamond(), 0, Limits.of(1e5, 0)),
         ],
         ids=["it fits", "no time", "no work"],
     )
-    def test_the_input_order_is_returned_at_once(self, graph: Graph, room: int, limits: OrderLimits) -> None:
+    def test_the_input_order_is_returned_at_once(self, graph: Graph, room: int, limits: Limits) -> None:
         phases = Phases()
         found = search_orders(graph, room, limits, phases)
         assert [each.order.tolist() for each in found] == [list(range(len(graph.ops)))]

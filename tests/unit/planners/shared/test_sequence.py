@@ -1,4 +1,4 @@
-"""What is left out of a sequence of computes, and what is not."""
+"""Sequences of runs: the memory that they are said to take, and what is left out of them as useless."""
 
 from __future__ import annotations
 
@@ -8,14 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.graph import Graph
-from remat_cli.planners.shared.useful_runs import useful_runs
-from remat_cli.schedule import with_frees
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.schedule import Compute, Inplace, with_frees
 from remat_cli.simulate import Trace, simulate
-from tests.graphs import chain, compute_sequences, graph_of, multi_output, op, small_graphs
+from tests.graphs import chain, compute_sequences, graph_of, multi_output, op, small_graphs, training_graphs
+
+
+def useful_runs(graph: Graph, computes: tuple[str, ...]) -> tuple[str, ...]:
+    return RematSequence.of_names(graph, computes).without_useless_runs().names
 
 
 def replayed(graph: Graph, computes: tuple[str, ...]) -> Trace:
     return simulate(graph, with_frees(graph, computes))
+
+
+@given(data=st.data(), graph=small_graphs() | training_graphs())
+def test_memory_of_each_run_is_what_the_judge_measures(data: st.DataObject, graph: Graph) -> None:
+    sequence = RematSequence.of_names(graph, data.draw(compute_sequences(graph)))
+    schedule = sequence.schedule()
+    trace = simulate(graph, schedule)
+    while_running = zip(trace.memory_bytes[1:], schedule.steps, strict=True)
+    assert sequence.memory.tolist() == [memory for memory, step in while_running if isinstance(step, Compute | Inplace)]
+    assert (sequence.peak, sequence.time) == (max(sequence.memory.tolist()), trace.time)
 
 
 @given(data=st.data(), graph=small_graphs())

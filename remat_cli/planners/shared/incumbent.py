@@ -1,0 +1,167 @@
+"""The best plan so far, and what is proven: what every planner keeps while it searches, and makes its result of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.problem import Basis, Bound, ModelFigure, Observer, Plan, PlanResult, Problem, Scope, Status
+from remat_cli.schedule import Schedule
+from remat_cli.simulate import simulate
+
+_NO_PLAN = "no plan was found within the limits; that is no proof that there is none"
+
+
+class Incumbent:
+    """The best plan so far, of one run of a planner.
+
+    Whatever plan is offered is measured once, kept if it is the best that fits or the closest to fitting, and told to
+    the observer if it is the best.
+
+    Attributes:
+        problem: what is planned.
+        observe: is told of better plans and bounds.
+        best: the plan of the least time that fits, and of those the one of the least peak; None before one was found.
+        closest: of the plans that do not fit, the one of the smallest peak; None before there was one.
+    """
+
+    def __init__(self, problem: Problem, observe: Observer, searches: Scope = Scope.PLANNER) -> None:
+        """Begin with nothing.
+
+        Args:
+            problem: what is planned.
+            observe: is told of better plans and bounds.
+            searches: the smallest scope that all plans of the planner are in. Bounds of smaller scopes need not hold
+                for its plans.
+        """
+        self.problem = problem
+        self.observe = observe
+        self.best: Plan | None = None
+        self.closest: Plan | None = None
+        scopes = list(Scope)
+        self._decisive = scopes[: scopes.index(searches) + 1]
+        self._bounds = {Scope.ANY_ORDER: Bound(problem.graph.total_time, Scope.ANY_ORDER)}
+        self._impossible: PlanResult | None = None
+
+    # Plans
+
+    def offer(
+        self,
+        plan: RematSequence | Schedule,
+        figures: tuple[ModelFigure, ...] = (),
+        found_by: str | None = None,
+    ) -> Plan:
+        """Measure a plan, and keep it if it is better than what there is; return it with what it costs.
+
+        Args:
+            plan: a sequence, every op of which finds its inputs; or a schedule, for what is more than a sequence.
+            figures: what the method's own model says of it.
+            found_by: of a portfolio: the planner whose plan it is.
+        """
+        measured = self._measured(plan, figures, found_by)
+        self.take(measured)
+        return measured
+
+    def _measured(self, plan: RematSequence | Schedule, figures: tuple[ModelFigure, ...], found_by: str | None) -> Plan:
+        if isinstance(plan, RematSequence):
+            return Plan(plan.time, plan.peak, plan.schedule, figures, found_by)
+        trace = simulate(self.problem.graph, plan, bytes_per_time=self.problem.bytes_per_time)
+        return Plan(trace.time, trace.peak_bytes, lambda: plan, figures, found_by)
+
+    def take(self, plan: Plan) -> bool:
+        """Keep a measured plan if it is better than what there is; tell whether it is the best that fits."""
+        if not self.fits(plan):
+            if self.closest is None or self.merit(plan) < self.merit(self.closest):
+                self.closest = plan
+            return False
+        if self.best is not None and self.merit(plan) >= self.merit(self.best):
+            return False
+        self.best = plan
+        self.observe.found(plan)
+        return True
+
+    def fits(self, plan: Plan) -> bool:
+        """Tell whether a plan fits the budget."""
+        return plan.peak_bytes <= self.problem.budget.device_bytes
+
+    def merit(self, plan: Plan) -> tuple[int, int, int]:
+        """Order plans, the best first: those that fit by their time, before those that do not by their peak."""
+        return (0, plan.time, plan.peak_bytes) if self.fits(plan) else (1, plan.peak_bytes, plan.time)
+
+    # Proofs
+
+    def prove(self, time: int, scope: Scope, basis: Basis = Basis.COUNTED) -> None:
+        """Note that no plan in scope takes less time."""
+        known = self._bounds.get(scope)
+        if known is None or time > known.time:
+            self._bounds[scope] = bound = Bound(time, scope, basis)
+            self.observe.bound(bound)
+
+    def prove_that_none_fits(self, scope: Scope, why: str, basis: Basis = Basis.COUNTED) -> None:
+        """Note that no plan in scope fits, and why, for people.
+
+        It settles the search where all plans of the planner are in that scope.
+        """
+        if scope in self._decisive:
+            self._impossible = PlanResult(Status.INFEASIBLE, scope=scope, basis=basis, reason=why)
+
+    @property
+    def nothing_fits(self) -> bool:
+        """Whether it is proven that no plan fits."""
+        return self._impossible is not None
+
+    @property
+    def bound(self) -> Bound:
+        """The largest bound that holds for all plans of the planner; of equal ones that of the widest scope."""
+        known = (self._bounds[scope] for scope in self._decisive if scope in self._bounds)
+        return max(known, key=lambda bound: bound.time)
+
+    @property
+    def gap(self) -> float:
+        """Time of the best plan beyond the bound, as a share of the plain run's; infinite without a plan."""
+        if self.best is None:
+            return float("inf")
+        return (self.best.time - self.bound.time) / max(self.problem.graph.total_time, 1)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the best plan is proven to be the best, or that there is none."""
+        return self.nothing_fits or self.gap <= 0
+
+    def result(self, reason: str = _NO_PLAN, stats: Mapping[str, int] | None = None) -> PlanResult:
+        """Return what was found and proven.
+
+        Args:
+            reason: why there is no plan, for people, where nothing is proven.
+            stats: counted work.
+        """
+        stats = stats or {}
+        if self._impossible is not None:
+            return replace(self._impossible, closest=_schedule_of(self.closest), stats=stats)
+        foremost = self.bound
+        least = self.problem.graph.total_time
+        others = (bound for bound in self._bounds.values() if bound is not foremost and bound.time > least)
+        bounds = (foremost, *others)
+        if self.best is None:
+            figures = () if self.closest is None else self.closest.figures
+            return PlanResult(
+                Status.UNKNOWN,
+                bounds=bounds if foremost.time > least else (),
+                closest=_schedule_of(self.closest),
+                reason=reason,
+                stats=stats,
+                model_figures=figures,
+            )
+        return PlanResult(
+            Status.OPTIMAL if self.best.time <= foremost.time else Status.FEASIBLE,
+            self.best.schedule,
+            bounds,
+            stats=stats,
+            model_figures=self.best.figures,
+            found_by=self.best.found_by,
+        )
+
+
+def _schedule_of(plan: Plan | None) -> Schedule | None:
+    return None if plan is None else plan.schedule

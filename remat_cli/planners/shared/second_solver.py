@@ -1,0 +1,86 @@
+"""A second opinion on proofs of CP-SAT: SCIP, which shares no code with it, on the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from math import inf
+from typing import Any
+
+import numpy as np
+from ortools.math_opt import model_pb2
+from ortools.math_opt.python import mathopt
+from ortools.sat.python.cp_model import CpModel
+
+from remat_cli.planners.shared.limits import Limits
+
+# Nodes of SCIP's search, so that whether it agrees does not depend on the clock.
+_MOST_NODES = 20_000
+
+
+def agrees(model: CpModel, bound: int | None, limits: Limits) -> bool:
+    """Tell whether the second solver, too, finds that no solution of a model costs less than `bound`.
+
+    False is no proof of anything: it may just have come to the end of its limits.
+
+    Args:
+        model: of 0-1 variables, rows and clauses; scaled (see `cp_sat.scale_model`).
+        bound: on the model's objective as it stands; None: that there is no solution at all.
+        limits: of the search.
+    """
+    if limits.is_over:
+        return False
+    parameters = mathopt.SolveParameters(
+        time_limit=timedelta(seconds=min(limits.seconds, 1e6)), node_limit=_MOST_NODES, threads=1, random_seed=0
+    )
+    program = mathopt.Model.from_model_proto(_program(model, bound))
+    ended = mathopt.solve(program, mathopt.SolverType.GSCIP, params=parameters).termination.reason
+    return ended is mathopt.TerminationReason.INFEASIBLE
+
+
+def _program(model: CpModel, bound: int | None) -> Any:
+    """Return the model as an integer program, with a row that asks for less than the bound."""
+    proto = model.proto
+    program = model_pb2.ModelProto()
+    count = len(proto.variables)
+    domains = np.array([tuple(variable.domain) for variable in proto.variables], dtype=np.float64).reshape(count, 2)
+    variables = program.variables
+    variables.ids.extend(range(count))
+    variables.lower_bounds.extend(domains[:, 0].tolist())
+    variables.upper_bounds.extend(domains[:, 1].tolist())
+    variables.integers.extend([True] * count)
+    rows = program.linear_constraints
+    matrix = program.linear_constraint_matrix
+    for number, (columns, coefficients, low, high) in enumerate(_rows(proto, bound)):
+        rows.ids.append(number)
+        rows.lower_bounds.append(low)
+        rows.upper_bounds.append(high)
+        by_column = np.argsort(columns)
+        matrix.row_ids.extend([number] * len(columns))
+        matrix.column_ids.extend(np.asarray(columns)[by_column].tolist())
+        matrix.coefficients.extend(np.asarray(coefficients, dtype=np.float64)[by_column].tolist())
+    return program
+
+
+def _rows(proto: Any, bound: int | None) -> Iterator[tuple[list[int], list[int], float, float]]:
+    """Yield variables, coefficients, and limits of each row."""
+    for constraint in proto.constraints:
+        if constraint.has_linear():
+            if len(constraint.enforcement_literal):
+                raise ValueError("a row under a condition has no counterpart in an integer program")
+            linear = constraint.linear
+            yield list(linear.vars), list(linear.coeffs), -inf, float(linear.domain[1])
+        elif constraint.has_bool_or():
+            literals = [*constraint.bool_or.literals, *(-literal - 1 for literal in constraint.enforcement_literal)]
+            yield _clause(literals)
+        else:
+            raise ValueError("only rows and clauses have counterparts in an integer program")
+    if bound is not None:
+        yield list(proto.objective.vars), list(proto.objective.coeffs), -inf, float(bound - 1)
+
+
+def _clause(literals: list[int]) -> tuple[list[int], list[int], float, float]:
+    """Return the row that says that one of the literals is true."""
+    sign = {literal if literal >= 0 else -literal - 1: 1 if literal >= 0 else -1 for literal in literals}
+    negated = sum(value < 0 for value in sign.values())
+    return list(sign), list(sign.values()), 1.0 - negated, inf

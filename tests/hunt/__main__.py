@@ -1,0 +1,80 @@
+"""`make hunt SECONDS=600`: draws problems, asks every planner, and stops at the first claim that is false."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+from remat_cli.problem import Problem
+from tests.hunt.claims import QUICK, check_by_each_other, check_by_oracle, planners
+from tests.hunt.problems import LARGER, SMALL, problems
+
+# Problems that are drawn from one seed. A claim that is false is made small with these in hand.
+_BATCH = 10
+# Seconds for a planner on a graph that is too large for the oracle.
+_SECONDS = 1.0
+
+
+def hunt(seconds: float, first_seed: int) -> int:
+    """Draw and check until the time is up; return the exit code."""
+    end = monotonic() + seconds
+    tried: Counter[str] = Counter()
+    number = first_seed
+    while monotonic() < end:
+        for kind, graphs, check in (
+            ("small", SMALL, check_by_oracle),
+            ("larger", LARGER, lambda problem: check_by_each_other(problem, QUICK, time_limit=_SECONDS)),
+        ):
+            _draw(number, kind, problems(graphs), check, tried)
+        number += 1
+        if (number - first_seed) % 10 == 0:
+            print(_described(tried), flush=True)
+    print(f"nothing was found: {_described(tried)}; seeds {first_seed} to {number - 1}")
+    return 0
+
+
+def _draw(
+    number: int, kind: str, drawn: SearchStrategy[Problem], check: Callable[[Problem], None], tried: Counter[str]
+) -> None:
+    @seed(number)
+    @settings(
+        max_examples=_BATCH,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+    @given(problem=drawn)
+    def checked(problem: Problem) -> None:
+        tried[kind] += 1
+        check(problem)
+
+    try:
+        checked()
+    except Exception:
+        print(f"a false claim, or a fault: seed {number}, {kind} graphs", file=sys.stderr)
+        raise
+
+
+def _described(tried: Counter[str]) -> str:
+    problems = f"{tried['small']:,} small problems, {tried['larger']:,} larger ones"
+    return f"{problems}, {len(planners())} and {len(QUICK)} planners each"
+
+
+def main() -> None:
+    """Read the call."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first problems")
+    arguments = parser.parse_args()
+    sys.exit(hunt(arguments.seconds, arguments.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What planners claim of a problem, held against the oracle, the judge, and each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Any
+
+from remat_cli.errors import PlannerRefuses
+from remat_cli.planners import PLANNERS
+from remat_cli.planners.moccasin.planner import Moccasin, Order
+from remat_cli.planners.retention.planner import OrderChoice, Retention
+from remat_cli.problem import Planner, Problem, Scope, Status
+from remat_cli.schedule import Schedule
+from remat_cli.solve import Solution, solve
+from tests.oracle import least_time
+
+_BY_ORACLE = (Scope.ANY_ORDER, Scope.FIXED_ORDER)
+
+
+def planners(**limits: Any) -> Mapping[str, Planner]:
+    """Return every planner, those that plan in one order or another in both, within limits where they know them."""
+    made: dict[str, Planner] = {
+        name: planner(**{key: value for key, value in limits.items() if key in {f.name for f in fields(planner)}})
+        for name, planner in PLANNERS.items()
+    }
+    given = {key: value for key, value in limits.items() if key == "time_limit"}
+    made["retention in input order"] = Retention(order=OrderChoice.INPUT, **given)
+    made["moccasin in any order"] = Moccasin(order=Order.FREE, **given)
+    return made
+
+
+# Those that prove something of graphs of any size, quickly; and one that only plans.
+QUICK = ("auto", "dtr", "min_cut", "retention", "retention in input order")
+
+
+def solutions(problem: Problem, names: Collection[str] = (), **limits: Any) -> dict[str, Solution]:
+    """Return what each planner makes of it; those that refuse are left out. The judge must refute nothing."""
+    found = {}
+    for name, planner in planners(**limits).items():
+        if names and name not in names:
+            continue
+        try:
+            found[name] = solve(problem, planner)
+        except PlannerRefuses:
+            continue
+        assert found[name].warnings == (), f"{name}: {found[name].warnings}"
+    return found
+
+
+def check_by_oracle(problem: Problem, **limits: Any) -> None:
+    """Hold the claims of every planner against the truth."""
+    budget = problem.budget.device_bytes
+    truth = {scope: least_time(problem.graph, budget, scope) for scope in _BY_ORACLE}
+    best = truth[Scope.ANY_ORDER]
+    for name, solution in solutions(problem, **limits).items():
+        if solution.trace is not None:
+            assert best is not None, f"{name} has a plan where there is none"
+            assert solution.trace.time >= best.time, f"{name} beats the oracle"
+        for bound in solution.result.bounds:
+            least = truth.get(bound.scope)
+            assert least is None or bound.time <= least.time, (
+                f"{name}: {bound} is above {least.time if least else None}"
+            )
+        least = truth.get(solution.scope)
+        if solution.scope in _BY_ORACLE and solution.status is Status.INFEASIBLE:
+            assert least is None, f"{name}: a plan fits, {solution.scope}"
+        if solution.scope in _BY_ORACLE and solution.status is Status.OPTIMAL:
+            assert least is not None
+            assert solution.trace is not None
+            assert solution.trace.time == least.time, f"{name}: not optimal, {solution.scope}"
+
+
+def check_by_each_other(problem: Problem, names: Collection[str] = (), **limits: Any) -> None:
+    """Hold what each planner proves against the plans of all others, as far as its scope goes."""
+    found = solutions(problem, names, **limits)
+    for prover, proof in found.items():
+        for name, other in found.items():
+            if other.trace is None:
+                continue
+            refuted = [
+                bound
+                for bound in proof.result.bounds
+                if is_within(bound.scope, other) and other.trace.time < bound.time
+            ]
+            assert not refuted, f"{name} takes {other.trace.time}, less than {prover} proves: {refuted}"
+            nothing_fits = proof.status is Status.INFEASIBLE and is_within(proof.scope, other)
+            assert not nothing_fits, f"{prover} proves that nothing fits, {name} has a plan"
+    optimum = {scope: optima(scope, found) for scope in _BY_ORACLE}
+    assert all(len(times) <= 1 for times in optimum.values()), optimum
+    if all(optimum.values()):
+        assert min(optimum[Scope.ANY_ORDER]) <= min(optimum[Scope.FIXED_ORDER])
+
+
+def is_within(scope: Scope, solution: Solution) -> bool:
+    """Whether the plan is one that proofs in `scope` speak of."""
+    schedule = solution.result.schedule
+    if schedule is None or scope is Scope.PLANNER or schedule.has_transfers:
+        return False
+    return scope is Scope.ANY_ORDER or keeps_input_order(solution, schedule)
+
+
+def keeps_input_order(solution: Solution, schedule: Schedule) -> bool:
+    """Whether the ops of a plan run for the first time in the graph's order."""
+    return tuple(dict.fromkeys(schedule.computes)) == tuple(op.name for op in solution.problem.graph.ops)
+
+
+def optima(scope: Scope, found: Mapping[str, Solution]) -> set[int]:
+    """Return the times of the plans that are proven to be the best in a scope: at most one, if all are right."""
+    return {
+        solution.trace.time
+        for solution in found.values()
+        if solution.status is Status.OPTIMAL and solution.scope is scope and solution.trace is not None
+    }
