@@ -44,6 +44,8 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
     """
     if torch.names_function(path):
         return torch.read(path, options or ReadOptions())
+    if path.suffix.rstrip(":") == ".py":
+        raise UsageError(f"{path} names no function", hint=f"write {str(path).rstrip(':')}:NAME, NAME being one in it")
     source = Source(path)
     for reader in READERS.values():
         if reader.recognises(source):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,16 @@ def test_largest_batch_is_searched(remat: Remat, small: str) -> None:
 
 def test_inspect_says_what_is_kept_for_the_backward_pass(remat: Remat, small: str) -> None:
     found = remat("inspect", small, "--json").json
-    assert found["kept_for_backward"]["float_bytes"] == 8 * 256 * 16 * 4
+    kept, one = found["kept_for_backward"], 256 * 16 * 4
+    assert kept["float_bytes"] == 8 * one
+    # Each layer keeps what it makes; what gelu makes of it is the caller's, in no part.
+    assert {part["module"]: part["bytes"] for part in kept["by_module"]} == {
+        "": 4 * one, "layers.0": one, "layers.1": one, "layers.2": one, "layers.3": one,
+    }  # fmt: skip
+    assert kept["by_module"][0]["source"].startswith("tests/torch_steps.py:")
+    report = remat("inspect", small).out
+    assert "Kept for the backward pass, by module" in report
+    assert re.search(r"layers.2 +16.38 kB +12.50 % +1  tests/torch_steps.py:", report)
 
 
 def test_optimizer_and_accumulated_gradients_are_resident(remat: Remat, small: str) -> None:

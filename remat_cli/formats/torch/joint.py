@@ -204,13 +204,10 @@ class _Reader:
         return storages
 
     def value_name(self, node: fx.Node, place: int) -> str:
-        """Return the name of the n-th tensor that a node makes: that of the node that picks it, if there is one."""
+        """Return the name of the n-th tensor that a node makes: the node's, with the place where there are several."""
         if isinstance(node.meta["val"], torch.Tensor):
             return self.names.get(node, node.name)
-        value = tensors_of(node.meta["val"])[place]
-        items = (user for user in node.users if is_item(user))
-        picked = (item.name for item in items if node.meta["val"][item.args[1]] is value)
-        return next(picked, f"{node.name}.{place}")
+        return f"{node.name}:{place}"
 
     def storage(self, node: fx.Node) -> Storage:
         return self.storages[storage_key(node.meta["val"])]

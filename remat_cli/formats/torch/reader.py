@@ -50,20 +50,27 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
     function = load_function(reference)
     check_dims(function, reference, options.dims)
     weightless = Weightless()
-    with weightless, _explaining_build(reference):
+    with weightless, explaining_failure(reference):
         step = as_step(function(**options.dims), reference)
     device, notes = _device(weightless.device_type)
     return _read(step, reference, device, notes)
 
 
 @contextmanager
-def _explaining_build(reference: str) -> Iterator[None]:
-    """Turn what the user's function raises while it builds the model into an error that says where."""
+def explaining_failure(reference: str) -> Iterator[None]:
+    """Turn what the user's code raises, while it builds the model or runs, into an error that says where.
+
+    Args:
+        reference: the function that GRAPH names.
+
+    Raises:
+        GraphError: the code raises something.
+    """
     try:
         yield
     except RematError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = last_place("".join(format_tb(error.__traceback__)))
         at = f" at {place}" if place else ""
         text = str(error).splitlines()[0] if str(error) else ""

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Mapping
 from os.path import exists  # unlike that of Path, false for a name that no file can have
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from remat_cli.errors import UsageError
+from remat_cli.errors import GraphError, UsageError
 
 # A dotted name, or anything that ends in .py; then the function's name.
 _REFERENCE = re.compile(r"(?P<where>.*\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)", re.DOTALL)
@@ -43,7 +44,8 @@ def load_function(reference: str) -> Callable[..., Any]:
     `python FILE.py` has it; a module as `python -m` does, from the current folder on.
 
     Raises:
-        UsageError: there is no such file, module or function.
+        UsageError: it has no such function.
+        GraphError: there is no such file or module, or it cannot be imported.
     """
     where, name = parts(reference)
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
@@ -62,7 +64,7 @@ def _is_own_function(module: ModuleType, value: object) -> bool:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise UsageError(f"{path}: no such file", hint="check the path in front of the colon")
+        raise GraphError(f"{path}: no such file", hint="check the path in front of the colon")
     _import_from(path.resolve().parent)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -72,7 +74,7 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed_import(str(path), error) from error
     return module
 
@@ -83,11 +85,11 @@ def _load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise UsageError(
+            raise GraphError(
                 f"there is no module {name!r}", hint="check its name, and that Python finds it from here"
             ) from None
         raise _failed_import(name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed_import(name, error) from error
 
 
@@ -96,18 +98,18 @@ def _import_from(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def _failed_import(where: str, error: Exception) -> UsageError:
-    return UsageError(
-        f"{where} cannot be imported: {type(error).__name__}: {error}{_at(error)}", hint="does Python run it by itself?"
-    )
+def _failed_import(where: str, error: BaseException) -> GraphError:
+    hint = "does Python run it by itself?"
+    if isinstance(error, SystemExit):
+        hint = 'what is to run only by itself, put under: if __name__ == "__main__"'
+    return GraphError(f"{where} cannot be imported: {type(error).__name__}: {error}{_at(error)}", hint=hint)
 
 
 def _at(error: BaseException) -> str:
-    """Return where in the user's code an error came up: the last frame, as text to append."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return "" if frame is None else f" ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})"
+    """Return where in the user's code an error came up, as text to append; a syntax error says so itself."""
+    frames = [] if isinstance(error, SyntaxError) else extract_tb(error.__traceback__)
+    files = [frame for frame in frames if not frame.filename.startswith("<")]
+    return f" ({files[-1].filename}:{files[-1].lineno})" if files else ""
 
 
 def check_dims(function: Callable[..., Any], reference: str, dims: Mapping[str, int]) -> None:

@@ -51,7 +51,7 @@ def as_step(returned: Any, where: str) -> Step:
             raise GraphError(f"{where}: the dict that it returns {what}", hint=_SHAPES)
         step = Step(**{"inputs": (), **returned})
     else:
-        raise GraphError(f"{where} returned {_kind(returned)}, not a model and its inputs", hint=_SHAPES)
+        raise GraphError(f"{where}: what it returns is {_kind(returned)}, not a model and its inputs", hint=_SHAPES)
     if not callable(step.model):
         raise GraphError(f"{where}: the model that it returns is {_kind(step.model)}", hint=_SHAPES)
     if not isinstance(step.keyword_inputs, Mapping):

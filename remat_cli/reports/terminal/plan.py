@@ -25,11 +25,13 @@ from remat_cli.schedule import Schedule
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import SmallestBudget
+from remat_cli.training import kept_by_module
 from remat_cli.units import format_bytes, format_share, format_time
 
 _LONGEST_NAME = 40
 _LONGEST_IN_HEADING = 32
 _LONGEST_TYPE = 20
+_LONGEST_MODULE = 26
 _MOST_TYPES = 8
 STATUS_STYLES = {
     Status.OPTIMAL: "green",
@@ -203,7 +205,7 @@ def inspect_report(prepared: Prepared, *, shown: ReportOptions | None = None) ->
     if shown.timeline:
         parts.append(_chart(MemoryTimeline(plain), "plain run"))
     if shown.largest:
-        parts.append(_peak(plain, None, shown.largest))
+        parts += [_peak(plain, None, shown.largest), *_kept_by_module(prepared, shown.largest)]
     return Report(*parts, section("Room for a plan", bullets(room)), *notes_section(prepared))
 
 
@@ -237,6 +239,32 @@ def _sizes(prepared: Prepared) -> list[Row]:
         parts = f"floats {format_bytes(kept.float_bytes)}, indices and masks {format_bytes(kept.integer_bytes)}"
         rows.append(["kept for backward", format_bytes(kept.float_bytes + kept.integer_bytes), parts])
     return rows
+
+
+def _kept_by_module(prepared: Prepared, most: int) -> list[RenderableType]:
+    """Return a section of what each part of the model keeps for the backward; none where the parts are not known."""
+    parts = () if prepared.kept is None else kept_by_module(prepared.graph, prepared.kept)
+    if not parts:
+        return []
+    whole = max(1, sum(part.bytes for part in parts))
+
+    def row(name: str, size: int, tensors: int, source: str) -> Row:
+        return [name, format_bytes(size), format_share(size / whole), f"{tensors:,}", source]
+
+    rows = [
+        row(
+            shorten(part.module or "(none)", _LONGEST_MODULE),
+            part.bytes,
+            part.tensors,
+            shorten(part.source or "", _LONGEST_MODULE),
+        )
+        for part in parts[:most]
+    ]
+    if rest := parts[most:]:
+        size, tensors = sum(part.bytes for part in rest), sum(part.tensors for part in rest)
+        rows.append(row(f"and {len(rest):,} more", size, tensors, ""))
+    table = columns(["module", "size", "of all", "tensors", "largest made at"], rows, right=(1, 2, 3))
+    return [section("Kept for the backward pass, by module", table)]
 
 
 def _resident(prepared: Prepared) -> str:

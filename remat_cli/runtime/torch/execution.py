@@ -17,7 +17,7 @@ from remat_cli.errors import GraphError, InvalidSchedule
 from remat_cli.formats.torch.capture_errors import explained
 from remat_cli.formats.torch.internals import Captured, compiled, forgetting
 from remat_cli.formats.torch.joint import Joint
-from remat_cli.formats.torch.reader import callable_of, modules_of
+from remat_cli.formats.torch.reader import callable_of, explaining_failure, modules_of
 from remat_cli.formats.torch.reference import check_dims, load_function
 from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.graph import BOUNDARY_TYPE, Graph
@@ -135,7 +135,9 @@ def execute_step(
     function = load_function(reference)
     check_dims(function, reference, dims)
     torch.manual_seed(seed)
-    bench = _Bench(as_step(function(**dims), reference), reference, graph, seed, accumulate)
+    with explaining_failure(reference):
+        step = as_step(function(**dims), reference)
+    bench = _Bench(step, reference, graph, seed, accumulate)
     with forgetting(), explained(reference):
         return bench.compare(schedule, observe)
 
@@ -183,7 +185,8 @@ class _Bench:
     def compare(self, schedule: Schedule, observe: Observer) -> Execution:
         observe.phase("running the step as it is")
         eager_call = callable_of(self.step.model)
-        eager = self.results(eager_call)
+        with explaining_failure(self.where):
+            eager = self.results(eager_call)
         eager_peak = Peak(None, self.peak(eager_call))
         observe.phase("running the plain schedule")
         plain_schedule = plain_run(self.graph)

@@ -227,13 +227,16 @@ def test_step_that_cannot_be_captured(tmp_path: Path, body: str, message: str, h
     ("body", "message"),
     [
         ("def step():\n    return nn.Linear(2, 2)\n", "of type 'Linear', not a model and its inputs"),
-        ("def step():\n    return None\n", "returned nothing"),
+        ("def step():\n    return None\n", "what it returns is nothing"),
         ("def step():\n    return 3, 4\n", "the model that it returns is of type 'int'"),
         ("def step():\n    return {'modle': 1}\n", "'modle'"),
         ("def step():\n    return torch.ones(1).item()\n", "mine.py:4: RuntimeError"),
         ("step = 3\n", "has no function 'step'"),
         ("def step(batch, seq=2):\n    pass\n", "needs 'batch'"),
         ("1 / 0\n", "mine.py:3"),
+        ("def f(:\n", "SyntaxError: invalid syntax (mine.py, line 3)"),
+        ("import sys\nsys.exit(7)\n", "SystemExit: 7"),
+        ("def step():\n    raise SystemExit(7)\n", "SystemExit: 7"),
     ],
 )
 def test_function_that_returns_no_step(tmp_path: Path, body: str, message: str) -> None:
@@ -247,9 +250,11 @@ def test_unknown_dim_is_refused_with_those_that_there_are(tmp_path: Path) -> Non
 
 
 def test_missing_file_and_module() -> None:
-    with pytest.raises(UsageError, match=r"nowhere.py: no such file"):
+    with pytest.raises(GraphError, match=r"nowhere.py: no such file"):
         read_graph(Path("nowhere.py:step"))
-    with pytest.raises(UsageError, match=r"there is no module 'nowhere.at_all'"):
+    with pytest.raises(UsageError, match=r"nowhere.py names no function"):
+        read_graph(Path("nowhere.py"))
+    with pytest.raises(GraphError, match=r"there is no module 'nowhere.at_all'"):
         read_graph(Path("nowhere.at_all:step"))
 
 
