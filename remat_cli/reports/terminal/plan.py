@@ -10,7 +10,7 @@ from rich.text import Text
 
 from remat_cli.bounds import WorkingSet, largest_working_set
 from remat_cli.config import ReportOptions
-from remat_cli.graph import Graph, Phase
+from remat_cli.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Status
 from remat_cli.reports import phrasing
@@ -230,7 +230,7 @@ def _sizes(prepared: Prepared) -> list[Row]:
         made[op.phase] += graph.tensors[name].bytes
     rows: list[Row] = [
         ["resident", format_bytes(graph.resident_bytes), _resident(prepared)],
-        ["graph inputs", format_bytes(graph.fixed_bytes - graph.resident_bytes), "in memory from start to end"],
+        ["graph inputs", format_bytes(graph.fixed_bytes - graph.resident_bytes), _inputs(prepared)],
         ["activations", format_bytes(made[Phase.FORWARD]), "all that forward ops make"],
     ]
     if made[Phase.BACKWARD]:
@@ -271,10 +271,23 @@ def _resident(prepared: Prepared) -> str:
     """Return what the resident bytes are, as far as the file tells parameters apart."""
     if not prepared.parameter_bytes:
         return phrasing.resident_in_words(prepared.graph)
+    if _is_captured(prepared.graph):
+        return f"state of optimizer {clean(prepared.optimizer or '')}, unread parameters"
     parameters = f"parameters {format_bytes(prepared.parameter_bytes)}"
     if prepared.optimizer is None:
         return f"{parameters}, constants"
     return f"{parameters}, as much for gradients; optimizer {clean(prepared.optimizer)}"
+
+
+def _inputs(prepared: Prepared) -> str:
+    if prepared.parameter_bytes and _is_captured(prepared.graph):
+        return f"always in memory; trained parameters {format_bytes(prepared.parameter_bytes)}"
+    return "in memory from start to end"
+
+
+def _is_captured(graph: Graph) -> bool:
+    """Tell whether the graph is that of a framework's own training step, which has its parameters as inputs."""
+    return any(op.type == BOUNDARY_TYPE for op in graph.ops)
 
 
 def _limits(plain: Run, working_set: WorkingSet) -> list[Row]:
