@@ -8,8 +8,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from remat_cli.config import GIVEN_COSTS, GraphOptions, load_device, load_measurements
-from remat_cli.costs import COST_MODELS, CostModel, Device, annotate_work, apply_costs
+from remat_cli.config import GIVEN_COSTS, GraphOptions, load_device
+from remat_cli.config.measurements import load_measurements
+from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Aliasing, Reading, ReadOptions, read_graph
 from remat_cli.graph import Graph, Kind
@@ -221,20 +222,32 @@ def _with_costs(graph: Graph, options: GraphOptions, *, has_operators: bool) -> 
     device = None
     if options.device is not None or name == "roofline":
         device = load_device(options.device or _DEFAULT_DEVICE)
+    measured = _measured(graph, options)
+    if measured is not None:
+        graph = measured.with_workspace(graph)
     if name == GIVEN_COSTS:
         return graph, "times as given in the file", device
-    described = f"{name}, {device.name}" if name == "roofline" and device is not None else name
-    return apply_costs(graph, _cost_model(name, device, options.measurements)), described, device
+    described = name
+    if name == "roofline" and device is not None:
+        described = f"{name}, {device.name}"
+    elif name == "measured" and measured is not None and measured.machine:
+        described = f"{name}, {measured.machine}"
+    return apply_costs(graph, _cost_model(name, device, measured)), described, device
 
 
-def _cost_model(name: str, device: Device | None, measurements: str | None) -> CostModel:
+def _measured(graph: Graph, options: GraphOptions) -> Measurements | None:
+    if options.measurements is None:
+        return None
+    measured = load_measurements(Path(options.measurements))
+    measured.check(graph, options.dims, options.measurements)
+    return measured
+
+
+def _cost_model(name: str, device: Device | None, measured: Measurements | None) -> CostModel:
     """Build a cost model from what it needs to know: its fields."""
     model = COST_MODELS[name]
-    needed = {item.name for item in fields(model)}
-    known: dict[str, Any] = {"device": device}
-    if "times_ns" in needed and measurements is not None:
-        known["times_ns"] = load_measurements(Path(measurements))
-    return model(**{key: value for key, value in known.items() if key in needed})
+    known: dict[str, Any] = {"device": device, "times_ns": None if measured is None else measured.times_ns}
+    return model(**{item.name: known[item.name] for item in fields(model)})
 
 
 def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) -> Fraction | None:

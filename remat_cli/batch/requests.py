@@ -15,7 +15,8 @@ from typing import Any
 from remat_cli import __version__
 from remat_cli.batch.job import Job
 from remat_cli.batch.run_job import sha256_of
-from remat_cli.config import GraphOptions, RunConfig, load_config, load_device, load_measurements, make_planner
+from remat_cli.config import GraphOptions, RunConfig, load_config, load_device, make_planner
+from remat_cli.config.measurements import load_measurements
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.schedule_json import options_of
 from remat_cli.formats.torch import names_function
@@ -173,7 +174,7 @@ def _content(options: GraphOptions) -> dict[str, Any]:
     if options.device is not None:
         values["device"] = asdict(load_device(options.device))
     if options.measurements is not None:
-        values["measurements"] = load_measurements(Path(options.measurements))
+        values["measurements"] = asdict(load_measurements(Path(options.measurements)))
     return values
 
 

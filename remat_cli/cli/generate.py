@@ -35,7 +35,9 @@ from remat_cli.training import OPTIMIZERS
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Whose state stays in memory.")
 @click.option("--cost-model", type=click.Choice([GIVEN_COSTS, *COST_MODELS]), help="What gives each op its time.")
 @click.option("--device", metavar="NAME|FILE", help="Device profile, such as a100, or a YAML file.")
-@click.option("--measurements", metavar="FILE", help="Measured times: op names or types to nanoseconds.")
+@click.option(
+    "--measurements", metavar="FILE", help="What 'remat measure' wrote, or a table of nanoseconds by op or type."
+)
 @click.option(
     "-o",
     "--output",

@@ -68,7 +68,9 @@ _GRAPH_OPTIONS = (
         shell_complete=device_names,
         help="Device profile, such as a100, or a YAML file.",
     ),
-    _graph("--measurements", metavar="FILE", help="Measured times: op names or types to nanoseconds."),
+    _graph(
+        "--measurements", metavar="FILE", help="What 'remat measure' wrote, or a table of nanoseconds by op or type."
+    ),
     _graph("--aliasing", type=click.Choice([str(a) for a in Aliasing]), help="Which ops are views or work in place."),
     _graph("--strict", is_flag=True, default=None, help="Make every estimate an error."),
     _graph("--link-bandwidth", metavar="RATE", help="Of the link to the host, such as 12GB/s."),

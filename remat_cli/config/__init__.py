@@ -311,21 +311,6 @@ def load_device(name: str) -> Device:
     return checked(Device, read_yaml(_shipped(Path(name), "configs/devices")))
 
 
-def load_measurements(path: Path) -> dict[str, int]:
-    """Read a table of measured times: a YAML or JSON file that maps names of ops, or types of ops, to nanoseconds.
-
-    Raises:
-        UsageError: the file is missing or malformed, or a time is no whole number, 0 or more.
-    """
-    document = read_yaml(path)
-    for name, time in document.values.items():
-        if type(time) is not int or time < 0:
-            raise UsageError(
-                f"{document.place((name,))}: {time!r} is not a whole number of nanoseconds", hint="write it like 812500"
-            )
-    return dict(document.values)
-
-
 def beside(folder: Path, name: str) -> Path:
     """Return the file of that name in `folder`; where there is none, the name, of what comes with remat."""
     path = folder / name

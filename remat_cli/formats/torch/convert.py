@@ -85,17 +85,27 @@ def signature(op: JointOp) -> str:
         text = "boundary"
     else:
         made = [_layout(value) for value in tensors_of(node.meta.get("val"))]
-        text = f"{node.target}({_written(node.args)}, {_written(node.kwargs)}) -> {made}"
+        text = f"{written(node)} -> {made}"
     return sha256(text.encode()).hexdigest()[:_SIGNATURE_LENGTH]
 
 
-def _written(value: Any) -> str:
+def written(node: fx.Node, *, named: bool = True) -> str:
+    """Return an op with its operands as text: the layout of each tensor, the value of everything else.
+
+    Args:
+        node: the op.
+        named: say which tensor it is, too; without, ops that do the same on tensors of the same layout are alike.
+    """
+    return f"{node.target}({_written(node.args, named)}, {_written(node.kwargs, named)})"
+
+
+def _written(value: Any, named: bool) -> str:
     if isinstance(value, fx.Node):
-        return f"{value.name}: {[_layout(tensor) for tensor in tensors_of(value.meta.get('val'))]}"
+        return f"{value.name if named else ''}: {[_layout(tensor) for tensor in tensors_of(value.meta.get('val'))]}"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(_written(item, named) for item in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_written(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {_written(item, named)}' for key, item in value.items())}}}"
     if isinstance(value, torch.device):
         return value.type
     return repr(value)

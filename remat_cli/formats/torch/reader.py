@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import format_tb
 from typing import Any
@@ -30,8 +31,49 @@ _NO_DATA = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class TakenStep:
+    """A training step that torch has captured.
+
+    Attributes:
+        reference: where it comes from.
+        step: with fake tensors.
+        captured: its joint graph as torch handed it over.
+        joint: the same, resolved.
+        device: kind of device whose kernels it has.
+        notes: what the user should know, one line each.
+    """
+
+    reference: str
+    step: Step
+    captured: Captured
+    joint: Joint
+    device: str
+    notes: tuple[str, ...]
+
+    def reading(self) -> Reading:
+        """Return what is read of it."""
+        joint, captured, optimizer = self.joint, self.captured, self.step.optimizer
+        where, name = parts(self.reference)
+        used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
+        state = 0 if optimizer is None else optimizer_state_bytes(optimizer)
+        resident = unused_bytes(modules_of(self.step), used) + state
+        return Reading(
+            graph=graph_of(joint, f"{Path(where).stem if where.endswith('.py') else where}.{name}", resident),
+            operators=operators_of(joint),
+            parameters=trained_parameters(joint, captured),
+            optimizer=None if optimizer is None else type(optimizer).__name__,
+            notes=self.notes,
+        )
+
+
 def read_step(reference: str, options: ReadOptions) -> Reading:
-    """Read a training step, without weights and without memory for its tensors.
+    """Read a training step; arguments and errors are those of `take_step`."""
+    return take_step(reference, options).reading()
+
+
+def take_step(reference: str, options: ReadOptions) -> TakenStep:
+    """Have torch capture a training step, without weights and without memory for its tensors.
 
     Args:
         reference: FILE.py:NAME or package.module:NAME.
@@ -53,7 +95,8 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
     with weightless, explaining_failure(reference):
         step = as_step(function(**options.dims), reference)
     device, notes = _device(weightless.device_type)
-    return _read(step, reference, device, notes)
+    step, captured = capture(step, device, reference)
+    return TakenStep(reference, step, captured, Joint.of(captured), device, tuple(notes))
 
 
 @contextmanager
@@ -87,22 +130,6 @@ def _device(asked: str | None) -> tuple[str, list[str]]:
         ]
     device = "cuda" if has_cuda else "cpu"
     return device, [f"read with torch {torch.__version__} for {device.upper()}: other devices have other kernels"]
-
-
-def _read(step: Step, reference: str, device: str, notes: list[str]) -> Reading:
-    step, captured = capture(step, device, reference)
-    joint = Joint.of(captured)
-    where, name = parts(reference)
-    used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
-    state = 0 if step.optimizer is None else optimizer_state_bytes(step.optimizer)
-    resident = unused_bytes(modules_of(step), used) + state
-    return Reading(
-        graph=graph_of(joint, f"{Path(where).stem if where.endswith('.py') else where}.{name}", resident),
-        operators=operators_of(joint),
-        parameters=trained_parameters(joint, captured),
-        optimizer=None if step.optimizer is None else type(step.optimizer).__name__,
-        notes=tuple(notes),
-    )
 
 
 class _Seen(BaseException):

@@ -161,6 +161,37 @@ def execute(
     )
 
 
+def times_of(
+    path: Path, model: SizedModel, rewritten: Rewritten, *, runs: int, seed: int = 0, time_limit: float = 600
+) -> tuple[str, dict[str, list[int]]]:
+    """Run a rewritten model several times, on random inputs, and take down what each node takes.
+
+    Args:
+        path: the model as it is.
+        model: what was read of it.
+        rewritten: the model as rewritten.
+        runs: how often.
+        seed: of the random inputs and, where there are none, weights.
+        time_limit: seconds that this may take.
+
+    Returns:
+        The version of onnxruntime; by the name of each node, nanoseconds of each run.
+
+    Raises:
+        UsageError: as `check_can_measure`, or an input is of a type that cannot be drawn.
+        GraphError: onnxruntime cannot run the model.
+        InvalidSchedule: a process was killed or took too long.
+    """
+    check_can_measure()
+    with TemporaryDirectory(prefix="remat-") as folder:
+        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        try:
+            found = child.run_proto(rewritten.proto, profile=True, runs=runs)
+        except _Failed as failed:
+            raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
+    return found["version"], found["times_ns"]
+
+
 def check_can_measure() -> None:
     """Check that there is an onnxruntime, and an operating system that tells what it takes.
 
@@ -250,14 +281,14 @@ class _Child:
     request: Mapping[str, Any]
     time_limit: float
 
-    def run_proto(self, model: onnx.ModelProto, *, profile: bool = False) -> dict[str, Any]:
-        """Run a model that is not in a file yet: for its peak, or with `profile` for its order."""
+    def run_proto(self, model: onnx.ModelProto, *, profile: bool = False, runs: int = 1) -> dict[str, Any]:
+        """Run a model that is not in a file yet: for its peak, or with `profile` for its order and times."""
         path = self.folder / "model.onnx"
         path.write_bytes(model.SerializeToString())
         read = _read_in(model)
         weights = [weight for weight in self.request["random_weights"] if weight[0] in read]
         prefix = str(self.folder / "profile") if profile else None
-        return self.run(path, random_weights=weights, profile_prefix=prefix)
+        return self.run(path, random_weights=weights, profile_prefix=prefix, runs=runs)
 
     def run(self, model: Path, **particular: Any) -> dict[str, Any]:
         """Run the model in a file.
@@ -266,7 +297,7 @@ class _Child:
             _Failed: see there.
         """
         asked, result = self.folder / "request.json", self.folder / "result.json"
-        request = {"profile_prefix": None, **self.request, "model": str(model), **particular}
+        request = {"profile_prefix": None, "runs": 1, **self.request, "model": str(model), **particular}
         asked.write_text(json.dumps(request), encoding="utf-8")
         result.unlink(missing_ok=True)
         command = [sys.executable, "-P", "-m", "remat_cli.runtime.onnx.measured_process", str(asked), str(result)]
