@@ -16,6 +16,7 @@ from remat_cli.cli.options import Call, output_options, planner_options, read_ca
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.plan import EXIT_CODE
 from remat_cli.config import make_planner
+from remat_cli.config.measurements import load_measurements
 from remat_cli.errors import UsageError
 from remat_cli.formats import has_fixed_sizes
 from remat_cli.formats.schedule_json import options_of, schedule_bytes
@@ -61,6 +62,11 @@ def command(
     if output is not None and output != STDOUT:
         check_folder(output)
     options = call.config.graph
+    if options.measurements is not None and dim in load_measurements(Path(options.measurements)).dims:
+        raise UsageError(
+            f"{options.measurements} was measured at one size of {dim!r}, and fit tries many",
+            hint="search without it; then measure and plan at the size that was found",
+        )
 
     def prepare_at(value: int) -> Prepared:
         return prepare(model, replace(options, dims={**options.dims, dim: value}))

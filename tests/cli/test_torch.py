@@ -129,3 +129,26 @@ def test_example_is_planned(remat: Remat) -> None:
     ended = remat("plan", STEP, "--dim", "batch=8", "--budget", "90%", "--planner", "dtr", "--json")
     assert ended.code == 0
     assert ended.json["peak_bytes"] <= 0.9 * ended.json["baseline"]["peak_bytes"]
+
+
+def test_plan_on_what_was_measured_keeps_to_its_peak(remat: Remat, tmp_path: Path) -> None:
+    """Without, the convolutions of this step take 3 MB for themselves that nobody counts."""
+    measured, schedule = tmp_path / "m.json", tmp_path / "s.json"
+    batch = ("--dim", "batch=32")
+    ended = remat("measure", STEP, *batch, "-o", measured)
+    assert ended.code == 0
+    assert "The most memory that a kernel takes for itself" in ended.out
+    known = (*batch, "--measurements", measured)
+    assert remat("plan", STEP, *known, "--budget", "90%", "--planner", "dtr", "-o", schedule, "-q").code == 0
+    found = remat("verify", STEP, schedule, *known, "--execute", "--json").json["execution"]
+    assert found["holds"]
+    assert abs(found["plan"]["measured_bytes"] - found["plan"]["predicted_bytes"]) < 10_000
+    assert remat("inspect", STEP, "--measurements", measured, "--dim", "batch=31").code == 2
+    assert "fit tries many" in remat("fit", STEP, "--dim", "batch", "--budget", "1GB", *known[2:]).err
+
+
+def test_json_graph_cannot_be_measured(remat: Remat, tmp_path: Path) -> None:
+    ended = remat("measure", GRAPHS / "skip_chain.json", "-o", tmp_path / "m.json")
+    assert ended.code == 2
+    assert "no kernels" in ended.err
+    assert not (tmp_path / "m.json").exists()

@@ -120,7 +120,7 @@ def broken_step(execution: Execution, graph: Graph) -> InvalidSchedule | None:
     return InvalidSchedule(
         f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, {format_bytes(peak.predicted)}; "
         f"they part most at {at}",
-        hint="its kernel takes memory of its own, which is not known to remat yet: leave room for it in the budget",
+        hint="its kernel may take memory of its own: plan with what 'remat measure' writes, by --measurements",
     )
 
 

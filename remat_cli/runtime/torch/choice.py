@@ -233,13 +233,16 @@ def _exact(size: int) -> str:
     return f"{format_bytes(size)} ({size} bytes)"
 
 
-def graph_options(optimizer: object, *, accumulate: bool, device: str | None) -> GraphOptions:
+def graph_options(
+    optimizer: object, *, accumulate: bool, device: str | None, measurements: str | None = None
+) -> GraphOptions:
     """Return how a captured step becomes the graph that is planned.
 
     Args:
         optimizer: one of `OPTIMIZERS` by name, or an optimizer, or None.
         accumulate: whether gradients are there before the step.
         device: a device profile; None: the one for the device that torch would use.
+        measurements: a file of what was measured, which gives times instead.
 
     Raises:
         UsageError: there is no such optimizer.
@@ -249,7 +252,9 @@ def graph_options(optimizer: object, *, accumulate: bool, device: str | None) ->
             f"unknown optimizer {optimizer!r}", hint=f"name one of {', '.join(OPTIMIZERS)}, or give it itself"
         )
     name = optimizer if isinstance(optimizer, str) else None
-    return GraphOptions(optimizer=name, accumulate=accumulate, device=device or default_profile())
+    if measurements is None:
+        device = device or default_profile()
+    return GraphOptions(optimizer=name, accumulate=accumulate, device=device, measurements=measurements)
 
 
 def default_profile() -> str:

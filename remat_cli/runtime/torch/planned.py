@@ -37,6 +37,7 @@ def planned(
     planner: str = "auto",
     options: Mapping[str, Any] | None = None,
     device: str | None = None,
+    measurements: str | Path | None = None,
     plans: str | Path | None = None,
 ) -> Model:
     """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
@@ -56,6 +57,8 @@ def planned(
         planner: which planner makes the plan.
         options: of the planner, such as {"time_limit": 60}.
         device: device profile that gives ops their times, such as "h100".
+        measurements: a file that `remat measure` has written for these sizes: times, and memory that kernels take for
+            themselves, are then those of the machine.
         plans: a folder in which plans are kept between runs of Python.
 
     Raises:
@@ -75,7 +78,12 @@ def planned(
             _budget(budget),
             planner,
             dict(options or {}),
-            graph_options(optimizer, accumulate=accumulate, device=device),
+            graph_options(
+                optimizer,
+                accumulate=accumulate,
+                device=device,
+                measurements=None if measurements is None else str(measurements),
+            ),
             optimizer=type(optimizer).__name__ if isinstance(optimizer, torch.optim.Optimizer) else None,
             state_bytes=optimizer_state_bytes(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else 0,
             folder=None if plans is None else Path(plans),
