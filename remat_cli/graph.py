@@ -15,6 +15,7 @@ from itertools import filterfalse
 from typing import TYPE_CHECKING
 
 from remat_cli.errors import GraphError
+from remat_cli.units import format_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # Sums of sizes and times must fit 64-bit integers with room to spare.
 LARGEST_TOTAL = 2**60
+# What a time is worked out from must fit a floating-point number with room to spare.
+LARGEST_WORK = 2**100
 
 
 class Kind(StrEnum):
@@ -392,13 +395,16 @@ def _check_numbers(graph: Graph) -> None:
     for op in graph.ops:
         total_bytes += whole(op.workspace_bytes, "the workspace of op {!r}", op.name)
         total_time += whole(op.time, "the time of op {!r}", op.name)
-        for what, value in (("grad_time", op.grad_time), ("flops", op.flops), ("moved_bytes", op.moved_bytes)):
-            if value is not None:
-                whole(value, f"{what} of op {{!r}}", op.name)
+        for what in ("grad_time", "flops", "moved_bytes", "grad_flops"):
+            value = getattr(op, what)
+            if value is not None and whole(value, f"{what} of op {{!r}}", op.name) > LARGEST_WORK:
+                raise GraphError(
+                    f"{what} of op {op.name!r} is {format_count(value)}, more than 2^100", hint="check its dimensions"
+                )
     for what, total in (("sizes", total_bytes), ("times", total_time)):
         if total > LARGEST_TOTAL:
             raise GraphError(
-                f"the {what} of graph {graph.name!r} add up to {total}, more than 2^60",
+                f"the {what} of graph {graph.name!r} add up to {format_count(total)}, more than 2^60",
                 hint="check its dimensions; a wrong --dim or shape makes sizes like this",
             )
 

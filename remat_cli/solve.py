@@ -162,6 +162,9 @@ class _Known:
     found_by: str | None = None
     is_of_planner: bool = True
 
+    def as_judged(self) -> Plan:
+        return Plan(self.trace.time, self.trace.peak_bytes, lambda: self.schedule, self.figures, self.found_by)
+
 
 class _Judge(Observer):
     """Replays the plans of one run of a planner, keeps the best, and holds claims against what is known.
@@ -197,7 +200,7 @@ class _Judge(Observer):
         trace = self.trace(plan.schedule)
         if self._fits(trace) and (self.best is None or trace.time < self.best.trace.time):
             self.best = _Known(plan.schedule, trace, plan.figures, plan.found_by or self._planner)
-            self._observe.found(plan)
+            self._observe.found(self.best.as_judged())
             self._tell_standing()
 
     def bound(self, bound: Bound) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from math import log10
 
 from remat_cli.errors import UsageError
 
@@ -19,6 +20,7 @@ _SECONDS = {"": Fraction(1), "ns": Fraction(1, 10**9), "us": Fraction(1, 10**6),
 _SECONDS["µs"] = _SECONDS["us"]
 _SECONDS |= {"s": Fraction(1), "m": Fraction(60), "min": Fraction(60), "h": Fraction(3600)}
 _LONGEST = 60
+_LARGEST_IN_FULL = 10**30
 _POINTS = 8
 _MOST_POINTS = 200
 _RANGE = re.compile(r"(?P<low>[^.:].*?)\.\.(?P<high>[^.:][^:]*)(?::(?P<count>\d{1,6}))?")
@@ -189,6 +191,8 @@ def _budgets_of(part: str) -> tuple[BudgetSpec, ...]:
 def format_bytes(size: int) -> str:
     """Return `size` in the decimal unit that reads best, with four digits: 7960000000 -> "7.960 GB"."""
     sign, magnitude = ("-", -size) if size < 0 else ("", size)
+    if magnitude >= _LARGEST_IN_FULL:
+        return f"{format_count(size)} B"
     for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         # 999.95 kB would be written as 1000.0 kB; the next unit up says it better.
         if magnitude >= factor * 0.99995:
@@ -196,6 +200,13 @@ def format_bytes(size: int) -> str:
             digits = 3 if value < 9.9995 else 2 if value < 99.995 else 1
             return f"{sign}{value:.{digits}f} {unit}"
     return f"{sign}{magnitude} B"
+
+
+def format_count(number: int) -> str:
+    """Return a whole number; of one with more digits than anybody reads (or Python writes), how large it is."""
+    if abs(number) < _LARGEST_IN_FULL:
+        return str(number)
+    return f"about {'-' if number < 0 else ''}10^{log10(abs(number)):.0f}"
 
 
 def format_time(time: int, unit: str) -> str:

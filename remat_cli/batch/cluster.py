@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -80,6 +81,21 @@ def unpack(parcel: Parcel, folder: Path) -> Job:
     return replace(parcel.job, graph=folder / parcel.job.graph, options=replace(options, **moved))
 
 
+def run_packed(packed: bytes, version: str) -> Outcome:
+    """Carry out a job on a worker.
+
+    Args:
+        packed: parcel and limits.
+        version: of the remat that sent it, under which its outcome is recorded.
+
+    Raises:
+        OtherVersion: this one is another.
+    """
+    if version != __version__:
+        raise OtherVersion(__version__)
+    return run_parcel(*pickle.loads(packed))
+
+
 def run_parcel(parcel: Parcel, limits: Limits) -> Outcome:
     """Carry out a job on a worker, or end it where nobody can be told its outcome any more."""
     with TemporaryDirectory(prefix="remat-") as name:
@@ -112,15 +128,22 @@ def _is_wanted() -> bool:
     return task is not None and task.state != "cancelled"
 
 
-def _version() -> str:
-    return __version__
+class OtherVersion(Exception):
+    """A worker has another version of remat than whoever sends it a job."""
+
+
+# What a worker is asked for travels as text: one that does not have remat can answer that. A function of ours it could
+# not even receive, and would leave the cluster.
+_RUN = "__import__('remat_cli.batch.cluster', fromlist=['run_packed']).run_packed(packed, version)"
+_VERSION = "__import__('remat_cli').__version__"
 
 
 class Cluster:
     """Executes jobs on the workers of a Dask cluster.
 
     A worker that dies takes no job with it: the scheduler gives it to another one. A job whose worker died again and
-    again (how often is the scheduler's `allowed-failures`) is given up.
+    again (how often is the scheduler's `allowed-failures`) is given up. A worker that joins late and does not have this
+    version of remat runs nothing: its jobs go to the others.
 
     Args:
         address: of the scheduler, such as tcp://host:8786.
@@ -137,12 +160,15 @@ class Cluster:
         self._running: dict[str, tuple[Job, Any]] = {}
         self._ended: SimpleQueue[str] = SimpleQueue()
         self._refused: list[tuple[Job, Outcome]] = []
+        self._sent = 0
+        # Workers that cannot run jobs, and why.
+        self._unfit: dict[str, str] = {}
         # Others may have sent the same job, with other limits.
         self._run = uuid4().hex[:12]
         self._threads = 0
         self._counted = 0.0
         try:
-            _check_workers(self._client, address)
+            self._check_workers()
         except BaseException:
             self._client.close()
             raise
@@ -154,8 +180,10 @@ class Cluster:
 
     @property
     def trouble(self) -> str:
-        """Whether there are no workers; some may come."""
-        return "" if self._count_threads() else "the cluster has no workers"
+        """Whether there are no workers, of which some may come, or some that cannot run jobs."""
+        if not self._count_threads():
+            return "the cluster has no workers"
+        return "".join(f"left out: {reason}" for reason in list(self._unfit.values())[:1])
 
     def _count_threads(self) -> int:
         if monotonic() - self._counted > _LOOK:
@@ -173,12 +201,17 @@ class Cluster:
         except RematError as error:
             self._refused.append((job, refusal(error)))
             return
+        fit = self._fit_workers() if self._unfit else None
+        if fit == []:
+            self._refused.append((job, refusal(self._no_fit_worker())))
+            return
+        self._sent += 1
+        names = {"packed": pickle.dumps((parcel, self._limits)), "version": __version__}
         with warnings.catch_warnings():
             # Of sending a lot: a graph of many ops is some megabytes, and has to get there.
             warnings.simplefilter("ignore")
-            future = self._client.submit(
-                run_parcel, parcel, self._limits, key=f"remat-{job.key}-{self._run}", pure=False
-            )
+            key = f"remat-{job.key}-{self._run}-{self._sent}"
+            future = self._client.submit(eval, _RUN, names, key=key, pure=False, workers=fit)
         self._running[future.key] = (job, future)
         future.add_done_callback(lambda done: self._ended.put(done.key))
 
@@ -193,11 +226,15 @@ class Cluster:
             self._check_connection()
             return []
         job, future = self._running[key]
-        outcome = self._outcome(future)
-        if outcome is None:
+        try:
+            outcome = self._outcome(future)
+        except TimeoutError:
             self._ended.put(key)
             return []
         del self._running[key]
+        if outcome is None:
+            self.submit(job)
+            return []
         return [(job, outcome)]
 
     def close(self) -> None:
@@ -206,19 +243,49 @@ class Cluster:
         self._client.close()
 
     def _outcome(self, future: Any) -> Outcome | None:
-        """Return what came of a job; None where its outcome was lost with a worker, and it runs again."""
+        """Return what came of a job; None where its worker cannot run jobs, and another one has to.
+
+        Raises:
+            TimeoutError: its outcome was lost with a worker, and it runs again.
+        """
         self._check_connection()
         if future.cancelled():
             return failure(Ending.CRASHED, "the scheduler gave the job up")
-        try:
-            error = future.exception(timeout=_TO_FETCH)
-            outcome = future.result(timeout=_TO_FETCH) if error is None else None
-        except TimeoutError:
-            return None
+        error = future.exception(timeout=_TO_FETCH)
+        if isinstance(error, OtherVersion | ImportError | AttributeError):
+            self._fit_workers()
+            if self._unfit:
+                return None
         if error is not None:
             return failure(Ending.CRASHED, f"the cluster could not run the job: {type(error).__name__}: {error}")
+        outcome = future.result(timeout=_TO_FETCH)
         assert isinstance(outcome, Outcome)
         return outcome
+
+    def _check_workers(self) -> None:
+        """Hold the workers' remat against this one; those that join later are looked at when they are given a job."""
+        self._fit_workers()
+        if self._unfit:
+            raise self._no_fit_worker()
+
+    def _fit_workers(self) -> list[str]:
+        """Ask the workers for their versions, note those that cannot run jobs, and return the others."""
+        try:
+            versions: Mapping[str, object] = self._client.run(eval, _VERSION, on_error="return")
+        except OSError:
+            raise self._lost() from None
+        self._unfit = {
+            worker: f"worker {worker} {f'has remat {version}' if isinstance(version, str) else 'does not have remat'}"
+            for worker, version in versions.items()
+            if version != __version__
+        }
+        return [worker for worker in versions if worker not in self._unfit]
+
+    def _no_fit_worker(self) -> UsageError:
+        reason = next(iter(self._unfit.values()), "a worker has left")
+        return UsageError(
+            f"{reason}, and this is {__version__}", hint=f"on every worker: pip install 'remat[cluster]=={__version__}'"
+        )
 
     def _check_connection(self) -> None:
         if self._client.status != "running":
@@ -249,15 +316,3 @@ def _connected(address: str) -> Any:
         raise UsageError(
             f"there is no scheduler at {address}: {error}", hint="start one with 'dask scheduler', or check the address"
         ) from None
-
-
-def _check_workers(client: Any, address: str) -> None:
-    """Hold the workers' remat against this one; those that join later are expected to be like them."""
-    hint = f"on every worker: pip install 'remat[cluster]=={__version__}'"
-    try:
-        versions: Mapping[str, str] = client.run(_version)
-    except ImportError:
-        raise UsageError(f"a worker of {address} does not have remat", hint=hint) from None
-    for worker, version in versions.items():
-        if version != __version__:
-            raise UsageError(f"worker {worker} has remat {version}, and this is {__version__}", hint=hint)

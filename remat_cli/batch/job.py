@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Job:
     sha256: str
     options: GraphOptions
     budget: BudgetSpec
-    max_overhead: float | None
+    max_overhead: Fraction | None
     config: str
     planner: str
     planner_options: Mapping[str, Any] = field(default_factory=dict)

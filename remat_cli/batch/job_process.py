@@ -15,6 +15,7 @@ from threading import Thread
 
 from remat_cli.batch.job import Job, Limits, Outcome, out_of_memory
 from remat_cli.batch.process_trees import kill_tree
+from remat_cli.interruption import pass_over_requests
 
 
 def main() -> None:
@@ -22,8 +23,9 @@ def main() -> None:
     # What a solver prints must not get among the outcome.
     with os.fdopen(os.dup(1), "wb") as outcomes:
         os.dup2(2, 1)
-        # Whoever started it may have been told to take no notice of Ctrl-C.
+        # Whoever started it may have been told to take no notice of Ctrl-C; of other requests, it ends this process.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        pass_over_requests()
         job, limits = pickle.load(sys.stdin.buffer)
         Thread(target=_leave_with_parent, daemon=True).start()
         outcomes.write(pickle.dumps(_outcome(job, limits)))

@@ -11,6 +11,7 @@ from typing import Self
 from remat_cli.batch.executor import Executor
 from remat_cli.batch.job import Job, Outcome
 from remat_cli.batch.result_lines import JobLine
+from remat_cli.interruption import REQUESTS_TO_END
 from remat_cli.problem import Observer
 
 # Seconds between two looks at whether Ctrl-C was pressed.
@@ -18,22 +19,25 @@ _LOOK = 0.1
 
 
 class Interruption:
-    """Ctrl-C while jobs run: once is heeded when what has ended is recorded; twice ends everything at once."""
+    """Ctrl-C, or a request to end, while jobs run: heeded when what has ended is recorded; Ctrl-C twice, at once."""
 
     def __init__(self) -> None:
         self.wanted = False
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._note)
+        numbers = (signal.SIGINT, *REQUESTS_TO_END)
+        heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.wanted:
+        if self.wanted and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.wanted = True
 

@@ -84,7 +84,7 @@ def _request(raw: _Keys, document: Document, folder: Path) -> Request:
         ways=tuple(_way(config, index, document, folder) for index, config in enumerate(raw.configs)),
         max_overhead=None
         if overhead is None
-        else placed(document, ("max_overhead",), lambda: float(parse_share(str(overhead)))),
+        else placed(document, ("max_overhead",), lambda: parse_share(str(overhead))),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from functools import cache
 from glob import glob, has_magic
 from hashlib import sha256
@@ -52,7 +53,12 @@ class Request:
     options: GraphOptions = field(default_factory=GraphOptions)
     budgets: tuple[BudgetSpec, ...] = ()
     ways: tuple[Way, ...] = ()
-    max_overhead: float | None = None
+    max_overhead: Fraction | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that is read for it."""
+        return (*self.graphs, *self.options.files, *(file for way in self.ways for file in way.config.files))
 
 
 def way_of(config: Path) -> Way:
@@ -159,7 +165,7 @@ def _settled(way: Way, request: Request, default_planner: str, one_worker: bool)
     identity = {
         "remat": __version__,
         "options": _content(options),
-        "max_overhead": max_overhead,
+        "max_overhead": None if max_overhead is None else str(max_overhead),
         "planner": [name, all_options],
     }
     if one_worker and "cores" in all_options:
@@ -178,20 +184,15 @@ def _content(options: GraphOptions) -> dict[str, Any]:
     return values
 
 
-def schedule_names(jobs: Sequence[Job]) -> dict[str, str]:
-    """Return the name of each job's schedule file by the job's key: graph, budget and way, in safe characters.
+def schedule_name(job: Job, digest: str) -> str:
+    """Return the name of a job's schedule file: graph, budget and way, in safe characters, and what tells it apart.
 
-    Where that is not enough to tell jobs apart, on whatever file system, a part of the key is added.
+    Args:
+        job: whose plan it is.
+        digest: of the file's content, in hexadecimal digits: no plan takes the place of another one, of whatever run.
     """
-    plain = {
-        job.key: "-".join(map(_safe, (job.graph.stem, str(job.budget).replace(" ", ""), job.config))) for job in jobs
-    }
-    seen: dict[str, int] = {}
-    for name in plain.values():
-        seen[name.lower()] = seen.get(name.lower(), 0) + 1
-    return {
-        key: f"{name}.json" if seen[name.lower()] == 1 else f"{name}-{key[:12]}.json" for key, name in plain.items()
-    }
+    words = (job.graph.stem, str(job.budget).replace(" ", ""), job.config)
+    return f"{'-'.join(map(_safe, words))}-{digest[:12]}.json"
 
 
 def _safe(text: str, longest: int = 60) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from io import BytesIO
 from pathlib import Path
 
 from remat_cli.config import Document, checked
@@ -106,28 +108,63 @@ def line_bytes(line: JobLine) -> bytes:
     return json.dumps(asdict(line), sort_keys=True).encode() + b"\n"
 
 
-def read_lines(path: Path, content: bytes) -> list[JobLine]:
-    """Return the lines in the results file at `path`.
+@dataclass(frozen=True)
+class Content:
+    """What is in a results file.
+
+    Attributes:
+        lines: of jobs, in the order of the file.
+        kept: these lines as they stand there.
+        damaged: by their numbers, from 1 on, the lines that cannot be read.
+    """
+
+    lines: tuple[JobLine, ...] = ()
+    kept: bytes = b""
+    damaged: Mapping[int, bytes] = field(default_factory=dict)
+
+
+def read_content(path: Path, content: bytes) -> Content:
+    """Read a results file. Half a line at its end is left out: a process was killed as it wrote.
 
     Args:
         path: for messages.
-        content: what is in it: whole lines.
+        content: of the file.
 
     Raises:
-        UsageError: a line is none of `remat batch`; with its number.
+        UsageError: there is something in it, but no line of `remat batch`.
     """
-    return [_line(text, f"{path}:{number}") for number, text in enumerate(content.splitlines(), 1)]
+    lines: list[JobLine] = []
+    kept: list[bytes] = []
+    damaged: dict[int, bytes] = {}
+    reason = ""
+    for number, text in enumerate(BytesIO(content), 1):  # unlike splitlines, it ends no line at a carriage return
+        try:
+            line = _line(text, f"{path}:{number}")
+        except UsageError as error:
+            if text.endswith(b"\n") or not _is_begun(text):
+                damaged[number] = text
+                reason = reason or error.message
+            continue
+        if text.endswith(b"\n"):
+            lines.append(line)
+            kept.append(text)
+    if damaged and not lines:
+        hint = "name another file with -o; one of another version of remat cannot be gone on with"
+        raise UsageError(f"{reason}; nor is any other", hint=hint)
+    return Content(tuple(lines), b"".join(kept), damaged)
+
+
+def _is_begun(text: bytes) -> bool:
+    """Tell whether this may be the beginning of a line."""
+    start = f'{{"{min(item.name for item in fields(JobLine))}": '.encode()
+    return text.startswith(start) or start.startswith(text)
 
 
 def _line(text: bytes, place: str) -> JobLine:
     try:
         values = json.loads(text)
-    except ValueError:  # no JSON, no UTF-8, or a number of more digits than Python converts
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, more digits than Python converts, nested too deeply
         values = None
     if not isinstance(values, dict):
-        raise UsageError(f"{place}: is no line of 'remat batch'", hint="name another file with -o")
-    try:
-        return checked(JobLine, Document(values, place))
-    except UsageError as error:
-        hint = "was it written by another version of remat? name another file with -o"
-        raise UsageError(error.message, hint=hint) from None
+        raise UsageError(f"{place}: is no line of 'remat batch'")
+    return checked(JobLine, Document(values, place))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from contextlib import ExitStack
 from hashlib import sha256
+from io import FileIO
 from os.path import exists, isfile  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 from remat_cli.batch.job import Job, Outcome
-from remat_cli.batch.requests import schedule_names
-from remat_cli.batch.result_lines import JobLine, line_bytes, read_lines
+from remat_cli.batch.requests import schedule_name
+from remat_cli.batch.result_lines import Content, JobLine, line_bytes, read_content
 from remat_cli.errors import UsageError
-from remat_cli.formats.writing import write_file
+from remat_cli.formats.writing import check_writes, write_faults, write_file
+
+_ELSEWHERE = "choose another place with -o"
 
 
 class Records:
@@ -30,21 +34,26 @@ class Records:
 
     Raises:
         UsageError: a file or folder cannot be written, is written by another process, or holds something else.
+
+    Attributes:
+        lines: of the jobs that have ended, by their keys.
+        notes: what was found in the file and could not be gone on with.
     """
 
     def __init__(
         self, results: Path | None, schedules: Path | None, jobs: Sequence[Job], *, resume: bool, retry: bool
     ) -> None:
         self._schedules = schedules
-        self._names = schedule_names(jobs)
         if schedules is not None:
             _make_folder(schedules)
         self._file = None if results is None else _ResultsFile(results, resume=resume)
+        self.notes = () if self._file is None else self._file.notes
         earlier = {} if self._file is None else {line.job: line for line in self._file.lines}
+        asked = {job.key for job in jobs}
         self.lines = {
             key: line
             for key, line in earlier.items()
-            if key in self._names and not (retry and line.can_differ) and self._has_schedule(line)
+            if key in asked and not (retry and line.can_differ) and self._has_schedule(line)
         }
 
     def __enter__(self) -> Self:
@@ -64,9 +73,9 @@ class Records:
         """
         path = digest = None
         if outcome.schedule is not None and self._schedules is not None:
-            path = self._schedules / self._names[job.key]
-            write_file(path, outcome.schedule)
             digest = sha256(outcome.schedule).hexdigest()
+            path = self._schedules / schedule_name(job, digest)
+            write_file(path, outcome.schedule)
         line = JobLine(
             **vars(outcome.ended),
             job=job.key,
@@ -97,64 +106,76 @@ class Records:
 
 
 def _make_folder(folder: Path) -> None:
-    try:
+    with write_faults(folder, "choose another place with --schedules"):
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise UsageError(f"{folder}: cannot be made: {reason}", hint="choose another place with --schedules") from None
+    check_writes({"--schedules": folder / "schedule.json"})
 
 
 class _ResultsFile:
-    """The file, held by this process alone."""
+    """The file, held by this process alone.
+
+    Attributes:
+        lines: of an earlier run.
+        notes: what of it could not be read.
+    """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         self._path = path
+        self.notes: tuple[str, ...] = ()
         if exists(path) and not isfile(path):
             raise UsageError(f"{path} is no regular file", hint="name a file with -o, or - for stdout")
-        try:
-            # Not buffered: what is added is there, whatever becomes of this process.
-            self._file = path.open("a+b", buffering=0)
-        except (OSError, ValueError) as problem:
-            raise self._unwritable(problem) from None
-        try:
-            _lock(self._file, path)
-            content = self._whole_lines()
+        with ExitStack() as opened, write_faults(path, _ELSEWHERE):
+            self._file = opened.enter_context(_locked(path))
+            self._file.seek(0)
+            content = self._file.read()
             if content and not resume:
-                raise UsageError(
-                    f"{path} holds results already", hint="go on with them with --resume, or name another file with -o"
-                )
-            self.lines = read_lines(path, content)
-            # Half a line is what is left where a process was killed as it wrote.
-            self._file.truncate(len(content))
-        except OSError as problem:
-            self._file.close()
-            raise self._unwritable(problem) from None
-        except BaseException:
-            self._file.close()
-            raise
+                hint = "go on with the results in it with --resume, or name another file with -o"
+                raise UsageError(f"{path} is not empty", hint=hint)
+            found = read_content(path, content)
+            if found.damaged:
+                self._set_aside(found)
+                self._file = opened.enter_context(_locked(path))
+            self._file.truncate(len(found.kept))
+            self.lines = found.lines
+            self._opened = opened.pop_all()
 
-    def _unwritable(self, problem: OSError | ValueError) -> UsageError:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        return UsageError(f"{self._path}: cannot be written: {reason}", hint="choose another place with -o")
+    def _set_aside(self, found: Content) -> None:
+        """Put in place of the file one without the lines that cannot be read, which go to a file beside it.
 
-    def _whole_lines(self) -> bytes:
-        self._file.seek(0)
-        content = self._file.read()
-        return content[: content.rfind(b"\n") + 1]
+        The file that was there stays open and locked: whoever has opened it meanwhile will not write to it.
+        """
+        aside = self._path.with_name(f"{self._path.name}.damaged")
+        with aside.open("ab") as file:
+            file.writelines(line.removesuffix(b"\n") + b"\n" for line in found.damaged.values())
+        write_file(self._path, found.kept)
+        numbers = ", ".join(map(str, found.damaged))
+        self.notes = (f"{self._path}: cannot be read at line {numbers}: moved to {aside}, and done again",)
 
     def add(self, line: JobLine) -> None:
         rest = memoryview(line_bytes(line))
-        try:
+        with write_faults(self._path, _ELSEWHERE):
             while rest:
                 rest = rest[self._file.write(rest) :]
-        except OSError as problem:
-            raise self._unwritable(problem) from None
 
     def close(self) -> None:
-        self._file.close()
+        self._opened.close()
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
+def _locked(path: Path) -> FileIO:
+    """Open a file to be read and added to, and lock it.
+
+    Not buffered: what is added is there, whatever becomes of this process.
+    """
+    file = FileIO(path, "a+")
+    try:
+        _lock(file, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _lock(file: FileIO, path: Path) -> None:
     import fcntl
 
     try:

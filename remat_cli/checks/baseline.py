@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
+from math import isfinite
 from os.path import exists  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 from typing import Any
 
 from remat_cli.config import Document, checked
 from remat_cli.errors import UsageError
-from remat_cli.formats.source import parse_json, read_bytes
+from remat_cli.formats.source import LARGEST_CONFIG, parse_json, read_bytes
+from remat_cli.studies.budget_search import exact_overhead
 
 _FORMAT = "remat.baseline/1"
 
@@ -26,6 +29,8 @@ class Figures:
         limit_bytes: what the model is held to: its budget or its largest peak; None without either.
         plan_peak_bytes: peak of the plan; None where there is none, or none was asked for.
         overhead: of the plan, as a share of the plain run's time; None likewise.
+        plain_time: of the plain run; None in a baseline of an older version.
+        plan_time: of the plan; None likewise, and where there is none.
     """
 
     plain_peak_bytes: int
@@ -33,6 +38,15 @@ class Figures:
     limit_bytes: int | None = None
     plan_peak_bytes: int | None = None
     overhead: float | None = None
+    plain_time: int | None = None
+    plan_time: int | None = None
+
+    @property
+    def exact_overhead(self) -> Fraction | None:
+        """The overhead to be held against a limit; only where the times are missing, what rounding has left of it."""
+        if self.plain_time is not None and self.plan_time is not None:
+            return exact_overhead(self.plan_time, self.plain_time)
+        return Fraction(self.overhead) if self.overhead is not None and isfinite(self.overhead) else None
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ def read_baseline(path: Path) -> dict[str, Figures]:
     """
     if not exists(path):
         return {}
-    values = parse_json(path, read_bytes(path, error=UsageError), error=UsageError)
+    values = parse_json(path, read_bytes(path, error=UsageError, largest=LARGEST_CONFIG), error=UsageError)
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
         raise UsageError(
             f"{path}: is no baseline of the format {_FORMAT!r}",

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fractions import Fraction
 from math import ceil
 from multiprocessing import active_children, get_context
 from time import monotonic
@@ -23,7 +24,7 @@ from remat_cli.prepare import Prepared, prepare
 from remat_cli.problem import Budget, Observer, Problem, Scope, Status
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, solve
-from remat_cli.studies.budget_search import within_overhead
+from remat_cli.studies.budget_search import exact_overhead, within_overhead
 from remat_cli.studies.progress import Prefixed
 from remat_cli.units import format_bytes, format_share
 
@@ -214,14 +215,17 @@ class _Check:
         limits = self.limits(plain)
         limit = min(limits.values(), default=None)
         hard_limit = largest_working_set(prepared.graph).bytes
-        self.figures = Figures(plain.peak_bytes, hard_limit, limit)
+        self.figures = Figures(plain.peak_bytes, hard_limit, limit, plain_time=plain.time)
         if limit is not None and self.model.budget is None:
             self.hold_plain_run(prepared, plain, limit)
         elif limit is not None:
             solution = self.solution(prepared, plain, limit)
             if solution.trace is not None:
-                self.figures = Figures(
-                    plain.peak_bytes, hard_limit, limit, solution.trace.peak_bytes, solution.overhead
+                self.figures = replace(
+                    self.figures,
+                    plan_peak_bytes=solution.trace.peak_bytes,
+                    overhead=solution.overhead,
+                    plan_time=solution.trace.time,
                 )
             self.failures.extend(self.plan_failures(prepared, solution, limits))
         if self.model.max_regression is not None and not self.accept:
@@ -259,17 +263,19 @@ class _Check:
         return uninterrupted(solve(problem, planner, self.observe))
 
     def plan_failures(self, prepared: Prepared, solution: Solution, limits: Mapping[str, int]) -> Iterator[Failure]:
-        refusal = within_overhead(solution, self.model.max_overhead)
+        allowed = self.model.max_overhead
+        refusal = within_overhead(solution, allowed)
         if refusal.trace is not None:
             return
         remedies = self.remedies(prepared, refusal, limits)
-        if solution.overhead is None:
+        if solution.trace is None or allowed is None:
             yield Failure(next(iter(limits)), _why_nothing_fits(solution), remedies)
             return
-        wider = f"allow it: max_overhead: {_percent(solution.overhead)}"
+        overhead = exact_overhead(solution.trace.time, solution.baseline.time)
+        wider = f"allow it: max_overhead: {_percent(overhead)}"
         reason = (
-            f"the plan takes {format_share(solution.overhead)} more time than the plain run, above max_overhead "
-            f"{format_share(self.model.max_overhead or 0)}"
+            f"the plan takes {format_share(overhead)} more time than the plain run, above max_overhead "
+            f"{format_share(allowed)}"
         )
         if refusal.status is Status.INFEASIBLE:
             reason += f"; proven: {_which_plan(refusal)} keeps to it"
@@ -282,7 +288,7 @@ class _Check:
         is_share = self.model.budget is not None and self.model.budget.share is not None
         larger = _written(offer.budget_bytes)
         if is_share and too_small == ["budget"]:
-            larger = _percent(min(1.0, offer.budget_bytes / refusal.baseline.peak_bytes))
+            larger = _percent(min(Fraction(1), Fraction(offer.budget_bytes, refusal.baseline.peak_bytes)))
         remedies = [f"raise {' and '.join(too_small)} to {larger}, where {_plan_in_words(offer.overhead)} fits"]
         resident, limit = prepared.graph.resident_bytes, refusal.problem.budget.device_bytes
         # A share of the plain peak would shrink with the batch.
@@ -305,11 +311,12 @@ class _Check:
             grown = "" if old == 0 else f" by {format_share((new - old) / old)}"
             reason = f"the plain peak grew{grown}, from {format_bytes(old)} to {format_bytes(new)}, above {limit}"
             yield Failure("max_regression", reason, remedy)
-        if self.before.overhead is None or now.overhead is None:
+        earlier, later = self.before.exact_overhead, now.exact_overhead
+        if earlier is None or later is None:
             return
-        if now.overhead - self.before.overhead > allowed:
+        if later - earlier > allowed:
             reason = (
-                f"the overhead grew from {format_share(self.before.overhead)} to {format_share(now.overhead)}, by more "
+                f"the overhead grew from {format_share(earlier)} to {format_share(later)}, by more "
                 f"than {limit} of the plain run's time"
             )
             yield Failure("max_regression", reason, remedy)
@@ -342,7 +349,7 @@ def _written(size: int) -> str:
     return (number.rstrip("0").rstrip(".") if "." in number else number) + unit
 
 
-def _percent(share: float) -> str:
+def _percent(share: Fraction) -> str:
     """Return a share, rounded up, as it is written in a project file."""
     return f"{ceil(share * 1000) / 10:g}%"
 

@@ -52,6 +52,7 @@ class ModelCheck:
         max_peak: bytes that may be needed: by the plan where there is a budget, else by the plain run.
         max_regression: how much more than in the baseline is allowed: of the plain run's peak as a share of what it
             was, of the overhead as a share of the plain run's time.
+        files: that it is read from.
     """
 
     name: str
@@ -61,9 +62,10 @@ class ModelCheck:
     planner_name: str
     planner: Planner
     budget: BudgetSpec | None = None
-    max_overhead: float | None = None
+    max_overhead: Fraction | None = None
     max_peak: int | None = None
     max_regression: Fraction | None = None
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,17 +171,19 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path, defau
     if raw.max_overhead is not None and run.budget is None:
         raise UsageError(f"{here.place(('max_overhead',))}: needs a budget", hint="add 'budget: 80%'")
     planner_name = run.planner or default_planner
+    model, graph = folder / raw.path, run.graph.beside(folder)
     return ModelCheck(
         name=name,
-        path=folder / raw.path,
+        path=model,
         line=line,
-        graph=run.graph.beside(folder),
+        graph=graph,
         planner_name=planner_name,
         planner=make_planner(planner_name, _repeatable(planner_name, run.options), source=str(document.source)),
         budget=run.budget,
         max_overhead=run.max_overhead,
         max_peak=limits.max_peak,
         max_regression=limits.max_regression,
+        files=(model, *run.sources, *graph.files),
     )
 
 
@@ -190,7 +194,7 @@ def _limits(raw: _Defaults, document: Document, below: _Limits, folder: Path) ->
         planner=planner,
         options=options,
         budget=_parsed(document, "budget", raw.budget, parse_budget),
-        max_overhead=_parsed(document, "max_overhead", raw.max_overhead, lambda text: float(parse_share(text))),
+        max_overhead=_parsed(document, "max_overhead", raw.max_overhead, parse_share),
         graph=graph_section(raw, document),
     )
     base = below.run
@@ -230,6 +234,7 @@ def _over(top: RunConfig, base: RunConfig) -> RunConfig:
         budget=base.budget if top.budget is None else top.budget,
         max_overhead=base.max_overhead if top.max_overhead is None else top.max_overhead,
         graph=base.graph.under(top.graph),
+        sources=(*base.sources, *top.sources),
     )
 
 

@@ -7,15 +7,18 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from remat_cli import __version__
+from remat_cli.cli.streams import drop_stdout, prepare_streams, reader_may_leave
 from remat_cli.errors import RematError
+from remat_cli.interruption import take_as_ctrl_c
 
 # Verb: its one line of help. Its command stands in the module of the same name.
 VERBS: Mapping[str, str] = {
@@ -49,12 +52,30 @@ Exit codes:
   130  interrupted"""
 
 INTERRUPTED = 130
-# A disk or a share of it that is full, a file beyond what is allowed, a device that fails.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# A disk or a share of it that is full, a file beyond what is allowed, a device that fails, one only to read from.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+@contextmanager
+def _quiet_end() -> Iterator[None]:
+    """End with 0 where whoever read stdout has left (`remat --help | head`); click would end with 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        drop_stdout()
+        raise click.exceptions.Exit(0) from None
 
 
 class _Verbs(click.Group):
     """Imports a verb's module only when that verb is called."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _quiet_end():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _quiet_end():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -109,6 +130,8 @@ def cli(debug: bool, log_file: Path | None) -> None:
 
 def main() -> NoReturn:
     """Run the command line, turn whatever ends it into a message and an exit code, and note both where asked to."""
+    prepare_streams()
+    take_as_ctrl_c()
     try:
         _run()
     except SystemExit as end:
@@ -144,7 +167,8 @@ def _run() -> NoReturn:
     logging.getLogger("remat").addHandler(_Warnings(logging.WARNING))
     try:
         code = cli.main(standalone_mode=False)
-        sys.stdout.flush()
+        with reader_may_leave():
+            sys.stdout.flush()
     except click.exceptions.Abort:
         _fail("interrupted", "", INTERRUPTED)
     except click.ClickException as error:
@@ -156,10 +180,6 @@ def _run() -> NoReturn:
         _fail(error.message, error.hint, error.exit_code)
     except KeyboardInterrupt:
         _fail("interrupted", "nothing had been found yet", INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read the output has left (`remat ... | head`); there is nobody to tell.
-        _drop_stdout()
-        sys.exit(0)
     except Exception as error:
         if debug:
             raise
@@ -172,15 +192,10 @@ def _described(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, MemoryError):
         return "out of memory", "use a smaller graph, or a planner for large graphs: dtr", 4
     if isinstance(error, OSError) and error.errno in _FULL:
-        _drop_stdout()
+        drop_stdout()
         return f"the output cannot be written: {error.strerror}", "make room, or send it elsewhere", 2
     name = type(error).__name__
     return f"a bug in remat: {name}: {error}", "run it again as 'remat --debug ...' for a traceback to report", 1
-
-
-def _drop_stdout() -> None:
-    """Point stdout elsewhere: the interpreter would complain while it closes one that takes nothing."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, hint: str, code: int) -> NoReturn:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from os.path import exists  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.replay import replay, with_mode
-from remat_cli.errors import UsageError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import read_schedule
+from remat_cli.formats.writing import check_writes
 from remat_cli.schedule import with_frees
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of
@@ -45,10 +43,12 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
     """
     from remat_cli.reports.terminal.execution import apply_report, apply_summary
     from remat_cli.runtime.onnx.apply import apply_schedule, check_can_apply, checked, model_bytes
-    from remat_cli.runtime.onnx.external_data import absent_files, rebase
+    from remat_cli.runtime.onnx.external_data import absent_files, external_files, rebase
 
+    config = merge_config(given)
+    streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, schedule, *config.files))
     file = read_schedule(schedule)
-    options = with_mode(merge_config(given).graph, file.mode or "inference")
+    options = with_mode(config.graph, file.mode or "inference")
     check_can_apply(model, options, file.schedule)
     prepared, _ = replay(model, options, file, schedule)
     graph = prepared.graph
@@ -69,16 +69,10 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
         )
     prepared = replace(prepared, notes=tuple(notes))
     if output != STDOUT:
-        _check_is_another_file(model, output)
+        check_writes({"-o": output}, external_files(rewritten.proto, model).values())
         rebase(rewritten.proto, model, output)
-    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
     streams.write(output, model_bytes(rewritten.proto))
     streams.report(
         lambda: apply_report(prepared, trace, rewritten, output),
         lambda: apply_summary(prepared, trace, rewritten, output),
     )
-
-
-def _check_is_another_file(model: Path, output: Path) -> None:
-    if exists(output) and os.path.samefile(model, output):
-        raise UsageError(f"{output} is the model itself, which would be lost", hint="choose another name with -o")

@@ -118,18 +118,19 @@ def command(
         None if given["memory_limit"] is None else parse_bytes(given["memory_limit"]),
     )
     slots = jobs or usable_cores()
-    asked = jobs_of(
-        _requests(files, given), default_planner=DEFAULT_PLANNER, one_worker=slots > 1 or scheduler is not None
-    )
-    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
+    requests = _requests(files, given)
+    reads = (*map(Path, files), *(file for request in requests for file in request.files))
+    streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=reads)
+    asked = jobs_of(requests, default_planner=DEFAULT_PLANNER, one_worker=slots > 1 or scheduler is not None)
     results = None if output == STDOUT else output
     with Records(results, schedules, asked, resume=resume, retry=retry) as records:
+        streams.notes(records.notes)
         resumed = len(records.lines)
 
         def record(job: Job, outcome: Outcome) -> JobLine:
             line = records.add(job, outcome)
-            if output == STDOUT:
-                streams.write(STDOUT, line_bytes(line))
+            if output == STDOUT and not streams.write(STDOUT, line_bytes(line)) and schedules is None:
+                raise BrokenPipeError  # what is still to come would be seen by nobody
             return line
 
         waiting = [job for job in asked if job.key not in records.lines]

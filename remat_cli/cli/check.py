@@ -85,7 +85,13 @@ def command(
     loaded = load_project(project, default_planner=DEFAULT_PLANNER)
     chosen = _chosen(loaded, only)
     baseline = _readable(loaded.baseline, read_baseline, or_none=update_baseline and not only)
-    streams = Output(quiet=quiet, stdout_is_taken=any(file == STDOUT for _, file in files))
+    writes = {option: file for option, (_, file) in files.items()}
+    reads = [project, *(file for model in loaded.models for file in model.files)]
+    if update_baseline:
+        writes["'baseline: FILE' in the project file"] = loaded.baseline
+    else:
+        reads.append(loaded.baseline)
+    streams = Output(quiet=quiet, writes=writes, reads=reads)
     outcomes: list[Outcome] = []
     try:
         with streams.progress() as observe:
@@ -94,7 +100,7 @@ def command(
     except KeyboardInterrupt:
         streams.notes([f"interrupted: {len(outcomes)} of {len(chosen)} models were checked, and nothing was written"])
         return INTERRUPTED
-    for form, file in files:
+    for form, file in files.values():
         streams.write(file, _forms()[form](loaded, outcomes))
     if printed == _TABLE:
         streams.report(lambda: check_report(outcomes), dict)
@@ -105,8 +111,8 @@ def command(
     return worst_exit_code(tuple(outcomes))
 
 
-def _asked_for(forms: Sequence[str], output: Path | None) -> tuple[str, list[tuple[str, Path]]]:
-    """Return the form that is printed, and the forms that are written to files, each with its file.
+def _asked_for(forms: Sequence[str], output: Path | None) -> tuple[str, dict[str, tuple[str, Path]]]:
+    """Return the form that is printed, and by the options that say so the forms that are written, each with its file.
 
     Raises:
         UsageError: there is no such form, or stdout would get several.
@@ -114,7 +120,7 @@ def _asked_for(forms: Sequence[str], output: Path | None) -> tuple[str, list[tup
     from remat_cli.config import unknown_name
 
     printed: list[str] = []
-    files: list[tuple[str, Path]] = []
+    files: dict[str, tuple[str, Path]] = {}
     for text in dict.fromkeys(forms):
         form, equals, file = text.partition("=")
         if form not in _FORMATS:
@@ -122,12 +128,12 @@ def _asked_for(forms: Sequence[str], output: Path | None) -> tuple[str, list[tup
         if equals and not file:
             raise UsageError(f"--format {text!r} names no file", hint=f"write it like --format {form}=report")
         if equals:
-            files.append((form, Path(file)))
+            files[f"--format {text}"] = (form, Path(file))
         else:
             printed.append(form)
     if output is not None:
-        files.append((printed.pop() if printed else _TABLE, output))
-    on_stdout = [*printed, *(form for form, file in files if file == STDOUT)]
+        files["-o"] = (printed.pop() if printed else _TABLE, output)
+    on_stdout = [*printed, *(form for form, file in files.values() if file == STDOUT)]
     if len(on_stdout) > 1:
         raise UsageError(
             f"stdout takes one form, not {' and '.join(on_stdout)}",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat_cli.cli import INTERRUPTED
-from remat_cli.cli.comparison_options import planners_options, read_planners, refused_by_all
+from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import Output
 from remat_cli.cli.plan import EXIT_CODE
 from remat_cli.errors import UsageError
 from remat_cli.prepare import Prepared, prepare
@@ -63,7 +63,6 @@ def command(
       remat compare a.json b.json --planners all --time-limit 30s --markdown results.md
       remat compare graph.json --planners retention,mine.yaml --option retention.cores=1 --csv results.csv
     """
-    from remat_cli.formats.writing import check_folder
     from remat_cli.reports.terminal.compare import (
         compare_csv,
         compare_markdown,
@@ -77,12 +76,8 @@ def command(
     sizes = parse_budgets(budgets)
     if any(size.smallest for size in sizes):
         raise UsageError("compare asks all planners at the same budgets, and min differs", hint="see `remat budget`")
-    if csv_file == markdown == STDOUT:
-        raise UsageError("--csv - and --markdown - both want stdout", hint="write one of them to a file")
-    for file in (csv_file, markdown):
-        if file is not None and file != STDOUT:
-            check_folder(file)
-    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=STDOUT in (csv_file, markdown))
+    writes, reads = {"--csv": csv_file, "--markdown": markdown}, (*graphs, *config.files, *planner_files(given))
+    streams = Output(as_json=as_json, quiet=quiet, writes=writes, reads=reads)
     with streams.progress() as observe:
         observe.phase("reading the graphs")
         prepared = [(path, prepare(path, config.graph)) for path in graphs]

@@ -70,8 +70,7 @@ def read_planners(given: Mapping[str, Any], config: RunConfig) -> tuple[NamedPla
     Raises:
         UsageError: there is no such planner or config, one is named twice, or an option is wrong or nobody's.
     """
-    listed = [name.strip() for text in given["planners"] for name in text.split(",")]
-    entries = list(_entries(listed or [config.planner or DEFAULT_PLANNER], config))
+    entries = list(_entries(_listed(given) or [config.planner or DEFAULT_PLANNER], config))
     labels = [label for label, _, _ in entries]
     for label in labels:
         if labels.count(label) > 1:
@@ -81,6 +80,15 @@ def read_planners(given: Mapping[str, Any], config: RunConfig) -> tuple[NamedPla
         NamedPlanner(label, make_planner(name, with_short_limit(name, options), source="--option"))
         for label, name, options in entries
     )
+
+
+def planner_files(given: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Return the config files among the planners that are asked for; a planner's name is that of no file."""
+    return tuple(map(Path, _listed(given)))
+
+
+def _listed(given: Mapping[str, Any]) -> list[str]:
+    return [name.strip() for text in given["planners"] for name in text.split(",")]
 
 
 def give_options(given: Mapping[str, Any], entries: Sequence[Entry]) -> None:

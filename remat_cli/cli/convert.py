@@ -39,7 +39,7 @@ def command(graph: Path, output: Path, training: bool, quiet: bool, **given: Any
     options = config.graph
     if training and options.mode == "inference":
         raise UsageError("--training contradicts --mode inference", hint="leave one of them out")
+    streams = Output(quiet=quiet, writes={"-o": output}, reads=(graph, *config.files))
     prepared = prepare(graph, options, derive_training=training or options.mode == "training")
-    streams = Output(quiet=quiet)
-    streams.notes(prepared.notes)
     streams.write(output, graph_bytes(prepared.graph))
+    streams.notes(prepared.notes)

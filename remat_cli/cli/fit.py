@@ -13,7 +13,7 @@ from remat_cli.cli import INTERRUPTED
 from remat_cli.cli.comparison_options import with_short_limit
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import Call, output_options, planner_options, read_call, searched_graph_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import Output
 from remat_cli.cli.plan import EXIT_CODE
 from remat_cli.config import make_planner
 from remat_cli.config.measurements import load_measurements
@@ -50,7 +50,6 @@ def command(
       remat fit model.onnx --dim batch --dim seq=512 --budget 24GB --max-overhead 20% -o schedule.json
       remat fit model.onnx --dim seq --dim batch=1 --budget 80GB --multiple-of 128
     """
-    from remat_cli.formats.writing import check_folder
     from remat_cli.reports.terminal.fit import fit_report, fit_summary
     from remat_cli.studies.fit import Question, fit
 
@@ -59,8 +58,7 @@ def command(
     question = Question(dim, _budget_bytes(call), call.config.max_overhead, multiple_of, at_most)
     if has_fixed_sizes(model):
         raise UsageError(f"{model}: sizes in a JSON graph are fixed", hint="give the ONNX model that it came from")
-    if output is not None and output != STDOUT:
-        check_folder(output)
+    streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, *call.config.files))
     options = call.config.graph
     if options.measurements is not None and dim in load_measurements(Path(options.measurements)).dims:
         raise UsageError(
@@ -71,7 +69,6 @@ def command(
     def prepare_at(value: int) -> Prepared:
         return prepare(model, replace(options, dims={**options.dims, dim: value}))
 
-    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
     with streams.progress() as observe:
         found = fit(question, prepare_at, call.planner, observe)
     if output is not None:

@@ -79,10 +79,11 @@ def command(
     generator = make_generator(family, said)
     if ops is not None and generator.grows_by in said:
         raise UsageError(f"--ops chooses {generator.grows_by}", hint=f"leave out --option {generator.grows_by}=...")
-    prepared = synthesize(generator, GraphOptions(**costs), kind=None if kind is None else Kind(kind), ops=ops)
-    streams = Output()
-    streams.notes(prepared.notes)
+    graph = GraphOptions(**costs)
+    streams = Output(writes={"-o": output}, reads=graph.files)
+    prepared = synthesize(generator, graph, kind=None if kind is None else Kind(kind), ops=ops)
     streams.write(output, graph_bytes(prepared.graph))
+    streams.notes(prepared.notes)
 
 
 def _list_families(as_json: bool) -> None:

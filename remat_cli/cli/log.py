@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import platform
+import re
 import shlex
 import sys
+from contextlib import suppress
+from os.path import isfile  # unlike that of Path, false for a name that no file can have
 from pathlib import Path
 
 from remat_cli import __version__
@@ -13,6 +16,8 @@ from remat_cli.errors import UsageError
 from remat_cli.problem import Bound, Observer, Plan
 
 _LOG = logging.getLogger("remat")
+# How a line begins: when, and the process.
+_LINE = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ ", re.MULTILINE)
 
 
 class _OneLine(logging.Formatter):
@@ -29,6 +34,7 @@ def start(path: Path) -> None:
     Raises:
         UsageError: it cannot be written.
     """
+    _check_is_log(path)
     try:
         handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
@@ -41,6 +47,19 @@ def start(path: Path) -> None:
     _LOG.propagate = False
     system = f"Python {platform.python_version()}, {platform.platform()}"
     _LOG.info("remat %s, %s: %s", __version__, system, shlex.join(sys.argv[1:]))
+
+
+def _check_is_log(path: Path) -> None:
+    """Raise a UsageError where a file has something else in it: it would be appended to."""
+    if not isfile(path):
+        return
+    with suppress(OSError), path.open("rb") as file:  # what cannot be read may still be appended to
+        head = file.read(4096)
+        if head and not _LINE.search(head):
+            raise UsageError(
+                f"--log-file {path}: is no log of remat, and would be appended to",
+                hint="name another file, or a new one",
+            )
 
 
 def stop() -> None:

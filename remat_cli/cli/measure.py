@@ -10,7 +10,7 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import Output
 from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
 from remat_cli.formats import has_fixed_sizes
@@ -52,12 +52,13 @@ def command(graph: Path, output: Path, time_limit: str, as_json: bool, quiet: bo
     from remat_cli.config.measurements import measurements_bytes
     from remat_cli.reports.terminal.measurements import measurements_report, measurements_summary
 
-    options = merge_config(given).graph
+    config = merge_config(given)
+    options = config.graph
     if options.measurements is not None or options.cost_model is not None:
         raise UsageError(
             "measure makes the times that --measurements and --cost-model are about", hint="leave them out"
         )
-    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
+    streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(graph, *config.files))
     with streams.progress() as observe:
         if names_function(graph):
             prepared, measured = _of_step(graph, options, observe)

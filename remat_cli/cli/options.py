@@ -152,7 +152,7 @@ def merge_config(given: dict[str, Any]) -> RunConfig:
     if given.get("budget") is not None:
         said["budget"] = parse_budget(given["budget"])
     if given.get("max_overhead") is not None:
-        said["max_overhead"] = float(parse_share(given["max_overhead"]))
+        said["max_overhead"] = parse_share(given["max_overhead"])
     return replace(config, **said)
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import environ
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from remat_cli.formats.writing import write_file
+from remat_cli.cli.streams import reader_may_leave, stdout_is_closed
+from remat_cli.errors import UsageError
+from remat_cli.formats.torch import file_of
+from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.problem import Observer
 from remat_cli.units import format_share
 
@@ -19,47 +24,70 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 STDOUT = Path("-")
+_LOG = logging.getLogger("remat")
 
 
 class Output:
-    """The streams of one call: report and summary to stdout, notes and progress to stderr.
+    """What one call writes: its files; report and summary to stdout; notes and progress to stderr.
 
     Args:
         as_json: print a machine summary on stdout instead of the report.
         quiet: print nothing.
-        stdout_is_taken: the file that is written goes to stdout, so the report moves to stderr.
+        writes: the files that will be written, by the options that name them; "-" is stdout, whose report then moves
+            to stderr, and None is no file.
+        reads: the files that the call reads, none of which may be among them.
+
+    Raises:
+        UsageError: a file cannot be written, or is not the only one there, or is read: nothing has been done yet.
     """
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False, stdout_is_taken: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        quiet: bool = False,
+        writes: Mapping[str, Path | None] | None = None,
+        reads: Iterable[Path] = (),
+    ) -> None:
         self._as_json = as_json
         self._quiet = quiet
-        self._stdout_is_taken = stdout_is_taken
+        asked = {option: path for option, path in (writes or {}).items() if path is not None}
+        to_stdout = [option for option, path in asked.items() if path == STDOUT]
+        if len(to_stdout) > 1:
+            raise UsageError(f"stdout takes one file, not {' and '.join(to_stdout)}", hint="give one of them a name")
+        if to_stdout and stdout_is_closed():
+            raise UsageError(f"{to_stdout[0]} -: there is no stdout", hint=f"name a file: {to_stdout[0]} FILE")
+        self._stdout_is_taken = bool(to_stdout)
+        logs = [Path(log.baseFilename) for log in _LOG.handlers if isinstance(log, logging.FileHandler)]
+        check_writes({option: path for option, path in asked.items() if path != STDOUT}, (*map(file_of, reads), *logs))
 
     def report(self, renderable: Callable[[], RenderableType], summary: Callable[[], Mapping[str, Any]]) -> None:
         """Show the report or, where that was asked for, the summary; only what is shown is made."""
         if self._quiet:
             return
-        if self._as_json:
-            stream = sys.stderr if self._stdout_is_taken else sys.stdout
-            stream.write(json.dumps(summary(), ensure_ascii=False, indent=2, sort_keys=True) + "\n")
-            stream.flush()
-        else:
-            _console(to_stderr=self._stdout_is_taken).print(renderable())
+        with reader_may_leave():
+            if self._as_json:
+                stream = sys.stderr if self._stdout_is_taken else sys.stdout
+                stream.write(json.dumps(summary(), ensure_ascii=False, indent=2, sort_keys=True) + "\n")
+                stream.flush()
+            else:
+                _console(to_stderr=self._stdout_is_taken).print(renderable())
 
     def notes(self, notes: Sequence[str]) -> None:
         """Show on stderr what the user should know about the input, where there is no report that does."""
-        if self._quiet:
+        if self._quiet or not notes:
             return
         from remat_cli.reports.safe_text import clean
 
+        console = _console(to_stderr=True)
         for note in notes:
-            _console(to_stderr=True).print(f"note: {clean(note)}", markup=False, soft_wrap=True)
+            console.print(f"note: {clean(note)}", markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self) -> Iterator[Observer]:
         """Show what a planner does while it works, with the elapsed time; on a terminal only. Note it in the log."""
         with self._shown_progress() as observe:
-            if logging.getLogger("remat").isEnabledFor(logging.INFO):
+            if _LOG.isEnabledFor(logging.INFO):
                 from remat_cli.cli.log import Logged
 
                 observe = Logged(observe)
@@ -76,13 +104,16 @@ class Output:
         with Progress(*columns, console=_console(to_stderr=True), transient=True) as progress:
             yield _Progress(progress)
 
-    def write(self, path: Path, content: bytes) -> None:
-        """Write a file whole or not at all; "-" is stdout."""
-        if path == STDOUT:
+    def write(self, path: Path, content: bytes) -> bool:
+        """Write a file whole or not at all; "-" is stdout. Tell whether there is still a reader."""
+        if path != STDOUT:
+            write_file(path, content)
+            return True
+        with reader_may_leave():
             sys.stdout.buffer.write(content)
             sys.stdout.buffer.flush()
-        else:
-            write_file(path, content)
+            return True
+        return False
 
 
 class _Progress(Observer):
@@ -112,4 +143,10 @@ class _Progress(Observer):
 def _console(*, to_stderr: bool) -> Console:
     from rich.console import Console
 
-    return Console(stderr=to_stderr, highlight=False)
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the process with 1
+
+    # As everywhere else, 0 columns mean that their number is not known; to rich they are no columns.
+    width = get_terminal_size().columns if set(environ.get("COLUMNS", "")) == {"0"} else None
+    return Piped(stderr=to_stderr, highlight=False, width=width)

@@ -10,7 +10,7 @@ import click
 from remat_cli.cli import INTERRUPTED
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import Output
 from remat_cli.errors import UsageError
 from remat_cli.formats.schedule_json import options_of, schedule_bytes
 from remat_cli.prepare import prepare
@@ -52,9 +52,8 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
         raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
     if call.config.max_overhead is not None and not budget.smallest:
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
-    if output == html == STDOUT:
-        raise UsageError("-o and --html cannot both go to stdout", hint="give one of them a file")
-    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=STDOUT in (output, html))
+    reads = (graph, *call.config.files)
+    streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)
     with streams.progress() as observe:
         observe.phase("reading the graph")
         prepared = prepare(graph, call.config.graph)

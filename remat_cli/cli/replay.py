@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from math import isclose
 from pathlib import Path
 
 from remat_cli.config import GraphOptions
@@ -10,8 +12,9 @@ from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.prepare import Prepared, prepare
+from remat_cli.problem import Scope, Status
 from remat_cli.simulate import Trace, simulate
-from remat_cli.solve import baseline_of
+from remat_cli.solve import baseline_of, share_over
 from remat_cli.units import BudgetSpec, format_bytes
 
 
@@ -58,22 +61,61 @@ def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared
     return spec.bytes_of(baseline_of(prepared.graph).peak_bytes)
 
 
-def broken_claim(file: ScheduleFile, trace: Trace, budget: int | None) -> InvalidSchedule | None:
+def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: int | None) -> InvalidSchedule | None:
     """Hold what the file says of itself, and the budget, against the replay; None where all of it is so."""
+    step, broken = None, list(_false_claims(file, prepared, trace))
+    hint = "the steps, the figures or the graph were changed after it was planned; plan again"
     if budget is not None and trace.peak_bytes > budget:
-        return InvalidSchedule(
-            f"step {trace.peak_step}: the peak, {format_bytes(trace.peak_bytes)} ({trace.peak_bytes} bytes), is above "
-            f"the budget of {format_bytes(budget)} ({budget} bytes)",
-            step=trace.peak_step,
-            hint="plan again with this budget",
-        )
-    for what, claimed, measured in (
-        ("peak_bytes", file.peak_bytes, trace.peak_bytes),
-        ("time", file.time, trace.time),
-    ):
-        if claimed is not None and claimed != measured:
-            return InvalidSchedule(
-                f"the file says {what} {claimed}, but the replay comes to {measured}",
-                hint="the steps or the graph were changed after it was planned; plan again",
-            )
-    return None
+        step = trace.peak_step
+        hint = hint if broken else "plan again with this budget"
+        above = f"{format_bytes(trace.peak_bytes)} ({trace.peak_bytes} bytes), is above the budget of"
+        broken.insert(0, f"step {step}: the peak, {above} {format_bytes(budget)} ({budget} bytes)")
+    if file.sha256 is None:
+        here = graph_sha256(prepared.graph)
+        hint = hint if broken else f'if it was made for this one, add "graph": {{"sha256": "{here}"}} to the file'
+        broken.append("the file does not say what graph it was made for: graph.sha256 is missing")
+    if file.budget_bytes not in (None, budget) and trace.peak_bytes > file.budget_bytes:
+        broken.append(f"the file says budget_bytes {file.budget_bytes}, but its peak is {trace.peak_bytes}")
+    return InvalidSchedule("\n  ".join(broken), step=step, hint=hint) if broken else None
+
+
+def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Iterator[str]:
+    """Yield what the file says of graph and plan, and what is so instead."""
+    graph, baseline = prepared.graph, baseline_of(prepared.graph)
+    measured: dict[str, int | str] = {
+        "graph.name": graph.name,
+        "graph.kind": str(graph.kind),
+        "graph.ops": len(graph.ops),
+        "baseline.peak_bytes": baseline.peak_bytes,
+        "baseline.time": baseline.time,
+        "peak_bytes": trace.peak_bytes,
+        "time": trace.time,
+    }
+    for place, said in file.figures.items():
+        if said != measured[place]:
+            yield f"the file says {place} {said!r}, but the replay comes to {measured[place]!r}"
+    overhead = share_over(trace.time, baseline.time)
+    if file.overhead is not None and not _equal(file.overhead, overhead):
+        yield f"the file says overhead {file.overhead}, but the replay comes to {overhead}"
+    yield from _false_proofs(file, overhead)
+
+
+def _false_proofs(file: ScheduleFile, overhead: float) -> Iterator[str]:
+    """Yield what the file says to be proven, and what its own plan shows instead."""
+    if file.bound_scope is not None and file.bound_scope not in list(Scope):
+        yield f"the file says bound.scope {file.bound_scope!r}, but there are only {', '.join(Scope)}"
+    bound = file.bound_overhead
+    if bound is not None and bound > overhead and not _equal(bound, overhead):
+        yield f"the file says that no plan has less overhead than {bound}, but its own has {overhead}"
+    # Every plan takes at least as long as the plain run.
+    proven = max(0.0, bound or 0.0)
+    if file.status == Status.OPTIMAL and proven < overhead and not _equal(proven, overhead):
+        yield f"the file says status {file.status}, but its overhead, {overhead}, is above its bound, {bound}"
+    if file.status not in (None, Status.OPTIMAL, Status.FEASIBLE):
+        endings = f"{Status.OPTIMAL} or {Status.FEASIBLE}"
+        yield f"the file says status {file.status!r}, but there is a plan, which makes it {endings}"
+
+
+def _equal(said: float, measured: float) -> bool:
+    """Tell whether two shares are the same but for how another program rounds in the last digits."""
+    return isclose(said, measured, rel_tol=1e-9, abs_tol=1e-9)

@@ -9,8 +9,8 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output
-from remat_cli.cli.replay import broken_claim, budget_bytes, replay, with_mode
+from remat_cli.cli.output import Output
+from remat_cli.cli.replay import broken_claims, budget_bytes, replay, with_mode
 from remat_cli.formats.schedule_json import read_schedule
 
 
@@ -39,17 +39,17 @@ def command(schedule: Path, graph: Path, output: Path, as_json: bool, quiet: boo
     from remat_cli.reports.summary import verify_summary
     from remat_cli.reports.terminal.plan import verify_report
 
-    file = read_schedule(schedule)
     config = merge_config(given)
+    streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(schedule, graph, *config.files))
+    file = read_schedule(schedule)
     prepared, trace = replay(graph, with_mode(config.graph, file.mode), file, schedule)
     budget = budget_bytes(config.budget, file, prepared)
     page = schedule_page(prepared, file, trace, budget_bytes=budget)
-    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=output == STDOUT)
     streams.write(output, page)
     streams.report(
         lambda: verify_report(prepared, file.schedule, trace, budget_bytes=budget),
         lambda: verify_summary(prepared, trace, budget_bytes=budget) | {"report": str(output)},
     )
     # The page is there to see what is wrong.
-    if (broken := broken_claim(file, trace, budget)) is not None:
+    if (broken := broken_claims(file, prepared, trace, budget)) is not None:
         raise broken

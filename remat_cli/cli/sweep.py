@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from remat_cli.cli import INTERRUPTED
-from remat_cli.cli.comparison_options import planners_options, read_planners, refused_by_all
+from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import Output
 from remat_cli.cli.plan import EXIT_CODE
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
@@ -48,7 +48,6 @@ def command(
       remat sweep model.onnx --dim batch=8 --budgets 30%..100%:15 --planner rotor,approx_dp --plot curves.svg
       remat sweep graph.json --budgets min,2GB..8GB:7 --csv curve.csv
     """
-    from remat_cli.formats.writing import check_folder
     from remat_cli.reports.plot import check_can_plot, sweep_plot
     from remat_cli.reports.terminal.sweep import sweep_csv, sweep_report, sweep_summary
     from remat_cli.studies.sweep import sweep
@@ -56,12 +55,10 @@ def command(
     config = merge_config(given)
     planners = read_planners(given, config)
     sizes = parse_budgets(budgets)
-    for file in (csv_file, plot):
-        if file is not None and file != STDOUT:
-            check_folder(file)
+    reads = (graph, *config.files, *planner_files(given))
+    streams = Output(as_json=as_json, quiet=quiet, writes={"--csv": csv_file, "--plot": plot}, reads=reads)
     if plot is not None:
         check_can_plot(plot)
-    streams = Output(as_json=as_json, quiet=quiet, stdout_is_taken=csv_file == STDOUT)
     with streams.progress() as observe:
         observe.phase("reading the graph")
         prepared = prepare(graph, config.graph)

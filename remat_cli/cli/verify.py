@@ -11,7 +11,7 @@ import click
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
-from remat_cli.cli.replay import broken_claim, budget_bytes, replay, with_mode
+from remat_cli.cli.replay import broken_claims, budget_bytes, replay, with_mode
 from remat_cli.config import GraphOptions
 from remat_cli.errors import InvalidSchedule
 from remat_cli.formats.schedule_json import ScheduleFile, read_schedule
@@ -49,7 +49,8 @@ def command(
     """Replay SCHEDULE on GRAPH, step by step; name the first broken step, or say what it really costs.
 
     GRAPH is the file that was planned, with the same options, or what convert wrote of it. SCHEDULE may come from any
-    tool; what it says of its own peak, time and budget is checked, not believed.
+    tool; what it says of graph, budget, peak, time, overhead, bound and status is checked, not believed, and each
+    difference is named.
 
     With --execute the model is run by onnxruntime (pip install 'remat[run]') as it is and as 'remat apply' writes it,
     on the same random inputs, and random weights where the file has none: the outputs must be the same bit by bit, the
@@ -77,7 +78,7 @@ def command(
         runs.check()
     prepared, trace = replay(graph, options, file, schedule)
     budget = budget_bytes(config.budget, file, prepared)
-    broken = broken_claim(file, trace, budget)
+    broken = broken_claims(file, prepared, trace, budget)
     streams = Output(as_json=as_json, quiet=quiet)
     if execute and broken is None:
         with streams.progress() as observe:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
+from fractions import Fraction
 from functools import cache
 from os.path import exists, isfile  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
@@ -82,6 +83,11 @@ class GraphOptions:
     measurements: str | None = None
     link_bandwidth: str | None = None
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that are named; a device may also be the name of one that comes with remat."""
+        return tuple(Path(name) for name in (self.device, self.measurements) if name is not None)
+
     def beside(self, folder: Path) -> GraphOptions:
         """Return the options with the files that they name taken from `folder`, that of the file that names them."""
         return replace(
@@ -110,17 +116,24 @@ class RunConfig:
         planner: name of a planner.
         options: of that planner.
         budget: the budget.
-        max_overhead: the search for the smallest budget takes plans of at most this overhead.
+        max_overhead: plans of more overhead are not taken.
         graph: how the file becomes the graph that is planned.
         report: what the terminal report shows.
+        sources: the config files that said it.
     """
 
     planner: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     budget: BudgetSpec | None = None
-    max_overhead: float | None = None
+    max_overhead: Fraction | None = None
     graph: GraphOptions = field(default_factory=GraphOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
+    sources: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that said it, and those that it names."""
+        return (*self.sources, *self.graph.files)
 
 
 @dataclass(frozen=True)
@@ -185,7 +198,8 @@ def load_config(path: Path) -> RunConfig:
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
     """
-    document = read_yaml(_shipped(path, "configs"))
+    source = _shipped(path, "configs")
+    document = read_yaml(source)
     raw = checked(_ConfigFile, document)
     planner, options = planner_section(raw.planner, document)
     budget, overhead = raw.budget, raw.max_overhead
@@ -195,9 +209,10 @@ def load_config(path: Path) -> RunConfig:
         budget=None if budget is None else placed(document, ("budget",), lambda: parse_budget(str(budget))),
         max_overhead=None
         if overhead is None
-        else placed(document, ("max_overhead",), lambda: float(parse_share(str(overhead)))),
+        else placed(document, ("max_overhead",), lambda: parse_share(str(overhead))),
         graph=graph_section(raw, document),
         report=checked(ReportOptions, document.section("report", raw.report)),
+        sources=(source,),
     )
 
 
@@ -403,9 +418,9 @@ def read_yaml(path: Path) -> Document:
     """Read a YAML file (or JSON, which is YAML) whose top is a mapping, keeping the line of everything."""
     import yaml
 
-    from remat_cli.formats.source import read_bytes
+    from remat_cli.formats.source import LARGEST_CONFIG, read_bytes
 
-    content = read_bytes(path, error=UsageError)
+    content = read_bytes(path, error=UsageError, largest=LARGEST_CONFIG)
     try:
         text = content.decode("utf-8-sig")
         node = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat_cli.costs import Measurements
 from remat_cli.errors import UsageError
-from remat_cli.formats.source import read_bytes
+from remat_cli.formats.source import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from remat_cli.config import Document
@@ -79,10 +79,7 @@ def _document(path: Path) -> Document:
 
     content = read_bytes(path, error=UsageError)
     if FORMAT.encode() in content[:200]:
-        try:
-            return Document(_mapping(Document({}, str(path)), (), json.loads(content)), str(path))
-        except ValueError as error:
-            raise UsageError(f"{path}: no valid JSON: {error}", hint="was it written completely?") from None
+        return Document(parse_json(path, content, error=UsageError), str(path))
     return read_yaml(path)
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice
 from typing import Any, TypeVar
 
 from remat_cli.errors import GraphError
@@ -16,6 +17,8 @@ from remat_cli.graph import TIME_UNITS, Graph, Kind, Op, Phase, Tensor, build_gr
 Choice = TypeVar("Choice")
 
 FORMAT = "remat.graph/1"
+# Of the unknown fields, so many are named.
+_MOST_TOLD = 10
 
 _REQUIRED: Any = object()
 
@@ -137,7 +140,13 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
         )
     except GraphError as error:
         raise GraphError(f"{where}: {error.message}", hint=error.hint) from None
-    return Reading(graph, notes=tuple(f"{place}: unknown field {name!r} is ignored" for name, place in unknown.items()))
+    return Reading(graph, notes=_unknown_notes(unknown))
+
+
+def _unknown_notes(unknown: Mapping[str, str]) -> tuple[str, ...]:
+    told = tuple(f"{place}: unknown field {name!r} is ignored" for name, place in islice(unknown.items(), _MOST_TOLD))
+    rest = len(unknown) - len(told)
+    return (*told, f"and {rest:,} more unknown fields") if rest else told
 
 
 def _fields(item: Any, fields: Mapping[str, _Field], where: str, unknown: dict[str, str]) -> dict[str, Any]:

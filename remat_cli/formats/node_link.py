@@ -73,7 +73,7 @@ def _graph(
             type="",
             inputs=tuple(nodes[key].label for key in sources[node.key]),
             outputs=(_output(node),),
-            time=round(node.time * scale),
+            time=_scaled(node.time, scale),
             phase=Phase.BACKWARD if node.backward else Phase.FORWARD,
             grad_of=_differentiated(node, forward),
         )
@@ -89,6 +89,11 @@ def _graph(
         tensors=[Tensor(_output(node), node.size) for node in ordered],
         ops=ops,
     )
+
+
+def _scaled(time: float, scale: int) -> int:
+    """Return a time in units of the graph: whole numbers exactly, however large, and others rounded."""
+    return int(time) * scale if time == int(time) else round(time * scale)
 
 
 def _output(node: _Node) -> str:
@@ -135,8 +140,10 @@ def _node(item: Any, where: str, labels: set[str]) -> _Node:
 def _number(item: Mapping[str, Any], names: Sequence[str], where: str) -> float:
     for name in names:
         if name in item:
-            value = item[name]
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+            value: float = item[name]
+            # A whole number may be too large for floating point, which is for `Graph` to refuse.
+            is_number = type(value) is int or (type(value) is float and isfinite(value))
+            if not is_number or value < 0:
                 raise GraphError(f"{where}.{name}: {value!r} is not a number, 0 or more", hint="correct the file")
             return value
     raise GraphError(f"{where}: has neither {' nor '.join(names)}", hint=f"give each node {names[0]!r}")

@@ -19,6 +19,18 @@ from remat_cli.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
 from remat_cli.solve import Solution
 
 FORMAT = "remat.schedule/1"
+# What a file says of the graph and of the plan that is a whole number or a name, by its place, and what kind it is of.
+FIGURES: Mapping[str, type] = {
+    "graph.name": str,
+    "graph.kind": str,
+    "graph.ops": int,
+    "baseline.peak_bytes": int,
+    "baseline.time": int,
+    "peak_bytes": int,
+    "time": int,
+}
+# Far beyond any size, time or share, and well within what arithmetic and reports can take.
+_LARGEST = 10**100
 _STEP_TYPES: Mapping[str, type[Step]] = {name: step_type for step_type, name in STEP_NAMES.items()}
 
 
@@ -96,7 +108,7 @@ def _written(step: Step) -> list[str]:
 
 @dataclass(frozen=True)
 class ScheduleFile:
-    """What a schedule file says; all but the steps may be missing in a file that something else wrote.
+    """What a schedule file says; all but the steps is None where it says nothing.
 
     Attributes:
         schedule: the steps.
@@ -104,9 +116,12 @@ class ScheduleFile:
         structure: signatures of that graph's ops by name; None where it says none.
         mode: "training" or "inference".
         planner: name of the planner.
-        budget_bytes: the budget that it claims to fit.
-        peak_bytes: the peak that it claims.
-        time: the time that it claims.
+        status: how the planner's run ended.
+        budget_bytes: the budget that the plan fits.
+        overhead: of the plan, as a share of the plain run's time.
+        bound_overhead: no plan in `bound_scope` has less.
+        bound_scope: as in `Scope`.
+        figures: further whole numbers and names, by their places in the file ("baseline.time"): those in `FIGURES`.
     """
 
     schedule: Schedule
@@ -114,9 +129,12 @@ class ScheduleFile:
     structure: Mapping[str, str] | None
     mode: str | None
     planner: str | None
+    status: str | None
     budget_bytes: int | None
-    peak_bytes: int | None
-    time: int | None
+    overhead: float | None
+    bound_overhead: float | None
+    bound_scope: str | None
+    figures: Mapping[str, int | str]
 
 
 def read_schedule(path: Path) -> ScheduleFile:
@@ -139,25 +157,46 @@ def read_schedule(path: Path) -> ScheduleFile:
         )
     if not isinstance(steps, list):
         raise ScheduleFileError(f"{path}: steps is not a list", hint='write steps as ["compute", "conv1"]')
-    graph = _part(document, "graph", dict, path) or {}
-    planner = _part(document, "planner", dict, path) or {}
+    figures = {place: _said(document, place, kind, path) for place, kind in FIGURES.items()}
     return ScheduleFile(
         schedule=Schedule(tuple(_step(item, f"{path}: steps[{i}]") for i, item in enumerate(steps))),
-        sha256=_part(graph, "sha256", str, path),
-        structure=_part(graph, "structure", dict, path),
-        mode=_part(graph, "mode", str, path),
-        planner=_part(planner, "name", str, path),
-        budget_bytes=_part(document, "budget_bytes", int, path),
-        peak_bytes=_part(document, "peak_bytes", int, path),
-        time=_part(document, "time", int, path),
+        sha256=_said(document, "graph.sha256", str, path),
+        structure=_said(document, "graph.structure", dict, path),
+        mode=_said(document, "graph.mode", str, path),
+        planner=_said(document, "planner.name", str, path),
+        status=_said(document, "status", str, path),
+        budget_bytes=_said(document, "budget_bytes", int, path),
+        overhead=_said(document, "overhead", float, path),
+        bound_overhead=_said(document, "bound.overhead", float, path),
+        bound_scope=_said(document, "bound.scope", str, path),
+        figures={place: value for place, value in figures.items() if value is not None},
     )
 
 
-def _part(document: Mapping[str, Any], key: str, kind: type, path: Path) -> Any:
-    value = document.get(key)
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise ScheduleFileError(f"{path}: {key}: {value!r} is of the wrong type", hint="correct it, or leave it out")
-    return value
+def _said(document: Mapping[str, Any], place: str, kind: type, path: Path) -> Any:
+    """Return the value at a place such as "baseline.time"; None where there is none, or null.
+
+    Raises:
+        ScheduleFileError: it is of another kind, or too large a number.
+    """
+    section, _, key = place.rpartition(".")
+    values = _said(document, section, dict, path) or {} if section else document
+    value = values.get(key)
+    if value is None:
+        return None
+    kinds = (int, float) if kind is float else (kind,)
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        problem = "is of the wrong type"
+    elif isinstance(value, int | float) and abs(value) > _LARGEST:
+        problem = "is too large"
+    else:
+        return value
+    raise ScheduleFileError(f"{path}: {place}: {_short(value)} {problem}", hint="correct it, or leave it out")
+
+
+def _short(value: Any, longest: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def _step(item: Any, where: str) -> Step:

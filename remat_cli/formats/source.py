@@ -7,13 +7,19 @@ import stat
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from sys import maxsize
 from typing import Any, NoReturn
 
 from remat_cli.errors import GraphError, RematError
+from remat_cli.units import format_bytes
+
+# Files are read whole. A graph of 100,000 ops has some 40 MB, and a table of as many times 2.
+LARGEST_GRAPH = 2 * 10**9
+LARGEST_CONFIG = 10**7
 
 
-def check_regular_file(path: Path, *, error: type[RematError] = GraphError) -> None:
-    """Raise `error` where `path` is missing, empty, unreadable or no regular file."""
+def check_regular_file(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> None:
+    """Raise `error` where `path` is missing, empty, unreadable, no regular file, or has more than `largest` bytes."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -26,15 +32,20 @@ def check_regular_file(path: Path, *, error: type[RematError] = GraphError) -> N
         raise error(f"{path} is not a regular file", hint="save its content to a file first")
     if status.st_size == 0:
         raise error(f"{path} is empty", hint="was it written completely?")
+    if status.st_size > largest:
+        raise error(
+            f"{path} has {format_bytes(status.st_size)}, more than the {format_bytes(largest)} that are read",
+            hint="is this the right file?",
+        )
 
 
-def read_bytes(path: Path, *, error: type[RematError] = GraphError) -> bytes:
-    """Return the content of a regular file that is not empty.
+def read_bytes(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> bytes:
+    """Return the content of a regular file that is not empty, nor larger than `largest` bytes.
 
     Raises:
         RematError: of the class `error`, where that cannot be done.
     """
-    check_regular_file(path, error=error)
+    check_regular_file(path, error=error, largest=largest)
     try:
         return path.read_bytes()
     except OSError as problem:
@@ -81,7 +92,7 @@ class Source:
     @cached_property
     def is_json(self) -> bool:
         """Whether the content begins like a JSON object or list."""
-        check_regular_file(self.path)
+        check_regular_file(self.path, largest=maxsize)  # ONNX has a limit of its own
         try:
             with self.path.open("rb") as file:
                 head = file.read(4096)

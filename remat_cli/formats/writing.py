@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from os.path import isfile  # unlike that of Path, false for a name that no file can have
 from pathlib import Path
 
 from remat_cli.errors import UsageError
@@ -17,12 +22,12 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         UsageError: the file cannot be written; what was there before is untouched.
     """
-    target = Path(os.path.realpath(path))
-    try:
+    with write_faults(path, "choose another place with -o"):
+        target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
             target.write_bytes(content)
             return
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+        descriptor, name = _new_beside(target)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
@@ -31,19 +36,78 @@ def write_file(path: Path, content: bytes) -> None:
         except BaseException:
             os.unlink(name)
             raise
-    except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise UsageError(f"{path}: cannot be written: {reason}", hint="choose another place with -o") from None
 
 
-def check_folder(path: Path) -> None:
-    """Check that the folder of a file that is to be written is there, before the work that ends in writing it.
+def check_writes(writes: Mapping[str, Path], reads: Iterable[Path] = ()) -> None:
+    """Check, before the work that ends in writing files, that each can be written and that nothing is lost by it.
+
+    Args:
+        writes: the files, by the options that name them.
+        reads: files that must stay as they are; what is no file is passed over.
 
     Raises:
-        UsageError: it is not.
+        UsageError: a file cannot be written, is one of those that are read, or is named by two options.
     """
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}", hint="make it first")
+    kept = {_identity(path): path for path in reads if isfile(path)}
+    taken: dict[object, str] = {}
+    for option, path in writes.items():
+        hint = f"choose another place with {option.partition('=')[0]}"
+        if _check_writable(path, hint):
+            continue
+        identity = _identity(path)
+        if identity in kept:
+            raise UsageError(f"{path}: cannot be written: {kept[identity]}, which is read, would be lost", hint=hint)
+        if identity in taken:
+            raise UsageError(f"{taken[identity]} and {option} both write {path}; one of them would be lost", hint=hint)
+        taken[identity] = option
+
+
+@contextmanager
+def write_faults(path: Path, hint: str) -> Iterator[None]:
+    """Turn the system's errors about a file or folder that is written into one that says which, and what to do.
+
+    Raises:
+        UsageError: the system has refused something.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as problem:  # ValueError: a NUL character in the path
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise UsageError(f"{path}: cannot be written: {reason}", hint=hint) from None
+
+
+def _identity(path: Path) -> object:
+    """Return what two paths have in common that lead to the same file, or will once there is one."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino
+
+
+def _check_writable(path: Path, hint: str) -> bool:
+    """Check that a file can be written by trying to; tell whether it is a device or pipe, of which nothing is lost."""
+    with write_faults(path, hint):
+        target = Path(os.path.realpath(path))
+        try:
+            mode = target.stat().st_mode
+        except FileNotFoundError:
+            mode = stat.S_IFREG
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            return True
+        if not target.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, f"there is no folder {str(path.parent)!r}")
+        descriptor, name = _new_beside(target)
+        os.close(descriptor)
+        os.unlink(name)
+        return False
+
+
+def _new_beside(target: Path) -> tuple[int, str]:
+    """Open a file of a new name in the folder of another one; return its descriptor and its name."""
+    return tempfile.mkstemp(dir=target.parent, prefix=".remat-")
 
 
 def _umask() -> int:

@@ -138,7 +138,7 @@ def budget_summary(search: SmallestBudget, prepared: Prepared, *, planner: str) 
         "scope": search.scope.value,
         "found_bytes": search.found_bytes,
         "overhead": search.solution.overhead,
-        "max_overhead": search.max_overhead,
+        "max_overhead": None if search.max_overhead is None else float(search.max_overhead),
         "interrupted": search.solution.interrupted,
         "plain_peak_bytes": baseline_of(prepared.graph).peak_bytes,
         "notes": list(prepared.notes),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from remat_cli.bounds import largest_working_set
-from remat_cli.problem import Budget, Observer, Planner, PlanResult, Problem, Scope, Status
+from remat_cli.problem import Budget, Observer, Plan, Planner, PlanResult, Problem, Scope, Status
 from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.units import BudgetSpec, format_bytes, format_share
 
@@ -27,7 +28,7 @@ class SmallestBudget:
     proven_bytes: int
     scope: Scope
     solution: Solution
-    max_overhead: float | None = None
+    max_overhead: Fraction | None = None
 
     @property
     def leaves_out_transfers(self) -> bool:
@@ -42,7 +43,7 @@ class SmallestBudget:
 
 
 def smallest_budget(
-    problem: Problem, planner: Planner, observe: Observer | None = None, *, max_overhead: float | None = None
+    problem: Problem, planner: Planner, observe: Observer | None = None, *, max_overhead: Fraction | None = None
 ) -> SmallestBudget:
     """Search the smallest budget at which `planner` has a plan, to the byte where it proves what it refuses.
 
@@ -75,7 +76,7 @@ def plan_at(
     planner: Planner,
     observe: Observer | None = None,
     *,
-    max_overhead: float | None = None,
+    max_overhead: Fraction | None = None,
 ) -> Solution:
     """Plan at the budget that was asked for; where that is the smallest, search it.
 
@@ -101,30 +102,35 @@ def at_budget(solution: Solution, budget_bytes: int) -> Solution:
     return replace(solution, problem=replace(solution.problem, budget=Budget(budget_bytes)))
 
 
-def within_overhead(solution: Solution, max_overhead: float | None) -> Solution:
+def within_overhead(solution: Solution, max_overhead: Fraction | None) -> Solution:
     """Return the solution if its overhead is allowed, or has no plan; else the refusal that it is then."""
-    if solution.overhead is None or _is_allowed(solution.overhead, max_overhead):
+    if max_overhead is None or solution.trace is None or solution.overhead is None:
         return solution
-    proven = not _is_allowed(solution.bound_overhead, max_overhead)
+    plain, bound = solution.baseline.time, solution.result.time_bound
+    if exact_overhead(solution.trace.time, plain) <= max_overhead:
+        return solution
+    proven = bound is not None and exact_overhead(bound, plain) > max_overhead
     result = PlanResult(
         Status.INFEASIBLE if proven else Status.UNKNOWN,
         scope=solution.scope if proven else Scope.PLANNER,
         basis=solution.basis,
         closest=solution.result.schedule,
         reason=f"the plan found takes {format_share(solution.overhead)} more time than the plain run, above "
-        f"the {format_share(max_overhead or 0)} allowed",
+        f"the {format_share(max_overhead)} allowed",
     )
     return replace(solution, result=result, trace=None, closest=solution.trace)
 
 
-def _is_allowed(overhead: float | None, max_overhead: float | None) -> bool:
-    return max_overhead is None or overhead is None or overhead <= max_overhead
+def exact_overhead(time: int, plain_time: int) -> Fraction:
+    """Return the time beyond the plain run's as a share of that, to be held against a limit: 10 % is not above 10 %."""
+    return Fraction(time, plain_time) - 1 if plain_time else Fraction(0)
 
 
 class _FirstPlan(Observer):
     """Passes on what a planner starts, and has enough as soon as there is a plan of little enough overhead."""
 
-    def __init__(self, observe: Observer, max_overhead: float | None) -> None:
+    def __init__(self, plain_time: int, observe: Observer, max_overhead: Fraction | None) -> None:
+        self._plain_time = plain_time
         self._observe = observe
         self._max_overhead = max_overhead
         self._has_plan = False
@@ -139,14 +145,17 @@ class _FirstPlan(Observer):
     def asks(self, planner: str) -> None:
         self._observe.asks(planner)
 
-    def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
-        self._has_plan |= _is_allowed(overhead, self._max_overhead)
+    def found(self, plan: Plan) -> None:
+        self._has_plan |= self._is_allowed(plan.time)
+
+    def _is_allowed(self, time: int) -> bool:
+        return self._max_overhead is None or exact_overhead(time, self._plain_time) <= self._max_overhead
 
 
 class _Search:
     """Keeps apart where the search has been (`floor`) and what is proven (`proven`)."""
 
-    def __init__(self, problem: Problem, planner: Planner, observe: Observer, max_overhead: float | None) -> None:
+    def __init__(self, problem: Problem, planner: Planner, observe: Observer, max_overhead: Fraction | None) -> None:
         self.problem = problem
         self.planner = planner
         self.observe = observe
@@ -199,7 +208,7 @@ class _Search:
     def ask(self, budget: int) -> int | None:
         """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says."""
         self.observe.phase(f"trying {format_bytes(budget)}")
-        observe = _FirstPlan(self.observe, self.max_overhead)
+        observe = _FirstPlan(baseline_of(self.problem.graph).time, self.observe, self.max_overhead)
         solution = solve(replace(self.problem, budget=Budget(budget)), self.planner, observe)
         taken = within_overhead(solution, self.max_overhead)
         if taken.trace is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 
 from remat_cli.bounds import largest_working_set
@@ -56,7 +57,7 @@ class Question:
 
     dim: str
     budget_bytes: int
-    max_overhead: float | None = None
+    max_overhead: Fraction | None = None
     multiple_of: int = 1
     at_most: int = 1 << 20
 

@@ -165,6 +165,9 @@ class TestRefusals:
         assert ended.code == 2
         assert f"-o {tmp_path / 'p.onnx'}" in ended.err
         assert list((tmp_path / "other").iterdir()) == []
+        ended = remat("apply", path, schedule, *DIM, "-o", tmp_path / "weights.bin")
+        assert (ended.code, (tmp_path / "weights.bin").read_bytes()) == (2, bytes(4 * 256))
+        assert "would be lost" in ended.err
         assert remat("apply", path, schedule, *DIM, "-o", tmp_path / "p.onnx").code == 0
         (tmp_path / "weights.bin").unlink()
         ended = remat("apply", path, schedule, *DIM, "-o", tmp_path / "other" / "p.onnx")

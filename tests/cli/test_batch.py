@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ import pytest
 
 from remat_cli.batch import processes
 from remat_cli.batch.result_lines import EXIT_CODES, WORST_FIRST, Ending
+from remat_cli.batch.results import Records
 from remat_cli.cli.options import DEFAULT_PLANNER
+from remat_cli.errors import UsageError
 from tests.cli.calls import Ended, Remat
 from tests.places import GRAPHS
 from tests.unit.batch import faulty_child
@@ -53,6 +56,12 @@ def lines(path: Path = RESULTS) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
+def plan(name: str) -> Path:
+    """The one plan for graph, budget and way."""
+    (path,) = Path("plans").glob(f"{name}-*.json")
+    return path
+
+
 @pytest.fixture
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes take their time to start; most of what is tested here does not need them."""
@@ -75,18 +84,14 @@ class TestResults:
             assert remat("verify", line["graph"], line["schedule"], "-q").code == 0
             assert line["schedule_sha256"] == sha256(Path(line["schedule"]).read_bytes()).hexdigest()
             assert line["error"] is None
-        assert sorted(path.name for path in Path("plans").iterdir()) == [
-            "a-100pct-dtr.json",
-            "a-70pct-dtr.json",
-            "b-100pct-dtr.json",
-            "b-70pct-dtr.json",
-        ]
+        names = sorted(path.name.rpartition("-")[0] for path in Path("plans").iterdir())
+        assert names == ["a-100pct-dtr", "a-70pct-dtr", "b-100pct-dtr", "b-70pct-dtr"]
 
     def test_the_figures_and_the_schedule_are_those_of_plan(self, batch: Batch, remat: Remat) -> None:
         planned = remat("plan", "a.json", "--budget", "70%", "-c", "dtr", "-o", "one.json", "--json").json
         batch("a.json", "--budget", "70%", "-c", "dtr", "-o", RESULTS, "--schedules", "plans")
         (line,) = lines()
-        assert Path("plans/a-70pct-dtr.json").read_bytes() == Path("one.json").read_bytes()
+        assert Path(line["schedule"]).read_bytes() == Path("one.json").read_bytes()
         for key in ("status", "budget_bytes", "peak_bytes", "overhead", "scope"):
             assert line[key] == planned[key]
         assert line["plain_peak_bytes"] == planned["baseline"]["peak_bytes"]
@@ -112,7 +117,7 @@ class TestResults:
         assert (ended.code, "\x1b" in ended.out) == (0, False)
         assert "[bold]x" in ended.out
         assert lines()[0]["graph"] == "\x1b[31mred\n[bold]x.json"
-        assert [path.name for path in Path("plans").iterdir()] == ["__31mred__bold_x-90pct-dtr.json"]
+        assert [path.name.rpartition("-")[0] for path in Path("plans").iterdir()] == ["__31mred__bold_x-90pct-dtr"]
 
     def test_the_sample_manifest_runs(self, batch: Batch) -> None:
         ended = batch(SAMPLE, "--budget", "100%", "-c", "keep_all", "--json")
@@ -122,7 +127,7 @@ class TestResults:
     def test_options_of_the_command_line_reach_graph_and_planner(self, batch: Batch) -> None:
         asked = ("-c", "dtr", "-c", "keep_all", "--budget", "100%", "--mode", "inference", "--option", "limit=2")
         batch("a.json", *asked, "-o", RESULTS, "--schedules", "plans", "--time-limit", "5s")
-        document = json.loads(Path("plans/a-100pct-dtr.json").read_text())
+        document = json.loads(plan("a-100pct-dtr").read_text())
         assert document["graph"]["mode"] == "inference"
         assert (document["planner"]["options"]["limit"], document["planner"]["options"]["time_limit"]) == (2, 5)
 
@@ -211,13 +216,47 @@ class TestResume:
         assert len(lines()) == 4
         assert {line["job"] for line in lines()} == {json.loads(line)["job"] for line in begun}
 
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            b"\x00\xff garbage\n",
+            b"\n",
+            b"[]\n",
+            b'{"bound_overhead": 1, "budg{"bound_overhead": 0}\n',
+            b'{"job": "of another version"}\n',
+            b"9" * 5000 + b"\n",
+            b"[" * 100_000 + b"\n",
+            b'{"bound_overhead": \r nothing\n',
+        ],
+        ids=range(8),
+    )
+    def test_damaged_lines_cost_their_own_jobs_only(self, damage: bytes, batch: Batch, begun: list[bytes]) -> None:
+        RESULTS.write_bytes(b"".join((begun[0], damage, begun[2], damage, begun[3])))
+        ended = batch(*TWICE, "-o", RESULTS, "--schedules", "plans", "--resume", "--json")
+        assert (ended.code, ended.json["done_before"]) == (0, 3)
+        assert "results.jsonl: cannot be read at line 2, 4: moved to results.jsonl.damaged" in ended.err
+        assert Path("results.jsonl.damaged").read_bytes() == 2 * damage
+        done = RESULTS.read_bytes().splitlines(keepends=True)
+        assert done[:3] == [begun[0], begun[2], begun[3]]
+        assert {line["job"] for line in lines()} == {json.loads(line)["job"] for line in begun}
+        assert batch(*TWICE, "-o", RESULTS, "--schedules", "plans", "--resume", "--json").err == ""
+
+    def test_a_file_that_lost_its_damage_stays_locked(self, begun: list[bytes]) -> None:
+        RESULTS.write_bytes(b"damage\n" + begun[0])
+        with RESULTS.open("ab") as opened_before, Records(RESULTS, None, [], resume=True, retry=False):
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(opened_before, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with pytest.raises(UsageError, match="is being written by another"):
+                Records(RESULTS, None, [], resume=True, retry=False)
+
     def test_a_plan_whose_file_is_gone_or_changed_is_made_again(self, batch: Batch, begun: list[bytes]) -> None:
-        wanted = Path("plans/b-70pct-dtr.json").read_bytes()
-        Path("plans/a-70pct-dtr.json").unlink()
-        Path("plans/b-70pct-dtr.json").write_text("{}")
+        gone, changed = plan("a-70pct-dtr"), plan("b-70pct-dtr")
+        wanted = changed.read_bytes()
+        gone.unlink()
+        changed.write_text("{}")
         assert self.resumed(batch)["done_before"] == 2
-        assert Path("plans/a-70pct-dtr.json").exists()
-        assert Path("plans/b-70pct-dtr.json").read_bytes() == wanted
+        assert gone.exists()
+        assert changed.read_bytes() == wanted
 
     def test_a_changed_graph_and_a_changed_option_are_other_jobs(
         self, batch: Batch, begun: list[bytes], tmp_path: Path
@@ -248,7 +287,7 @@ class TestResume:
     def test_results_are_not_lost_by_a_second_run(self, batch: Batch, begun: list[bytes]) -> None:
         ended = batch(*TWICE, "-o", RESULTS)
         assert (ended.code, ended.out) == (2, "")
-        assert "holds results already" in ended.err
+        assert "results.jsonl is not empty" in ended.err
         assert "--resume" in ended.err
         assert RESULTS.read_bytes() == b"".join(begun)
 
@@ -259,13 +298,37 @@ class TestResume:
             (b"[]\n", "results.jsonl:1: is no line of 'remat batch'"),
             (b"\xff\n", "results.jsonl:1: is no line of 'remat batch'"),
             (b'{"job": 3}\n', "results.jsonl:1: "),
+            # Without a newline, as graphs and models are written.
+            (b'{"format": "remat.graph/1"}', "results.jsonl:1: "),
+            (b"\x08\x07\x12\x07pytorch", "results.jsonl:1: is no line of 'remat batch'"),
+            (b"notes\n" + b'{"bound_overhead": nul', "results.jsonl:1: is no line of 'remat batch'"),
         ],
     )
-    def test_another_file_is_not_written_into(self, content: bytes, message: str, batch: Batch) -> None:
+    @pytest.mark.parametrize("more", [(), ("--resume",)])
+    def test_another_file_is_not_written_into(
+        self, content: bytes, message: str, more: Sequence[str], batch: Batch
+    ) -> None:
         RESULTS.write_bytes(content)
-        ended = batch(*TWICE, "-o", RESULTS, "--resume")
+        ended = batch(*TWICE, "-o", RESULTS, *more)
         assert (ended.code, RESULTS.read_bytes()) == (2, content)
-        assert message in ended.err
+        assert (message if more else "results.jsonl is not empty") in ended.err
+        assert {path.name for path in Path().iterdir()} == {*NAMES, "results.jsonl"}
+
+    def test_a_run_that_was_killed_with_half_its_first_line_goes_on(self, batch: Batch, begun: list[bytes]) -> None:
+        for length in (0, 1, 10, len(begun[0]) - 1):
+            RESULTS.write_bytes(begun[0][:length])
+            assert self.resumed(batch)["done_before"] == 0
+            assert len(lines()) == 4
+
+    def test_plans_of_two_runs_do_not_take_each_others_place(self, batch: Batch, begun: list[bytes]) -> None:
+        """The same graph, budget and way by name; but not the same graph, nor the same options."""
+        plans = {path: path.read_bytes() for path in Path("plans").iterdir()}
+        write_graphs(Path(), "a", size=101)
+        batch(*TWICE, "--option", "limit=2", "-o", "other.jsonl", "--schedules", "plans")
+        assert {path: path.read_bytes() for path in plans} == plans
+        assert len(list(Path("plans").iterdir())) == 8
+        write_graphs(Path(), "a")
+        assert self.resumed(batch)["done_before"] == 4
 
 
 class TestEndings:
@@ -309,8 +372,11 @@ main()
         pytest.fail("what a job had started is still there")
 
     @needs_proc
-    def test_ctrl_c_loses_nothing_that_was_finished(self, running: subprocess.Popen[str], batch: Batch) -> None:
-        running.send_signal(signal.SIGINT)
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_ctrl_c_loses_nothing_that_was_finished(
+        self, number: signal.Signals, running: subprocess.Popen[str], batch: Batch
+    ) -> None:
+        running.send_signal(number)
         out, err = running.communicate()
         assert (running.returncode, err) == (130, "")
         assert "Interrupted: 1 job has not ended; the same command with --resume goes on." in out
@@ -363,7 +429,11 @@ WRONG_CALLS: dict[str, tuple[Sequence[str], int, str]] = {
     "a missing manifest": (("m.yaml",), 2, "m.yaml: no such file"),
     "results where there is no folder": (("a.json", "-c", "dtr", "-o", "no/r.jsonl"), 2, "cannot be written"),
     "results in a device": (("a.json", "-c", "dtr", "-o", "/dev/full"), 2, "/dev/full is no regular file"),
-    "schedules where there is a file": (("a.json", "-c", "dtr", "--schedules", "b.json"), 2, "cannot be made"),
+    "schedules where there is a file": (
+        ("a.json", "-c", "dtr", "--schedules", "b.json"),
+        2,
+        "cannot be written: File exists",
+    ),
 }
 
 

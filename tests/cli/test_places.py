@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.cli.calls import Remat
-from tests.places import GRAPHS
+from tests.places import GRAPHS, ROOT
 
 GRAPH = GRAPHS / "skip_chain.json"
 PLAN = ("plan", str(GRAPH), "--budget", "80%", "-c", "dtr")
@@ -23,6 +24,167 @@ ROOT_WRITES_EVERYWHERE = pytest.mark.skipif(os.geteuid() == 0, reason="root may 
 def started(*args: str | Path, **more: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "remat_cli", *map(str, args)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)  # type: ignore[call-overload,no-any-return]
+
+
+# Every verb that writes files, with each kind of file that it reads: that file, and a call that would write over it.
+OVERWRITING = (
+    ("model.onnx", "convert model.onnx --dim batch=1 -o OUT"),
+    ("times.yaml", "convert model.onnx --dim batch=1 --measurements times.yaml -o OUT"),
+    ("graph.json", "plan graph.json --budget 80% -o OUT"),
+    ("graph.json", "plan graph.json --budget 80% --html OUT"),
+    ("config.yaml", "plan graph.json --budget 80% -c config.yaml -o OUT"),
+    ("device.yaml", "plan graph.json --budget 80% -c device_config.yaml -o OUT"),
+    ("device.yaml", "plan graph.json --budget 80% --device device.yaml -o OUT"),
+    ("graph.json", "sweep graph.json --csv OUT"),
+    ("graph.json", "sweep graph.json --plot OUT"),
+    ("config.yaml", "sweep graph.json --planners dtr,config.yaml --csv OUT"),
+    ("other.json", "compare graph.json other.json --csv OUT"),
+    ("config.yaml", "compare graph.json --planners config.yaml,keep_all --markdown OUT"),
+    ("model.onnx", "fit model.onnx --dim batch --budget 2GB -o OUT"),
+    ("schedule.json", "report schedule.json graph.json -o OUT"),
+    ("graph.json", "report schedule.json graph.json -o OUT"),
+    ("model.onnx", "apply model.onnx schedule.json -o OUT"),
+    ("schedule.json", "apply model.onnx schedule.json -o OUT"),
+    ("device.yaml", "generate chain --device device.yaml -o OUT"),
+    ("graph.json", "batch graph.json --budget 80% -o OUT"),
+    ("config.yaml", "batch graph.json --budget 80% -c config.yaml -o OUT --resume"),
+    ("manifest.yaml", "batch manifest.yaml -o OUT"),
+    ("graph.json", "batch manifest.yaml -o OUT"),
+    ("project.yaml", "check project.yaml -o OUT"),
+    ("graph.json", "check project.yaml --format json=OUT"),
+    ("config.yaml", "check project.yaml --format junit=OUT"),
+    ("project.baseline.json", "check project.yaml --format markdown=OUT"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, which the test runs in, with a file of every kind that is read."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in {
+        "graph.json": GRAPH.read_bytes(),
+        "other.json": GRAPH.read_bytes(),
+        "model.onnx": (GRAPHS / "unet.onnx").read_bytes(),
+        "times.yaml": b"Relu: 7\n",
+        "config.yaml": b"planner: dtr\n",
+        "device_config.yaml": b"device: device.yaml\n",
+        "device.yaml": (ROOT / "configs/devices/a100.yaml").read_bytes(),
+        "manifest.yaml": b"graphs: [graph.json]\nbudgets: [80%]\nconfigs: [dtr]\n",
+        "project.yaml": b"models: [{path: graph.json, config: config.yaml, budget: 80%}]\n",
+        "schedule.json": b'{"format": "remat.schedule/1", "steps": []}',
+        "project.baseline.json": b'{"format": "remat.baseline/1", "models": {}}\n',
+    }.items():
+        Path(name).write_bytes(content)
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No graph may be read, or made: what would come of it would be a bug's exit code."""
+    monkeypatch.setattr("remat_cli.prepare.read_graph", None)
+    monkeypatch.setattr("remat_cli.cli.generate.synthesize", None)
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize(("read", "call"), OVERWRITING)
+def test_what_is_read_is_not_written_over(read: str, call: str, remat: Remat, folder: Path) -> None:
+    before = contents(folder)
+    ended = remat(*call.replace("OUT", f"../{folder.name}/{read}").split())
+    assert ended.code == 2
+    assert "which is read, would be lost" in ended.err
+    assert contents(folder) == before
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+@pytest.mark.parametrize("call", ["convert graph.json -o link", "batch graph.json --budget 80% -o link"])
+def test_a_link_is_the_file_that_it_leads_to(
+    call: str, link: Callable[[Path, str], None], remat: Remat, folder: Path
+) -> None:
+    link(Path("link"), "graph.json")
+    ended = remat(*call.split())
+    assert ended.code == 2
+    assert "which is read, would be lost" in ended.err
+    assert Path("graph.json").read_bytes() == GRAPH.read_bytes()
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "plan graph.json --budget 80% -o new.svg --html ./new.svg",
+        "plan graph.json --budget 80% -o new.svg --html link.svg",
+        "plan graph.json --budget 80% -o old.svg --html same.svg",
+        "sweep graph.json --csv new.svg --plot ./new.svg",
+        "compare graph.json --csv new.svg --markdown ./new.svg",
+        "check project.yaml --format junit=new.svg -o ./new.svg",
+        "check project.yaml --format junit=new.svg --format json=./new.svg",
+        "check project.yaml --update-baseline -o project.baseline.json",
+        "--log-file run.log plan graph.json --budget 80% -o ./run.log",
+    ],
+)
+def test_two_outputs_do_not_go_to_one_file(call: str, remat: Remat, folder: Path) -> None:
+    Path("link.svg").symlink_to("new.svg")
+    Path("old.svg").write_text("old")
+    Path("same.svg").hardlink_to("old.svg")
+    ended = remat(*call.split())
+    assert ended.code == 2
+    assert "would be lost" in ended.err
+    assert not Path("new.svg").exists()
+    assert Path("old.svg").read_text() == "old"
+
+
+def test_devices_take_any_number_of_outputs(remat: Remat, folder: Path) -> None:
+    call = "plan graph.json --budget 80% -c dtr -q -o /dev/null --html /dev/null"
+    assert remat(*call.split()).code == 0
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("no/folder/out.svg", "there is no folder 'no/folder'"),
+        ("graph.json/out.svg", "Not a directory"),
+        ("there", "Is a directory"),
+        (f"{'n' * 300}.svg", "File name too long"),
+        ("loop.svg", "Too many levels of symbolic links"),
+        ("/proc/out.svg", "cannot be written: "),
+    ],
+)
+def test_a_place_that_takes_no_file_is_found_before_any_work(
+    place: str, reason: str, remat: Remat, folder: Path
+) -> None:
+    Path("there").mkdir()
+    Path("loop.svg").symlink_to("loop.svg")
+    before = sorted(folder.iterdir())
+    ended = remat("plan", "graph.json", "--budget", "80%", "--html", place)
+    assert ended.code == 2
+    assert f"{place}: cannot be written: " in ended.err
+    assert reason in ended.err
+    assert "choose another place with --html" in ended.err
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize("call", sorted({call for _, call in OVERWRITING}))
+def test_every_verb_finds_that_before_any_work(call: str, remat: Remat, folder: Path) -> None:
+    ended = remat(*call.replace("OUT", "no/out.svg").split())
+    assert ended.code == 2
+    assert "no/out.svg: cannot be written: there is no folder 'no'" in ended.err
+
+
+def test_only_a_log_is_added_to(remat: Remat, folder: Path) -> None:
+    before = contents(folder)
+    ended = remat("--log-file", "graph.json", "inspect", "graph.json")
+    assert ended.code == 2
+    assert "is no log of remat" in ended.err
+    assert contents(folder) == before
+    for _ in range(2):
+        assert remat("--log-file", "run.log", "planners", "-h").code == 0
 
 
 @ROOT_WRITES_EVERYWHERE
@@ -84,6 +246,66 @@ def test_a_reader_that_leaves_early_ends_it_quietly(args: Sequence[str]) -> None
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 0
+
+
+def in_shell(redirected: str, *args: str | Path) -> int:
+    """The exit code of a call with its streams redirected; with several in a pipe, the first one's."""
+    call = shlex.join([sys.executable, "-m", "remat_cli", *map(str, args)])
+    script = f"{call} {redirected}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(["bash", "-c", script], stdout=-3, stderr=-3, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    "redirected",
+    [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full", "2</dev/null", "| true"],
+)
+def test_files_are_written_though_nobody_hears_of_it(redirected: str, tmp_path: Path) -> None:
+    output = tmp_path / "s.json"
+    assert in_shell(redirected, "--log-file", tmp_path / "log", *PLAN, "-o", output) == 0
+    assert json.loads(output.read_text())["format"] == "remat.schedule/1"
+    assert "ended with exit code 0" in (tmp_path / "log").read_text()
+
+
+def test_the_exit_code_tells_what_nobody_hears(tmp_path: Path) -> None:
+    assert in_shell("| true", "plan", GRAPH, "--budget", "1B", "--json") == 3
+    assert in_shell(">&-", "plan", GRAPH, "--budget", "1B") == 3
+    assert in_shell("2>&-", "plan", tmp_path / "absent", "--budget", "80%") == 6
+    assert in_shell("2>&1 | true", "plan", "--bogus") == 2
+
+
+def test_notes_that_nobody_hears_keep_no_file_from_being_written(tmp_path: Path) -> None:
+    graph, output = tmp_path / "g.json", tmp_path / "out.json"
+    graph.write_text(json.dumps(json.loads(GRAPH.read_text()) | {"unknown": 1}))
+    assert in_shell("2>&1 | true", "convert", graph, "-o", output) == 0
+    assert output.exists()
+
+
+def test_a_file_for_a_closed_stdout_is_refused_before_any_work(tmp_path: Path) -> None:
+    assert in_shell(">&-", "--log-file", tmp_path / "log", *PLAN, "-o", "-") == 2
+    assert "-o -: there is no stdout" in (tmp_path / "log").read_text()
+    assert "found a plan" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("args", [("--help",), ("plan", "--help"), ("completion", "bash")])
+def test_help_for_nobody_ends_quietly(args: Sequence[str]) -> None:
+    assert in_shell("| true", *args) == 0
+    assert in_shell(">&-", *args) == 0
+
+
+def test_a_batch_ends_when_nobody_reads_its_lines(tmp_path: Path) -> None:
+    budgets = ",".join(f"{share}%" for share in range(40, 100))
+    assert in_shell("| true", "--log-file", tmp_path / "log", "batch", GRAPH, "--budget", budgets, "-o", "-") == 0
+    assert "60 of 60 jobs done" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("columns", ["0", "00"])
+def test_no_columns_mean_that_their_number_is_not_known(
+    columns: str, remat: Remat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = remat(*PLAN).out
+    assert len(expected) > 1000
+    monkeypatch.setenv("COLUMNS", columns)
+    assert remat(*PLAN).out == expected
 
 
 def test_two_writers_of_one_file_leave_one_whole_file(tmp_path: Path) -> None:

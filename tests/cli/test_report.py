@@ -39,7 +39,7 @@ def test_a_plan_that_does_not_exist_has_a_page_too(remat: Remat, tmp_path: Path)
 def test_only_one_thing_goes_to_stdout(remat: Remat) -> None:
     ended = remat("plan", SKIP_CHAIN, "--budget", "80%", "--html", "-", "-o", "-")
     assert (ended.code, ended.out) == (2, "")
-    assert "cannot both go to stdout" in ended.err
+    assert "stdout takes one file, not -o and --html" in ended.err
 
 
 def test_report_writes_a_page_and_says_what_verify_says(remat: Remat, schedule: Path, tmp_path: Path) -> None:

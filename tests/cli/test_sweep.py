@@ -261,7 +261,7 @@ class TestCompare:
         ("options", "message"),
         [
             (("--budgets", "min"), "compare asks all planners at the same budgets"),
-            (("--csv", "-", "--markdown", "-"), "both want stdout"),
+            (("--csv", "-", "--markdown", "-"), "stdout takes one file, not --csv and --markdown"),
             (("--markdown", "no/x.md"), "there is no folder"),
             (("--planners", "nobody"), "there is no 'nobody'"),
         ],

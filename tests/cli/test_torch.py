@@ -114,12 +114,15 @@ def test_optimizer_and_accumulated_gradients_are_resident(remat: Remat, small: s
         (("inspect", "{folder}/none.py:step"), "no such file"),
         (("inspect", "{step}s"), "has no function 'steps'"),
         (("inspect", "{graphs}/skip_chain.json", "--accumulate"), "--accumulate needs a PyTorch step"),
+        (("plan", "{step}", "--budget", "80%", "-o", "{file}"), "which is read, would be lost"),
         (("apply", "{step}", "{folder}/s.json", "-o", "x.onnx"), "is no ONNX model"),
     ],
 )
 def test_wrong_call_is_refused(remat: Remat, small: str, tmp_path: Path, call: tuple[str, ...], message: str) -> None:
     (tmp_path / "s.json").write_text('{"format": "remat.schedule/1", "steps": []}')
-    ended = remat(*(part.format(step=small, folder=tmp_path, graphs=GRAPHS) for part in call))
+    ended = remat(
+        *(part.format(step=small, file=small.rpartition(":")[0], folder=tmp_path, graphs=GRAPHS) for part in call)
+    )
     assert ended.code in (2, 6)
     assert message in ended.err
     assert "hint" in ended.err

@@ -167,13 +167,80 @@ class TestVerify:
         assert ended.code == 5
         assert "above the budget" in ended.err
 
-    @pytest.mark.parametrize("figure", ["peak_bytes", "time"])
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"peak_bytes": 7}, "the file says peak_bytes 7, but the replay comes to "),
+            ({"time": 7}, "the file says time 7, but the replay comes to "),
+            ({"overhead": 0.001}, "the file says overhead 0.001, but the replay comes to "),
+            ({"budget_bytes": 7}, "is above the budget of 7 B"),
+            ({"status": "infeasible"}, "the file says status 'infeasible', but there is a plan"),
+            ({"status": "perfect"}, "the file says status 'perfect', but there is a plan"),
+            ({"bound": {"overhead": 0.001}}, "the file says status optimal, but its overhead, "),
+            ({"status": "optimal", "bound": None}, "is above its bound, None"),
+            (
+                {"bound": {"overhead": 0.5, "scope": "any-order"}},
+                "no plan has less overhead than 0.5, but its own has ",
+            ),
+            (
+                {"status": "feasible", "bound": {"overhead": 0, "scope": "all"}},
+                "the file says bound.scope 'all', but there are only any-order",
+            ),
+            ({"baseline": {"peak_bytes": 7}}, "the file says baseline.peak_bytes 7, but the replay comes to 1500"),
+            ({"baseline": {"time": 7}}, "the file says baseline.time 7, but the replay comes to "),
+            ({"graph": {}}, "graph.sha256 is missing"),
+            ({"graph": {"sha256": None}}, "graph.sha256 is missing"),
+            ({"graph": None}, "graph.sha256 is missing"),
+        ],
+    )
     def test_does_not_believe_what_the_file_says_of_itself(
-        self, figure: str, remat: Remat, graph: Path, schedule: Path
+        self, change: dict[str, Any], message: str, remat: Remat, graph: Path, schedule: Path
     ) -> None:
-        ended = remat("verify", graph, self.changed(schedule, lambda document: document.update({figure: 7})))
+        ended = remat("verify", graph, self.changed(schedule, lambda document: document.update(change)))
         assert ended.code == 5
-        assert f"the file says {figure} 7" in ended.err
+        assert message in ended.err
+        differences = ended.err.partition("hint")[0].splitlines()
+        assert len(differences) == 1, "and nothing else is false"
+
+    @pytest.mark.parametrize(("key", "said"), [("name", "other"), ("kind", "inference"), ("ops", 7)])
+    def test_does_not_believe_what_the_file_says_of_the_graph(
+        self, key: str, said: object, remat: Remat, graph: Path, schedule: Path
+    ) -> None:
+        changed = self.changed(schedule, lambda document: document["graph"].update({key: said}))
+        ended = remat("verify", graph, changed)
+        assert ended.code == 5
+        assert f"the file says graph.{key} {said!r}, but" in ended.err
+
+    def test_names_each_difference(self, remat: Remat, graph: Path, schedule: Path) -> None:
+        change = {"time": 7, "overhead": 9.0, "budget_bytes": 9, "peak_bytes": 8}
+        changed = self.changed(schedule, lambda document: document.update(change))
+        ended = remat("verify", graph, changed, "--budget", "100%")
+        assert ended.code == 5
+        assert all(f"the file says {place} {said}" in ended.err for place, said in change.items())
+
+    def test_a_share_may_be_rounded_as_another_program_does(self, remat: Remat, graph: Path, schedule: Path) -> None:
+        def otherwise(document: dict[str, Any]) -> None:
+            plain = document["baseline"]["time"]
+            document["overhead"] = document["bound"]["overhead"] = (document["time"] - plain) / plain
+            document["status"] = "optimal"
+
+        assert remat("verify", graph, self.changed(schedule, otherwise)).code == 0
+
+    def test_what_the_file_leaves_out_is_not_held_against_it(self, remat: Remat, graph: Path, schedule: Path) -> None:
+        def strip(document: dict[str, Any]) -> None:
+            document["graph"] = {"sha256": document["graph"]["sha256"]}
+            for key in document.keys() - {"format", "steps", "graph"}:
+                del document[key]
+
+        assert remat("verify", graph, self.changed(schedule, strip)).code == 0
+
+    @pytest.mark.parametrize("place", ["time", "overhead", "budget_bytes"])
+    def test_numbers_beyond_arithmetic_are_refused(self, place: str, remat: Remat, graph: Path, schedule: Path) -> None:
+        ended = remat("verify", graph, self.changed(schedule, lambda document: document.update({place: 10**400})))
+        assert ended.code == 6
+        assert f"{place}: 1000000" in ended.err
+        assert "is too large" in ended.err
+        assert len(ended.err) < 300
 
     def test_refuses_a_schedule_of_another_graph(self, remat: Remat, schedule: Path, tmp_path: Path) -> None:
         other = tmp_path / "other.json"
@@ -185,7 +252,13 @@ class TestVerify:
     def test_accepts_what_another_tool_wrote(self, remat: Remat, tmp_path: Path) -> None:
         graph, foreign = tmp_path / "g.json", tmp_path / "foreign.json"
         graph.write_text(json.dumps({**chain_document(1), "kind": "inference"}))
-        foreign.write_text('{"format": "remat.schedule/1", "steps": [["compute", "op0"]]}')
+        document: dict[str, Any] = {"format": "remat.schedule/1", "steps": [["compute", "op0"]]}
+        foreign.write_text(json.dumps(document))
+        ended = remat("verify", graph, foreign)
+        assert ended.code == 5
+        # The hint says what is missing, ready to be pasted.
+        added = ended.err.partition("add ")[2].partition(" to the file")[0]
+        foreign.write_text(json.dumps(document | json.loads(f"{{{added}}}")))
         assert remat("verify", graph, foreign, "--budget", "200").code == 0
         assert remat("verify", graph, foreign, "--budget", "199").code == 5
 

@@ -158,6 +158,8 @@ def test_a_budget_reads_back_as_it_is_shown(text: str) -> None:
         (38_059_356_160, "38.06 GB"),
         (1_500_000_000_000, "1.500 TB"),
         (-1_500, "-1.500 kB"),
+        (10**400, "about 10^400 B"),
+        (-(10**4000), "about -10^4000 B"),
     ],
 )
 def test_format_bytes_shows_four_digits_in_the_unit_that_reads_best(size: int, text: str) -> None:

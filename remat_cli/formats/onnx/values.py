@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.dtypes import ElementType, element_type
 from remat_cli.graph import LARGEST_TOTAL
+from remat_cli.units import format_count
 
 if TYPE_CHECKING:
     import onnx
@@ -171,7 +172,7 @@ def checked(tensor: TensorType, where: str) -> TensorType:
         )
     if tensor.bytes > LARGEST_TOTAL:
         raise GraphError(
-            f"{where} has shape {shape_text(tensor.shape)}: {tensor.bytes} bytes, more than 2^60",
+            f"{where} has shape {shape_text(tensor.shape)}: {format_count(tensor.bytes)} bytes, more than 2^60",
             hint="check its dimensions; a wrong --dim or shape makes sizes like this",
         )
     return tensor
@@ -184,9 +185,10 @@ def broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
 
 
-def shape_text(shape: tuple[int | str, ...]) -> str:
-    """Return a shape as ONNX tools write it: "[1,3,224,224]"."""
-    return f"[{','.join(map(str, shape))}]"
+def shape_text(shape: tuple[int | str, ...], longest: int = 16) -> str:
+    """Return a shape as ONNX tools write it: "[1,3,224,224]"; of a very long one, the beginning."""
+    rest = f",... {len(shape):,} dimensions" if len(shape) > longest else ""
+    return f"[{','.join(map(str, shape[:longest]))}{rest}]"
 
 
 @lru_cache(maxsize=4096)

@@ -37,6 +37,11 @@ def parts(reference: str) -> tuple[str, str]:
     return match["where"], match["name"]
 
 
+def file_of(path: Path) -> Path:
+    """Return the file that `path` is in: of FILE.py:NAME the file, of anything else `path` itself."""
+    return Path(parts(str(path))[0]) if names_function(path) and ".py:" in str(path) else path
+
+
 def load_function(reference: str) -> Callable[..., Any]:
     """Import what holds the function, and return it.
 

@@ -35,7 +35,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "planner": model.planner_name,
         "limits": {
             "budget": None if model.budget is None else str(model.budget),
-            "max_overhead": model.max_overhead,
+            "max_overhead": None if model.max_overhead is None else float(model.max_overhead),
             "max_peak_bytes": model.max_peak,
             "max_regression": None if model.max_regression is None else float(model.max_regression),
         },

@@ -115,7 +115,7 @@ def fit_summary(fit: Fit, *, planner: str, options: Mapping[str, object]) -> Sum
         "planner": {"name": planner, "options": dict(options)},
         "dim": question.dim,
         "budget_bytes": question.budget_bytes,
-        "max_overhead": question.max_overhead,
+        "max_overhead": None if question.max_overhead is None else float(question.max_overhead),
         "multiple_of": question.multiple_of,
         "at_most": question.at_most,
         "plain": sized(fit.plain),

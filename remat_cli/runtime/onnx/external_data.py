@@ -37,10 +37,15 @@ def location_of(tensor: onnx.TensorProto) -> str:
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
+def external_files(model: onnx.ModelProto, source: Path) -> dict[str, Path]:
+    """Return the files that a model at `source` refers to, by how it refers to them."""
+    folder = Path(os.path.realpath(source.parent))
+    return {location: folder / location for location in sorted(set(map(location_of, external_tensors(model))))}
+
+
 def absent_files(model: onnx.ModelProto, source: Path) -> list[str]:
     """Return the files that a model at `source` refers to and that are not there, as it refers to them."""
-    folder = Path(os.path.realpath(source.parent))
-    return sorted({one for one in map(location_of, external_tensors(model)) if not (folder / one).exists()})
+    return [location for location, path in external_files(model, source).items() if not path.exists()]
 
 
 def rebase(model: onnx.ModelProto, source: Path, target: Path) -> None:

@@ -86,6 +86,7 @@ def _call(node: fx.Node) -> Callable[[], object]:
     bounds = dict(_index_bounds(node))
     drawn = {source: _drawn(source.meta["val"], bounds.get(source, 1)) for source in node.all_input_nodes}
     args, kwargs = map_arg((node.args, node.kwargs), drawn.__getitem__)
+    assert callable(node.target)
     return partial(torch.no_grad()(node.target), *args, **kwargs)
 
 

@@ -7,8 +7,9 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -16,8 +17,10 @@ from typing import Any
 import distributed
 import pytest
 
+import remat_cli
+from remat_cli import __version__
 from remat_cli.batch import cluster as module
-from remat_cli.batch import processes
+from remat_cli.batch import job_process, processes
 from remat_cli.batch.cluster import Cluster, pack, unpack
 from remat_cli.batch.job import Job, Limits, Outcome
 from remat_cli.batch.result_lines import Ending
@@ -172,8 +175,12 @@ def children_of(processes: list[int]) -> set[int]:
     found = set()
     for process in processes:
         for listed in Path(f"/proc/{process}/task").glob("*/children"):
-            found |= {int(child) for child in listed.read_text().split() if "child" in command_of(int(child))}
+            found |= {int(child) for child in listed.read_text().split() if _runs_job(command_of(int(child)))}
     return found
+
+
+def _runs_job(command: str) -> bool:
+    return job_process.__name__ in command or faulty_child.__file__ in command
 
 
 def command_of(process: int) -> str:
@@ -211,8 +218,83 @@ def wait_for_ever(executor: Cluster) -> None:
 
 def test_workers_of_another_version_are_refused(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "__version__", "0.0.1")
-    with pytest.raises(UsageError, match="and this is 0"):
+    with pytest.raises(UsageError, match=r"has remat 0\.1\.0, and this is 0\.0\.1"):
         Cluster(scheduler, Limits())
+
+
+def set_version(version: str) -> None:
+    for each in (remat_cli, module):
+        vars(each)["__version__"] = version
+
+
+@pytest.fixture
+def changed(scheduler: str) -> Iterator[Callable[..., None]]:
+    """Give workers another version, as if they had joined with it."""
+    client = DASK.Client(scheduler, set_as_default=False)
+    workers = list(client.nthreads())
+    yield lambda count: client.run(set_version, "9.9", workers=workers[:count])
+    client.run(set_version, __version__)
+    client.close()
+
+
+def ended(executor: Cluster, count: int) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    while len(outcomes) < count:
+        outcomes += [outcome for _, outcome in executor.finished(5)]
+    return outcomes
+
+
+def test_a_late_worker_of_another_version_runs_nothing_and_the_others_all(
+    scheduler: str, changed: Callable[..., None], tmp_path: Path
+) -> None:
+    executor = Cluster(scheduler, Limits())
+    changed(1)
+    jobs = jobs_on(*write_graphs(tmp_path, "a", "b", "c", "d"))
+    for job in jobs:
+        executor.submit(job)
+    assert [outcome.ended.status for outcome in ended(executor, len(jobs))] == [Ending.OPTIMAL] * len(jobs)
+    assert "has remat 9.9" in executor.trouble
+    executor.close()
+
+
+def test_where_no_worker_has_this_version_jobs_say_so(
+    scheduler: str, changed: Callable[..., None], tmp_path: Path
+) -> None:
+    executor = Cluster(scheduler, Limits())
+    changed(2)
+    executor.submit(jobs_on(*write_graphs(tmp_path, "a"))[0])
+    (outcome,) = ended(executor, 1)
+    executor.close()
+    assert (outcome.ended.status, outcome.ended.exit_code) == (Ending.ERROR, 2)
+    assert outcome.ended.error is not None
+    assert "has remat 9.9, and this is 0.1.0" in outcome.ended.error
+    assert outcome.ended.hint == "on every worker: pip install 'remat[cluster]==0.1.0'"
+    assert outcome.ended.can_differ
+
+
+@needs_proc
+def test_a_worker_without_remat_is_told_and_a_late_one_left_out(scheduler: str, tmp_path: Path) -> None:
+    missing = tmp_path / "without" / "remat_cli.py"
+    missing.parent.mkdir()
+    missing.write_text("raise ModuleNotFoundError(\"No module named 'remat_cli'\", name='remat_cli')")
+    executor = Cluster(scheduler, Limits())
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler, "--no-nanny", "--no-dashboard"]
+    environment = os.environ | {"PYTHONPATH": str(missing.parent)}
+    worker = subprocess.Popen([*command, "--nthreads", "4"], env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        while executor._count_threads() < 6:
+            sleep(0.1)
+        with pytest.raises(UsageError, match=r"worker tcp://.* does not have remat, and this is 0.1.0"):
+            Cluster(scheduler, Limits())
+        jobs = jobs_on(*write_graphs(tmp_path, "a", "b", "c", "d"))
+        for job in jobs:
+            executor.submit(job)
+        assert [outcome.ended.status for outcome in ended(executor, len(jobs))] == [Ending.OPTIMAL] * len(jobs)
+        assert "does not have remat" in executor.trouble
+    finally:
+        executor.close()
+        worker.kill()
+        worker.wait()
 
 
 def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,15 +308,10 @@ def test_a_job_that_the_cluster_gives_up_is_recorded(
     scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = Cluster(scheduler, Limits())
-
-    def killed(*_: Any) -> Outcome:
-        raise OSError("no space left on the worker")
-
-    monkeypatch.setattr(module, "run_parcel", killed)
+    monkeypatch.setattr(module, "_RUN", "open('/absent/folder')")
     executor.submit(jobs_on(*write_graphs(tmp_path, "g"))[0])
-    ended: list[Any] = []
-    while not ended:
-        ended = executor.finished(5)
+    (outcome,) = ended(executor, 1)
     executor.close()
-    assert ended[0][1].ended.status is Ending.CRASHED
-    assert "no space left on the worker" in ended[0][1].ended.error
+    assert outcome.ended.status is Ending.CRASHED
+    assert outcome.ended.error is not None
+    assert "No such file or directory: '/absent/folder'" in outcome.ended.error

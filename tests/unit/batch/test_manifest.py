@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,16 @@ graphs:
 """,
     )
     one, two = jobs_of(load_manifest(path), default_planner="dtr", one_worker=False)
-    assert (one.options.mode, dict(one.options.dims), one.max_overhead) == ("inference", {"batch": 2, "seq": 2}, 0.1)
-    assert (two.options.mode, dict(two.options.dims), two.max_overhead) == ("training", {"batch": 3, "seq": 2}, 0.2)
+    assert (one.options.mode, dict(one.options.dims), one.max_overhead) == (
+        "inference",
+        {"batch": 2, "seq": 2},
+        Fraction(1, 10),
+    )
+    assert (two.options.mode, dict(two.options.dims), two.max_overhead) == (
+        "training",
+        {"batch": 3, "seq": 2},
+        Fraction(1, 5),
+    )
     assert two.options.measurements == str(folder / "times.yaml")
     # No budget is said but in the config.
     assert one.budget == parse_budget("90%")

@@ -143,6 +143,22 @@ def test_a_job_whose_time_is_up_hands_over_its_plan(tmp_path: Path, monkeypatch:
     assert outcome.schedule is not None
 
 
+def test_a_job_leaves_requests_to_end_to_the_process_that_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm sends them to all processes: no job may end as if it had crashed, and be recorded."""
+    planned = tmp_path / "planned"
+    monkeypatch.setattr(processes, "GRACE", 30)
+    monkeypatch.setenv("AT_LEISURE", str(planned))
+    executor = Processes(1, Limits(seconds=3600))
+    executor.submit(jobs_on(*write_graphs(tmp_path, "well"))[0])
+    wait_for(planned, executor)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        executor._children[0].process.send_signal(number)
+    assert executor.finished(0.3) == []
+    assert let_time_be_up(executor).ended.status is Ending.OPTIMAL
+
+
 @needs_proc
 def test_close_ends_every_process_and_what_it_started(tmp_path: Path, stray: Path) -> None:
     executor = Processes(2, Limits())

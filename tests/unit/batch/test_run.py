@@ -66,6 +66,28 @@ def test_after_ctrl_c_nothing_is_started_and_what_has_ended_is_recorded(tmp_path
     assert executor.ran == jobs[:2]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_is_heeded_like_ctrl_c_and_repeating_it_changes_nothing(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Interruption() as interruption:
+        signal.raise_signal(number)
+        assert interruption.wanted
+        signal.raise_signal(number)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(number) is before
+
+
+def test_what_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption() as interruption:
+            signal.raise_signal(signal.SIGHUP)
+            assert not interruption.wanted
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_ctrl_c_twice_is_at_once() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Interruption() as interruption:

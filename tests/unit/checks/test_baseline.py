@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def test_what_is_written_is_read_back_to_the_last_bit(tmp_path: Path) -> None:
     models = {"planned": FIGURES, "plain": Figures(300, 100)}
     path.write_bytes(baseline_bytes(models))
     assert read_baseline(path) == models
+
+
+def test_the_exact_overhead_is_that_of_the_times() -> None:
+    assert replace(FIGURES, plain_time=10, plan_time=11).exact_overhead == Fraction(1, 10)
+    assert FIGURES.exact_overhead == Fraction(1 / 3)
+    assert replace(FIGURES, overhead=float("inf")).exact_overhead is None
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))

@@ -15,13 +15,17 @@ from remat_cli.checks.advice import round_up
 from remat_cli.checks.baseline import Figures
 from remat_cli.checks.check import Failure, Outcome, Verdict, check_model, worst_exit_code
 from remat_cli.checks.project import ModelCheck, load_project
+from remat_cli.formats.native import to_document
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.problem import Observer, PlanResult, Problem, Status
 from tests.documents import chain_document
+from tests.graphs import training_chain
 from tests.places import GRAPHS
 from tests.plans import told
 
 UNET = GRAPHS / "unet.onnx"
+# Takes 10 in 400 bytes, and 11 in 300.
+TEN = to_document(training_chain(3, size=100))
 # Of the chain below: its input, 12 results and two gradients.
 PLAIN_PEAK = 1500
 
@@ -122,6 +126,13 @@ def test_too_slow_a_plan_fails(check: Checks) -> None:
     assert "above max_overhead 1.00 %" in failure.reason
 
 
+def test_a_plan_of_exactly_the_overhead_that_is_allowed_holds(check: Checks) -> None:
+    (check.folder / "chain.json").write_text(json.dumps(TEN))
+    assert check(budget="300B", max_overhead="10%").verdict is Verdict.HOLDS
+    failure = only_failure(check(budget="300B", max_overhead="9.999%"))
+    assert failure.remedies[-1] == "allow it: max_overhead: 10%"
+
+
 def test_an_overhead_that_is_proven_to_be_out_of_reach_says_so(check: Checks) -> None:
     # On a chain of equal ops the exhaustive planner knows the fastest of its plans.
     (check.folder / "chain.json").write_text(json.dumps(chain_document(5)))
@@ -174,11 +185,30 @@ class TestRegression:
     def test_the_overhead_may_grow_by_so_many_points(self, check: Checks) -> None:
         now = check(budget="60%").figures
         assert now is not None
-        assert now.overhead is not None
-        before = replace(now, overhead=now.overhead - 0.04)
+        assert now.plain_time is not None
+        assert now.plan_time is not None
+        before = replace(now, plan_time=now.plan_time - now.plain_time // 25)
         assert check({"chain": before}, budget="60%", max_regression="5%").verdict is Verdict.HOLDS
         failure = only_failure(check({"chain": before}, budget="60%", max_regression="3%"))
         assert failure.reason.startswith("the overhead grew from ")
+
+    def test_growth_by_exactly_what_is_allowed_holds(self, check: Checks) -> None:
+        (check.folder / "chain.json").write_text(json.dumps(TEN))
+        before = check(budget="400B").figures
+        now = check(budget="300B").figures
+        assert before is not None
+        assert now is not None
+        assert (before.plain_time, before.plan_time, now.plan_time) == (10, 10, 11)
+        assert 11 / 10 - 1 > 0.1, "rounding would let it fail"
+        assert check({"chain": before}, budget="300B", max_regression="10%").verdict is Verdict.HOLDS
+        assert check({"chain": before}, budget="300B", max_regression="9.999%").verdict is Verdict.FAILS
+
+    def test_a_baseline_without_times_still_holds_the_overhead(self, check: Checks) -> None:
+        now = check(budget="60%").figures
+        assert now is not None
+        older = replace(now, plain_time=None, plan_time=None, overhead=0.0)
+        failure = only_failure(check({"chain": older}, budget="60%", max_regression="3%"))
+        assert failure.reason.startswith("the overhead grew from 0 % to ")
 
     def test_a_model_that_the_baseline_does_not_know_fails(self, check: Checks) -> None:
         outcome = check({"other": Figures(1, 1)}, max_regression="5%")

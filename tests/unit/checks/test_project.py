@@ -48,7 +48,7 @@ models:
     ).models
     assert (model.name, model.path, model.line) == ("training step", tmp_path / "graphs/m.onnx", 3)
     assert (model.planner_name, model.planner) == ("approx_dp", ApproxDP(candidates=3))
-    assert (model.budget, model.max_overhead) == (BudgetSpec(share=Fraction(4, 5)), 0.1)
+    assert (model.budget, model.max_overhead) == (BudgetSpec(share=Fraction(4, 5)), Fraction(1, 10))
     assert (model.max_peak, model.max_regression) == (8 * 10**9, Fraction(1, 50))
     graph = model.graph
     assert (graph.mode, graph.dims, graph.optimizer, graph.strict) == ("training", {"batch": 8}, "adam", True)

@@ -17,9 +17,11 @@ from remat_cli.config import (
     planner_schemas,
     shipped_names,
 )
+from remat_cli.config.measurements import load_measurements
 from remat_cli.costs import Device
 from remat_cli.errors import UsageError
 from remat_cli.formats import Aliasing
+from remat_cli.formats.source import LARGEST_CONFIG
 from remat_cli.planners import PLANNERS
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.lower_sets.options import Strategy
@@ -58,7 +60,7 @@ report: {timeline: false, largest: 3}
     assert config.planner == "approx_dp"
     assert config.options == {"strategy": "memory", "time_limit": 5}
     assert config.budget == BudgetSpec(share=Fraction(4, 5))
-    assert config.max_overhead == 0.1
+    assert config.max_overhead == Fraction(1, 10)
     graph = config.graph
     assert (graph.mode, graph.optimizer, graph.cost_model, graph.device) == (
         "training",
@@ -142,6 +144,17 @@ def test_a_broken_file_is_refused(content: bytes, message: str, tmp_path: Path) 
     path.write_bytes(content)
     with pytest.raises(UsageError, match=message):
         load_config(path)
+
+
+def test_a_file_of_more_than_ten_megabytes_is_not_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "budget: 80%\n")
+    with path.open("ab") as file:
+        file.truncate(LARGEST_CONFIG + 1)
+    with pytest.raises(UsageError, match=r"has 10\.00 MB, more than the 10\.00 MB that are read") as caught:
+        load_config(path)
+    assert caught.value.hint == "is this the right file?"
+    with pytest.raises(UsageError, match="are read"):
+        load_measurements(path)
 
 
 def test_a_missing_file_lists_what_comes_with_remat() -> None:

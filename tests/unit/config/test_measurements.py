@@ -43,7 +43,7 @@ def test_a_measured_time_is_a_whole_number(time: str, tmp_path: Path) -> None:
         ('"time_ns": 3, ', "", r"ops\.a: has no time_ns"),
         ('{"batch": 2}', '{"batch": 0.5}', r"dims\.batch: 0\.5 is not a whole number of elements"),
         ('{"batch": 2}', "[2]", r"dims: \[2\] is not a mapping"),
-        ("}\n}\n", "", "no valid JSON"),
+        ("}\n}\n", "", "ends too early"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(before: str, after: str, message: str, tmp_path: Path) -> None:

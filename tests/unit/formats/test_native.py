@@ -101,6 +101,13 @@ def test_an_unknown_field_is_told_and_ignored() -> None:
     assert reading.graph.ops[0].workspace_bytes == 0
 
 
+def test_of_many_unknown_fields_ten_are_told_and_the_rest_counted() -> None:
+    reading = from_document({**document(), **{f"field{i:04}": i for i in range(1500)}}, "g.json")
+    assert len(reading.notes) == 11
+    assert reading.notes[9] == "g.json: unknown field 'field0009' is ignored"
+    assert reading.notes[10] == "and 1,490 more unknown fields"
+
+
 @given(graph=small_graphs())
 def test_what_is_written_is_read_back_the_same(graph: Graph) -> None:
     content = graph_bytes(graph)
@@ -154,6 +161,13 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         ),
         "the graph has a cycle: ",
     ),
+    "size of 400 digits": (with_tensor(bytes=10**400), "add up to about 10^400, more than 2^60"),
+    "sizes that add up to more digits than Python writes": (
+        document(tensors=[{**tensor, "bytes": 9 * 10**4299} for tensor in document()["tensors"]]),
+        "add up to about 10^4300, more than 2^60",
+    ),
+    "work of 400 digits": (with_op(flops=10**400), "flops of op 'a' is about 10^400, more than 2^100"),
+    "bytes moved of 400 digits": (with_op(moved_bytes=10**400), "moved_bytes of op 'a' is about 10^400"),
     "sizes beyond 2^60": (with_tensor(bytes=2**61), "more than 2^60"),
 }
 

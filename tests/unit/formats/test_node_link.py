@@ -103,11 +103,30 @@ def test_fractional_times_are_scaled_to_integers_and_told(tmp_path: Path) -> Non
     assert "counted in 1/100 of the file's unit" in reading.notes[0]
 
 
+def test_large_whole_times_stay_exact_beside_fractional_ones(tmp_path: Path) -> None:
+    times = (2**55 + 1, 0.5, 1)
+    nodes = [{"id": number, "cost_ram": 1, "cost_cpu": time} for number, time in enumerate(times)]
+    assert [op.time for op in read(tmp_path, checkmate_style(nodes=nodes)).graph.ops] == [10 * (2**55 + 1), 5, 10]
+
+
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no size": (with_node(cost_ram=None), "nodes[0]: has neither cost_ram nor out_cost"),
     "negative size": (with_node(cost_ram=-1), "nodes[0].cost_ram: -1 is not a number, 0 or more"),
     "fractional size": (with_node(cost_ram=1.5), "nodes[0]: size 1.5 is not a whole number"),
     "text as time": (with_node(cost_cpu="10"), "nodes[0].cost_cpu: '10' is not a number"),
+    "size of 400 digits": (
+        with_node(cost_ram=10**400),
+        "sizes of graph 'tiny_train' add up to about 10^400, more than",
+    ),
+    "time of 400 digits": (
+        with_node(cost_cpu=10**400),
+        "times of graph 'tiny_train' add up to about 10^400, more than",
+    ),
+    "size of -400 digits": (with_node(cost_ram=-(10**400)), "is not a number, 0 or more"),
+    "time that scaling makes too large": (
+        checkmate_style(nodes=[{"id": i, "cost_ram": 1, "cost_cpu": time} for i, time in enumerate((1e308, 0.5, 1))]),
+        "times of graph 'tiny_train' add up to about 10^309, more than 2^60",
+    ),
     "no id": (with_node(id=None, name=None), "nodes[0]: has no id and no name"),
     "id twice": (with_node(id=1), "1 is defined twice"),
     "unknown end": (checkmate_style(links=[{"source": 0, "target": 9}]), "links[0]: 9 is not the id of a node"),

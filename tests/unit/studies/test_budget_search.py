@@ -10,9 +10,10 @@ from typing import ClassVar
 import pytest
 
 from remat_cli.planners.keep_all import KeepAll
-from remat_cli.problem import Budget, Observer, PlanResult, Problem, Scope, Status
+from remat_cli.problem import Bound, Budget, Observer, PlanResult, Problem, Scope, Status
 from remat_cli.schedule import plain_run, with_frees
-from remat_cli.studies.budget_search import smallest_budget
+from remat_cli.studies.budget_search import plan_at, smallest_budget
+from remat_cli.units import BudgetSpec
 from tests.graphs import training_chain
 from tests.plans import told
 
@@ -76,14 +77,52 @@ def test_no_budget_is_asked_for_twice() -> None:
 
 
 def test_plans_of_too_much_overhead_are_refusals() -> None:
-    search = smallest_budget(problem(), Threshold(4, Status.INFEASIBLE), max_overhead=0.01)
+    search = smallest_budget(problem(), Threshold(4, Status.INFEASIBLE), max_overhead=Fraction(1, 100))
     assert search.found_bytes is None
     assert search.solution.status is Status.UNKNOWN
     assert "above the 1.00 % allowed" in search.solution.result.reason
 
 
 def test_plans_of_little_enough_overhead_are_taken() -> None:
-    assert smallest_budget(problem(), Threshold(4, Status.INFEASIBLE), max_overhead=0.1).found_bytes == 4
+    assert smallest_budget(problem(), Threshold(4, Status.INFEASIBLE), max_overhead=Fraction(1, 10)).found_bytes == 4
+
+
+@dataclass(frozen=True)
+class ExactlyTenPercent:
+    """On a chain of 3: a plan of 11 units of time where the plain run takes 10, found before the search has ended."""
+
+    went_on: list[int] = field(default_factory=list)
+    bound: int | None = None
+    starved: ClassVar[Mapping[str, object]] = {}
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        if problem.budget.device_bytes < 3:
+            return PlanResult(Status.UNKNOWN)
+        schedule = with_frees(problem.graph, ("f1", "f2", "f3", "loss", "b3", "f1", "b2", "b1"))
+        observe.found(told(schedule))
+        if not observe.has_enough:
+            self.went_on.append(problem.budget.device_bytes)
+        bounds = () if self.bound is None else (Bound(self.bound, Scope.ANY_ORDER),)
+        return PlanResult(Status.FEASIBLE, schedule, bounds)
+
+
+def test_a_plan_of_exactly_the_overhead_that_is_allowed_is_taken() -> None:
+    assert 11 / 10 - 1 > 0.1, "rounding would refuse it"
+    planner = ExactlyTenPercent()
+    ten = Problem(training_chain(3), Budget(0))
+    assert smallest_budget(ten, planner, max_overhead=Fraction(1, 10)).found_bytes == 3
+    assert planner.went_on == [3], "it is let run on at the smallest budget only"
+    refused = smallest_budget(ten, planner, max_overhead=Fraction(1, 10) - Fraction(1, 10**30))
+    assert refused.found_bytes is None
+
+
+def test_a_bound_of_exactly_the_overhead_that_is_allowed_proves_nothing() -> None:
+    ten, spec = Problem(training_chain(3), Budget(0)), BudgetSpec(device_bytes=3)
+    planner = ExactlyTenPercent(bound=11)
+    held = plan_at(ten, spec, planner, max_overhead=Fraction(1, 10))
+    assert held.overhead == 11 / 10 - 1
+    below = plan_at(ten, spec, planner, max_overhead=Fraction(99, 1000))
+    assert below.status is Status.INFEASIBLE
 
 
 @dataclass(frozen=True)
@@ -143,7 +182,7 @@ def test_a_planner_is_let_run_on_at_the_smallest_budget_only() -> None:
 
 def test_a_planner_is_let_run_on_until_its_overhead_is_allowed() -> None:
     planner = Improving()
-    search = smallest_budget(problem(), planner, max_overhead=0.1)
+    search = smallest_budget(problem(), planner, max_overhead=Fraction(1, 10))
     assert search.found_bytes == 4
     assert len(planner.went_on) > 1
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import ClassVar
 
 import pytest
@@ -26,14 +27,15 @@ class Recomputing:
 
     asked: list[int] = field(default_factory=list)
     starved: ClassVar[Mapping[str, object]] = {}
+    order: ClassVar[Sequence[str]] = ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "b2", "b1")
+    tensors: ClassVar[int] = 4
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         size = problem.graph.tensors["a1"].bytes
         self.asked.append(size)
-        if problem.budget.device_bytes < 4 * size:
+        if problem.budget.device_bytes < self.tensors * size:
             return PlanResult(Status.UNKNOWN, reason="too little")
-        order = ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "b2", "b1")
-        return PlanResult(Status.FEASIBLE, schedule=with_frees(problem.graph, order))
+        return PlanResult(Status.FEASIBLE, schedule=with_frees(problem.graph, self.order))
 
 
 def chain(value: int) -> Prepared:
@@ -46,7 +48,7 @@ def searched(
     planner: Planner | None = None,
     prepare_at: Callable[[int], Prepared] = chain,
     *,
-    max_overhead: float | None = None,
+    max_overhead: Fraction | None = None,
     multiple_of: int = 1,
     at_most: int = 1000,
 ) -> Fit:
@@ -85,10 +87,27 @@ def test_the_planner_is_asked_only_for_what_neither_fits_as_it_is_nor_never() ->
 
 
 def test_a_plan_of_too_much_overhead_is_not_taken() -> None:
-    found = searched(100, max_overhead=0.05)
+    found = searched(100, max_overhead=Fraction(1, 20))
     assert values(found) == (20, 20, 33)
     assert found.solution.overhead == 0
     assert found.solution.status is Status.OPTIMAL
+
+
+def test_a_plan_of_exactly_the_overhead_that_is_allowed_is_taken() -> None:
+    @dataclass(frozen=True)
+    class Short(Recomputing):
+        """On a chain of 3: peak 3 tensors and not 4, time 11 and not 10."""
+
+        order = ("f1", "f2", "f3", "loss", "b3", "f1", "b2", "b1")
+        tensors = 3
+
+    assert 11 / 10 - 1 > 0.1, "rounding would refuse it"
+
+    def read(value: int) -> Prepared:
+        return prepared(training_chain(3, size=value))
+
+    assert values(searched(60, Short(), read, max_overhead=Fraction(1, 10)))[1] == 20
+    assert values(searched(60, Short(), read, max_overhead=Fraction(99, 1000)))[1] == 15
 
 
 def test_only_multiples_are_tried() -> None:

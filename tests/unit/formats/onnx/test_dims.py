@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from string import ascii_letters
 
 import pytest
 
+from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError, UsageError
+from remat_cli.prepare import prepare
 from tests.unit.formats.onnx.models import Dims, Model, float_input, node, tensor, value, weight
 
 
@@ -148,6 +151,23 @@ def test_initializers_among_the_inputs_are_not_bound(tmp_path: Path, ir_version:
 def test_sizes_beyond_2_to_the_60(tmp_path: Path, dims: list[int]) -> None:
     with pytest.raises(GraphError, match=r"input 'x' .* more than 2\^60"):
         adder(dims).read(tmp_path)
+
+
+def test_a_shape_whose_product_has_more_digits_than_python_writes(tmp_path: Path) -> None:
+    with pytest.raises(GraphError) as caught:
+        adder([2**62] * 300).read(tmp_path)
+    assert caught.value.message.endswith(",... 300 dimensions]: about 10^5600 bytes, more than 2^60")
+    assert len(caught.value.message) < 500
+
+
+def test_work_with_more_digits_than_floating_point_takes(tmp_path: Path) -> None:
+    """One multiply-add for each combination of 40 indices."""
+    letters = ascii_letters[:40]
+    inputs = [float_input(f"x{letter}", 2**50) for letter in letters]
+    contract = node("Einsum", [f"x{letter}" for letter in letters], ["y"], equation=f"{','.join(letters)}->")
+    path = Model([contract], inputs=inputs).save(tmp_path)
+    with pytest.raises(GraphError, match=r"flops of op 'Einsum_0' is about 10\^602, more than 2\^100"):
+        prepare(path, GraphOptions(mode="inference"))
 
 
 def test_sizes_that_only_add_up_to_more_than_2_to_the_60(tmp_path: Path) -> None:

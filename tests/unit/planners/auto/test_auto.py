@@ -165,8 +165,20 @@ def test_ctrl_c_keeps_the_best_plan_and_who_found_it() -> None:
     assert solution.interrupted
     assert solution.status is Status.FEASIBLE
     assert solution.result.found_by == "dtr"
-    assert solution.bound_overhead is not None
-    assert solution.bound_overhead > 0
+
+
+class InterruptTheProof(Notes):
+    """Presses Ctrl-C when the bound is being proven."""
+
+    def phase(self, text: str) -> None:
+        if "proving" in text:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_the_proof_keeps_a_plan() -> None:
+    solution = solve(unet(0.6), Auto(), InterruptTheProof())
+    assert solution.interrupted
+    assert solution.status is Status.FEASIBLE
 
 
 def test_a_limit_of_work_gives_the_same_plan_again() -> None:

@@ -40,7 +40,7 @@ def model(name: str = "unet", line: int = 3) -> ModelCheck:
         planner_name="keep_all",
         planner=KeepAll(),
         budget=BudgetSpec(share=Fraction(3, 5)),
-        max_overhead=0.1,
+        max_overhead=Fraction(1, 10),
     )
 
 

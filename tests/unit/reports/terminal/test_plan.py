@@ -352,7 +352,7 @@ def test_a_search_that_meets_its_proof_is_exact(feasible: Solution, graph: Graph
 
 
 def test_a_search_that_leaves_a_gap_shows_both_ends(feasible: Solution, graph: Graph) -> None:
-    search = SmallestBudget(3 * MB, Scope.ANY_ORDER, at_budget(feasible, 5 * MB), max_overhead=0.2)
+    search = SmallestBudget(3 * MB, Scope.ANY_ORDER, at_budget(feasible, 5 * MB), max_overhead=Fraction(1, 5))
     report = rendered(budget_report(search, prepared(graph), planner="hand", options={}))
     assert "The smallest budget found at no more than 20.00 % overhead is 5.000 MB." in report
     assert row(report, "plain run") == ["7.000 MB", "7,000,000", "100.0 %", "recomputes nothing"]

@@ -1,0 +1,68 @@
+"""The standard streams where nobody hears them: closed, as under cron and daemons, or left by their reader."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EIO
+from io import BufferedWriter, FileIO, TextIOWrapper
+from stat import S_ISCHR
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+def prepare_streams() -> None:
+    """Make sure that there are standard streams, and that what is told on stderr never ends a call."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if _is_closed(number):
+            # The lowest free number is this one. Otherwise the next file has it, and what is printed goes there.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
+    if sys.stderr is sys.__stderr__ and sys.stderr is not None:
+        unheard = BufferedWriter(_Unheard(sys.stderr.fileno(), "wb", closefd=False))
+        sys.stderr = TextIOWrapper(unheard, sys.stderr.encoding, errors="backslashreplace", line_buffering=True)
+
+
+def _is_closed(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return True
+    return False
+
+
+class _Unheard(FileIO):
+    """A stream of which it does not matter whether anybody hears it: its pipe, disk or terminal may be gone."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write, or pretend to."""
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def stdout_is_closed() -> bool:
+    """Tell whether there was no stdout when the process started."""
+    return sys.__stdout__ is None
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Go on where whoever reads stdout has left (`remat ... | head`): the exit code still says how it went."""
+    try:
+        yield
+    except OSError as error:
+        is_terminal_gone = error.errno == EIO and S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode)
+        if not isinstance(error, BrokenPipeError) and not is_terminal_gone:
+            raise
+        drop_stdout()
+
+
+def drop_stdout() -> None:
+    """Point stdout elsewhere: the interpreter would complain while it closes one that takes nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
