@@ -22,6 +22,7 @@ from remat_cli.errors import RematError
 from remat_cli.planners import PLANNERS
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.runtime.execution import check_can_execute, execute_plan
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.studies.budget_search import exact_overhead, within_overhead
@@ -228,6 +229,8 @@ class _Check:
                     plan_time=solution.trace.time,
                 )
             self.failures.extend(self.plan_failures(prepared, solution, limits))
+            if self.model.execute and not self.failures:
+                self.failures.extend(self.execution_failures(prepared, solution))
         if self.model.max_regression is not None and not self.accept:
             self.failures.extend(self.regressions(self.figures))
 
@@ -280,6 +283,18 @@ class _Check:
         if refusal.status is Status.INFEASIBLE:
             reason += f"; proven: {_which_plan(refusal)} keeps to it"
         yield Failure("max_overhead", reason, (*remedies, wider))
+
+    def execution_failures(self, prepared: Prepared, solution: Solution) -> Iterator[Failure]:
+        """Run the plan, and yield what it does otherwise than it says."""
+        assert solution.result.schedule is not None
+        options = replace(self.model.graph, mode=prepared.mode)
+        check_can_execute(self.model.path, options, solution.result.schedule)
+        execution = execute_plan(
+            self.model.path, options, prepared.graph, solution.result.schedule, observe=self.observe
+        )
+        broken = execution.broken(prepared.graph)
+        if broken is not None:
+            yield Failure("execute", broken.message, (broken.hint,) if broken.hint else ())
 
     def remedies(self, prepared: Prepared, refusal: Solution, limits: Mapping[str, int]) -> tuple[str, ...]:
         """Return what was tried and found to help: a larger budget; a smaller batch, for the budget that there is."""

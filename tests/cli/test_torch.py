@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from remat_cli.errors import InvalidSchedule
+from remat_cli.graph import Graph
+from remat_cli.runtime.torch.execution import Execution
 from tests.cli.calls import Remat
 from tests.places import GRAPHS, ROOT
 
@@ -155,3 +158,23 @@ def test_json_graph_cannot_be_measured(remat: Remat, tmp_path: Path) -> None:
     assert ended.code == 2
     assert "no kernels" in ended.err
     assert not (tmp_path / "m.json").exists()
+
+
+def test_check_runs_the_plan_where_it_is_asked_to(
+    remat: Remat, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "remat.yaml"
+    project.write_text(f"models: [{{path: '{small}', budget: 60%, execute: true}}]\n")
+    ended = remat("check", project)
+    assert ended.code == 0, ended.out
+
+    def broken(execution: Execution, graph: Graph) -> InvalidSchedule:
+        assert execution.holds
+        return InvalidSchedule("the plan gives other bits", hint="report it")
+
+    monkeypatch.setattr(Execution, "broken", broken)
+    ended = remat("check", project, "--json")
+    assert ended.code == 3
+    assert ended.json["models"][0]["failures"][0]["limit"] == "execute"
+    project.write_text(f"models: [{{path: '{small}', max_peak: 1GB, execute: true}}]\n")
+    assert "execute: needs a budget" in remat("check", project).err

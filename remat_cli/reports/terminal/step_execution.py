@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from remat_cli.errors import InvalidSchedule
-from remat_cli.graph import Graph
 from remat_cli.reports.safe_text import Report, clean
 from remat_cli.reports.terminal.layout import Cell, columns, facts, section
 from remat_cli.units import format_bytes, format_share
@@ -95,35 +93,3 @@ def step_execution_summary(execution: Execution) -> dict[str, Any]:
             "measured_overhead": execution.measured_overhead,
         }
     }
-
-
-def broken_step(execution: Execution, graph: Graph) -> InvalidSchedule | None:
-    """Hold what torch did against what was planned; None where it is so."""
-    if execution.changed:
-        at = "" if execution.changed_by is None else f"; they first differ at op {_placed(graph, execution.changed_by)}"
-        return InvalidSchedule(
-            f"the plan gives other bits than the plain schedule: {', '.join(execution.changed[:4])}{at}",
-            hint="kernels of this device do not repeat themselves: so do two runs of the plain schedule"
-            if execution.unrepeatable
-            else "please report it, with the step and the schedule",
-        )
-    if execution.eager_difference > execution.eager_tolerance:
-        return InvalidSchedule(
-            f"the captured graph gives other results than the step as it is, by {execution.eager_difference:.1e} of "
-            f"the largest: {', '.join(execution.beside_eager[:4])}",
-            hint="torch.compile(backend='aot_eager') is likely to do the same: please report it",
-        )
-    peak = execution.plan
-    if peak.agrees or peak.predicted is None:
-        return None
-    at = "no single op" if execution.parted_at is None else f"op {_placed(graph, execution.parted_at)}"
-    return InvalidSchedule(
-        f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, {format_bytes(peak.predicted)}; "
-        f"they part most at {at}",
-        hint="its kernel may take memory of its own: plan with what 'remat measure' writes, by --measurements",
-    )
-
-
-def _placed(graph: Graph, name: str) -> str:
-    source = graph.op[name].source
-    return f"{name!r} ({source})" if source else repr(name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
@@ -28,6 +28,7 @@ from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.runtime.onnx.session import import_onnxruntime
 from remat_cli.schedule import Compute, Inplace, Schedule, plain_run, with_frees
 from remat_cli.simulate import simulate
+from remat_cli.units import format_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -80,6 +81,8 @@ class Execution:
         random_weights: number of weights whose files are not there, and which were drawn instead.
     """
 
+    runtime: ClassVar[Literal["onnxruntime"]] = "onnxruntime"
+
     version: str
     plain: Peak
     plan: Peak
@@ -95,6 +98,33 @@ class Execution:
     def holds(self) -> bool:
         """Whether the rewritten model does what the schedule says."""
         return not self.changed and self.out_of_order is None and self.plan.agrees
+
+    def broken(self, graph: Graph) -> InvalidSchedule | None:
+        """Return the error for what the rewritten model does otherwise than `graph` and schedule say; None if all."""
+        if self.changed:
+            random = [op.name for op in graph.ops if not op.recomputable]
+            return InvalidSchedule(
+                f"the rewritten model gives other bits at its outputs: {', '.join(map(repr, self.changed))}",
+                hint=f"it may draw random numbers: {', '.join(map(repr, random[:4]))}"
+                if random
+                else "a kernel of this onnxruntime does not repeat itself; compare the two models' outputs",
+            )
+        if self.out_of_order is not None:
+            place, planned, ran = self.out_of_order
+            return InvalidSchedule(
+                f"at place {place} of the executed order ran {ran!r}, where the schedule has {planned!r}",
+                hint="onnxruntime runs an op as several nodes, not one: it has no kernel for it or its type "
+                "(float16 on the CPU); export the model without it",
+            )
+        peak = self.plan
+        if peak.agrees:
+            return None
+        at = "no single op" if self.parted_at is None else f"op {self.parted_at!r}"
+        return InvalidSchedule(
+            f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, "
+            f"{format_bytes(peak.predicted)}; they part at {at}",
+            hint="its kernel takes memory that is not known to remat, or shares it in another way; please report it",
+        )
 
 
 def execute(

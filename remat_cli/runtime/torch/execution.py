@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from statistics import median
 from time import time_ns
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import fx
@@ -28,6 +28,7 @@ from remat_cli.runtime.torch.planned import self_test
 from remat_cli.runtime.torch.program import Watch, divided
 from remat_cli.schedule import Compute, Schedule, plain_run
 from remat_cli.simulate import simulate
+from remat_cli.units import format_bytes
 
 # What a measured peak may differ by from the predicted one: the larger of the two.
 TOLERANCE_BYTES = 2 * 2**20
@@ -82,6 +83,8 @@ class Execution:
         measured_overhead: the same, measured.
     """
 
+    runtime: ClassVar[Literal["torch"]] = "torch"
+
     version: str
     device: str
     eager: Peak
@@ -102,6 +105,32 @@ class Execution:
     def holds(self) -> bool:
         """Whether the plan does what it says."""
         return not self.changed and self.plan.agrees and self.eager_difference <= self.eager_tolerance
+
+    def broken(self, graph: Graph) -> InvalidSchedule | None:
+        """Return the error for what torch does otherwise than `graph` and schedule say; None if all is so."""
+        if self.changed:
+            at = "" if self.changed_by is None else f"; they first differ at op {_placed(graph, self.changed_by)}"
+            return InvalidSchedule(
+                f"the plan gives other bits than the plain schedule: {', '.join(self.changed[:4])}{at}",
+                hint="kernels of this device do not repeat themselves: so do two runs of the plain schedule"
+                if self.unrepeatable
+                else "please report it, with the step and the schedule",
+            )
+        if self.eager_difference > self.eager_tolerance:
+            return InvalidSchedule(
+                f"the captured graph gives other results than the step as it is, by {self.eager_difference:.1e} of "
+                f"the largest: {', '.join(self.beside_eager[:4])}",
+                hint="torch.compile(backend='aot_eager') is likely to do the same: please report it",
+            )
+        peak = self.plan
+        if peak.agrees or peak.predicted is None:
+            return None
+        at = "no single op" if self.parted_at is None else f"op {_placed(graph, self.parted_at)}"
+        return InvalidSchedule(
+            f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, "
+            f"{format_bytes(peak.predicted)}; they part most at {at}",
+            hint="its kernel may take memory of its own: plan with what 'remat measure' writes, by --measurements",
+        )
 
 
 def execute_step(
@@ -329,6 +358,11 @@ def _parting(allocations: Allocations, ran: Sequence[tuple[str, int]], graph: Gr
         apart[op] = max(apart.get(op, 0), abs(allocations.peak_between(start, end) - size))
         start = end
     return max(apart, key=apart.__getitem__) if apart else None
+
+
+def _placed(graph: Graph, name: str) -> str:
+    source = graph.op[name].source
+    return f"{name!r} ({source})" if source else repr(name)
 
 
 def _plain(outputs: Any) -> Any:

@@ -12,7 +12,6 @@ import torch
 from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError
 from remat_cli.prepare import prepare
-from remat_cli.reports.terminal.step_execution import broken_step
 from remat_cli.runtime.torch import execution as execution_module
 from remat_cli.runtime.torch.execution import Execution, execute_step
 from remat_cli.runtime.torch.memory import allocations_of, peak_of
@@ -92,7 +91,7 @@ def test_op_that_computes_something_else_is_named(reference: str, monkeypatch: p
     assert not execution.holds
     assert execution.changed_by == "gelu_2"
     assert "output 0" in execution.changed
-    error = broken_step(execution, graph)
+    error = execution.broken(graph)
     assert error is not None
     assert error.exit_code == 5
     assert "'gelu_2' (tests/torch_steps.py:" in error.message
@@ -119,7 +118,7 @@ def test_op_that_takes_memory_for_itself_is_named(reference: str, monkeypatch: p
     assert execution.changed == ()
     assert not execution.plan.agrees
     assert execution.parted_at == "addmm_3"
-    error = broken_step(execution, graph)
+    error = execution.broken(graph)
     assert error is not None
     assert "they part most at op 'addmm_3'" in error.message
 
@@ -132,9 +131,9 @@ def test_schedule_for_another_step_is_refused(reference: str) -> None:
 
 def test_results_beside_eager_beyond_rounding_are_an_error(execution: Execution, reference: str) -> None:
     graph, _ = planned_again(f"{reference}:mlp")
-    assert broken_step(execution, graph) is None
+    assert execution.broken(graph) is None
     apart = replace(execution, beside_eager=("output 0",), eager_difference=0.1)
-    error = broken_step(apart, graph)
+    error = apart.broken(graph)
     assert error is not None
     assert "than the step as it is" in error.message
 
