@@ -143,6 +143,15 @@ def published_tables(console: Console) -> None:
         moccasin(console, Path(os.environ["REMAT_DATA"]) / "moccasin")
 
 
+def torch_table(console: Console) -> None:
+    """Training steps in PyTorch, where it is installed; this takes an hour."""
+    try:
+        from tests.bench.torch_execution import torch_steps
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    torch_steps(console)
+
+
 TABLES: Mapping[str, Callable[[Console], None]] = {
     "planning": planning,
     "lower_sets": lower_sets,
@@ -152,6 +161,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "scale": scale,
     "commands": commands,
     "execution": execution,
+    "torch": torch_table,
 }
 
 

@@ -166,14 +166,14 @@ def execute_step(
     torch.manual_seed(seed)
     with explaining_failure(reference):
         step = as_step(function(**dims), reference)
-    bench = _Bench(step, reference, graph, seed, accumulate)
+    runs = StepRuns(step, reference, graph, seed, accumulate)
     with forgetting(), explained(reference):
-        return bench.compare(schedule, observe)
+        return runs.compare(schedule, observe)
 
 
 @dataclass
-class _Bench:
-    """Runs one step again and again from the same state.
+class StepRuns:
+    """Runs one step again and again from the same state, as it is or by a schedule.
 
     Attributes:
         step: with real tensors.
@@ -199,6 +199,7 @@ class _Bench:
 
     @property
     def device(self) -> str:
+        """The kind of device that the parameters are on."""
         parameters = self.named("parameter").values()
         return "cuda" if any(parameter.is_cuda for parameter in parameters) else "cpu"
 
@@ -212,6 +213,7 @@ class _Bench:
         }
 
     def compare(self, schedule: Schedule, observe: Observer) -> Execution:
+        """Run the step as it is, by the plain schedule and by `schedule`."""
         observe.phase("running the step as it is")
         eager_call = callable_of(self.step.model)
         with explaining_failure(self.where):
@@ -300,25 +302,32 @@ class _Bench:
         return returned | gradients | buffers
 
     def peak(self, call: Callable[..., Any]) -> int:
+        """Run once, and return the peak beside what is there before, in bytes."""
         self.reset()
         return peak_of(lambda: self.run(call), self.device)
 
     def predicted(self, schedule: Schedule) -> int:
+        """Return the peak that the simulator gives a schedule, beside what is there before, in bytes."""
         return simulate(self.graph, schedule).peak_bytes - self.graph.fixed_bytes
 
     def tolerance(self) -> float:
+        """Return what results may differ by from eager's, as a share of the largest of their kind."""
         dtypes = {tensor.dtype or "" for tensor in self.graph.tensors.values()}
         return _NARROW_TOLERANCE if any(dtype.startswith(_NARROW) for dtype in dtypes) else EAGER_TOLERANCE
 
     def overheads(self, schedule: Schedule, plain: Callable[..., Any], plan: Callable[..., Any]) -> tuple[float, float]:
-        """Return the overhead of the plan, predicted and measured: by medians of runs that take turns."""
+        """Return the overhead of a plan, predicted and measured."""
+        predicted = simulate(self.graph, schedule).time / max(1, simulate(self.graph, plain_run(self.graph)).time) - 1
+        return predicted, self.overhead(plain, plan)
+
+    def overhead(self, plain: Callable[..., Any], other: Callable[..., Any]) -> float:
+        """Return how much more time one call takes than another, as a share: by medians of runs that take turns."""
         took: tuple[list[int], list[int]] = ([], [])
         for _ in range(_TIMED_RUNS):
-            for times, call in zip(took, (plain, plan), strict=True):
+            for times, call in zip(took, (plain, other), strict=True):
                 self.reset()
                 times.append(time_of(lambda call=call: self.run(call), self.device))  # type: ignore[misc]
-        predicted = simulate(self.graph, schedule).time / max(1, simulate(self.graph, plain_run(self.graph)).time) - 1
-        return predicted, median(took[1]) / median(took[0]) - 1
+        return median(took[1]) / median(took[0]) - 1
 
     def first_difference(self, plain: Schedule, schedule: Schedule) -> str | None:
         """Return the op of the plan whose results are the first that differ from those of the plain schedule."""
