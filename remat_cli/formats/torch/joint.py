@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from remat_cli.errors import GraphError
+from remat_cli.formats.torch.dropout import apply_masks_apart
 from remat_cli.formats.torch.internals import (
     Captured,
     mutated_input,
@@ -23,7 +24,7 @@ from remat_cli.formats.torch.internals import (
     primals_of,
     tangents_of,
 )
-from remat_cli.formats.torch.mutation import is_backward, is_copy, keep_old_values
+from remat_cli.formats.torch.mutation import is_backward, is_copy, keep_old_values, mark_backward
 from remat_cli.formats.torch.ops import draws, has_effects, is_item, is_view, storage_key, tensors_of
 from remat_cli.formats.torch.places import readable, root_of, source_of
 from remat_cli.graph import Phase
@@ -146,6 +147,8 @@ class _Reader:
         self.graph = captured.module.graph
         for node in self.graph.nodes:
             _check_value(self.module, node)
+        mark_backward(self.graph)
+        apply_masks_apart(self.graph)
         self.copies = keep_old_values(self.graph)
         outputs, described = outputs_of(self.graph), output_descriptions(self.graph)
         self.forward_outputs = tuple(outputs[: captured.forward_outputs])

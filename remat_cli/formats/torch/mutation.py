@@ -15,7 +15,13 @@ import torch
 from torch import fx
 
 from remat_cli.errors import GraphError
-from remat_cli.formats.torch.internals import input_index, mutated_input, output_descriptions, outputs_of
+from remat_cli.formats.torch.internals import (
+    input_index,
+    mutated_input,
+    output_descriptions,
+    outputs_of,
+    tangents_of,
+)
 from remat_cli.formats.torch.ops import arguments, has_effects, is_item, tensors_of
 from remat_cli.formats.torch.places import source_of
 
@@ -41,6 +47,19 @@ def is_copy(node: fx.Node) -> bool:
 def is_backward(node: fx.Node) -> bool:
     """Tell whether a node belongs to the backward pass."""
     return str(node.meta.get("partitioner_tag", "")).endswith("backward")
+
+
+def mark_backward(graph: fx.Graph) -> None:
+    """Mark as backward whatever depends on the gradients that come in.
+
+    torch marks what autograd itself runs, and leaves out the backward of a `torch.autograd.Function`.
+    """
+    after = set(tangents_of(graph))
+    for node in graph.nodes:
+        if node.op == "call_function" and (is_backward(node) or not after.isdisjoint(node.all_input_nodes)):
+            after.add(node)
+            if not is_backward(node):
+                node.meta["partitioner_tag"] = "is_backward"
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,9 @@ class PlannedCall:
                 raise unsupported("torch.compile did not hand the model over: is it switched off?")
         except exc.TorchDynamoException as error:
             told = explanation(error, "the model")
-            raise _with_hint(told) from (error if told.__cause__ is None and told.__traceback__ is None else None)
+            # What remat itself raised says all; what it makes of torch's error may not.
+            cause = None if told.__traceback__ is not None else error
+            raise _with_hint(told) from cause
         except RematError as error:
             raise _with_hint(error) from error.__cause__
         return result
@@ -152,10 +154,10 @@ class PlannedCall:
 
 
 def _with_hint(error: RematError) -> RematError:
-    """Let a traceback show what the command line shows beside the message."""
+    """Let a traceback show what the command line shows beside the message, and the user's code only."""
     if error.hint and not getattr(error, "__notes__", None):
         error.add_note(f"hint: {error.hint}")
-    return error
+    return error.with_traceback(None)
 
 
 def _modules_in(arguments: Any) -> list[nn.Module]:
