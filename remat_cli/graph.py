@@ -405,7 +405,7 @@ def _check_numbers(graph: Graph) -> None:
         if total > LARGEST_TOTAL:
             raise GraphError(
                 f"the {what} of graph {graph.name!r} add up to {format_count(total)}, more than 2^60",
-                hint="check its dimensions; a wrong --dim or shape makes sizes like this",
+                hint="check its dimensions; a wrong size or shape that was given makes sizes like this",
             )
 
 

@@ -8,13 +8,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from remat_cli.config import GIVEN_COSTS, GraphOptions, load_device
-from remat_cli.config.measurements import load_measurements
+from remat_cli.config import GIVEN_COSTS, GraphOptions, load_device, load_measurements
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats import Aliasing, Reading, ReadOptions, read_graph
+from remat_cli.formats import Reading, read_graph
 from remat_cli.graph import Graph, Kind
 from remat_cli.operators import Operator
+from remat_cli.settings import Setting
 from remat_cli.training import (
     KeptForBackward,
     annotate_saves,
@@ -69,16 +69,7 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
         GraphError: the file or the graph in it is bad.
         UsageError: the options contradict each other or the file.
     """
-    # Only what has operators (ONNX) is read by an aliasing profile, and that is trained unless told otherwise.
-    default_aliasing = Aliasing.ORT_CPU if options.mode == "inference" else Aliasing.TORCH
-    read_options = ReadOptions(
-        dims=options.dims,
-        input_shapes=options.input_shapes,
-        value_shapes=options.value_shapes,
-        aliasing=options.aliasing or default_aliasing,
-        strict=options.strict,
-    )
-    return prepare_reading(read_graph(path, read_options), str(path), options, derive_training=derive_training)
+    return prepare_reading(read_graph(path, options), str(path), options, derive_training=derive_training)
 
 
 def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
@@ -119,7 +110,11 @@ def _mode(graph: Graph, options: GraphOptions, where: str) -> str:
     if options.mode == "training" and graph.kind is Kind.INFERENCE:
         raise UsageError(
             f"{where}: an inference graph has no training graph",
-            hint="use --mode inference; or, if it is a forward pass to be trained, set its kind to 'forward'",
+            hint=(
+                "use ",
+                Setting("mode", "inference"),
+                "; or, if it is a forward pass to be trained, set its kind to 'forward'",
+            ),
         )
     if options.mode is not None:
         return options.mode
@@ -143,7 +138,7 @@ def _with_operators(
     if not operators:
         if options.optimizer is not None:
             raise UsageError(
-                "--optimizer needs a file that tells parameters apart, such as ONNX",
+                "an optimizer needs a file that tells parameters apart, such as ONNX",
                 hint="a JSON graph's resident_bytes counts parameters, gradients and optimizer state already",
             )
         return graph, 0, None
@@ -192,7 +187,7 @@ def _with_work(graph: Graph, operators: Mapping[str, Operator], options: GraphOp
 
 def _tell(text: str, strict: bool, notes: list[str]) -> None:
     if strict:
-        raise GraphError(text, hint="leave --strict out to go on with the estimate")
+        raise GraphError(text, hint=("leave ", Setting("strict"), " out to go on with the estimate"))
     notes.append(text)
 
 
@@ -216,9 +211,11 @@ def _with_costs(graph: Graph, options: GraphOptions, *, has_operators: bool) -> 
         uses_device = options.device is not None or has_operators
         name = "measured" if options.measurements is not None else "roofline" if uses_device else GIVEN_COSTS
     if name == "measured" and options.measurements is None:
-        raise UsageError("the measured cost model needs a table of times", hint="give --measurements FILE")
+        raise UsageError(
+            "the measured cost model needs a table of times", hint=("give ", Setting("measurements", "FILE"))
+        )
     if name == GIVEN_COSTS and has_operators:
-        raise UsageError("operators come without times", hint=f"use --cost-model {' or '.join(COST_MODELS)}")
+        raise UsageError("operators come without times", hint=("use ", Setting("cost_model", " or ".join(COST_MODELS))))
     device = None
     if options.device is not None or name == "roofline":
         device = load_device(options.device or _DEFAULT_DEVICE)
@@ -254,15 +251,15 @@ def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) 
     """Return the link's rate in bytes per unit of the graph's time; a rate a second needs a graph in nanoseconds."""
     if options.link_bandwidth is None:
         return Fraction(device.link_bandwidth, _NS) if device is not None and graph.time_unit == "ns" else None
-    rate = parse_rate(options.link_bandwidth)
+    said = str(options.link_bandwidth)
+    rate = parse_rate(said)
     if rate <= 0:
-        raise UsageError(f"--link-bandwidth {options.link_bandwidth!r} must be above 0", hint="write it like 12GB/s")
-    if "/" not in options.link_bandwidth:
+        raise UsageError(f"a link bandwidth of {said!r}: it must be above 0", hint="write it like 12GB/s")
+    if "/" not in said:
         return rate
     if graph.time_unit != "ns":
         raise UsageError(
-            f"--link-bandwidth {options.link_bandwidth} is a rate a second, but {graph.name!r} counts time in "
-            f"{graph.time_unit!r}",
+            f"a link bandwidth of {said} is a rate a second, but {graph.name!r} counts time in {graph.time_unit!r}",
             hint="give it as a plain number: bytes per unit of the graph's time",
         )
     return rate / _NS

@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
+from remat_cli.errors import ExitCode
 from remat_cli.graph import Graph
 from remat_cli.schedule import Schedule
 
@@ -47,17 +48,36 @@ class Status(StrEnum):
     INFEASIBLE = "infeasible"  # proven: no plan in scope fits
     UNKNOWN = "unknown"  # stopped before a plan was found; proves nothing
 
+    @property
+    def exit_code(self) -> ExitCode:
+        """How a process ends that was asked for a plan."""
+        return _EXIT_CODES[self]
+
+
+_EXIT_CODES = {
+    Status.OPTIMAL: ExitCode.DONE,
+    Status.FEASIBLE: ExitCode.DONE,
+    Status.INFEASIBLE: ExitCode.NO_FIT,
+    Status.UNKNOWN: ExitCode.NO_PLAN,
+}
+
 
 class Scope(StrEnum):
-    """The plans over which a proof holds: of these, all that move nothing to the host.
+    """The plans over which a proof holds. It leaves out plans that move tensors to the host.
 
-    What the judge proves of every plan holds of the others as well: that no op is left out, and that what an op reads
-    and writes is in memory while it runs.
+    Two things the judge proves of those, too: every op runs, and what an op reads and writes is in memory meanwhile.
     """
 
     ANY_ORDER = "any-order"  # every valid schedule
     FIXED_ORDER = "fixed-order"  # schedules whose ops run for the first time in the input order
     PLANNER = "planner"  # only what this planner searches
+
+    @property
+    def which_plans(self) -> str:
+        """In words, to be read after "no plan"."""
+        if self is Scope.PLANNER:
+            return "of this planner"
+        return "in any order" if self is Scope.ANY_ORDER else "in input order"
 
 
 class Basis(StrEnum):

@@ -13,6 +13,7 @@ from math import ceil
 from remat_cli.errors import InvalidSchedule
 from remat_cli.graph import Graph, Op
 from remat_cli.schedule import STEP_NAMES, Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
+from remat_cli.settings import Hint, Setting
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: Fraction | Non
 class _Broken(Exception):
     """A step breaks a rule."""
 
-    def __init__(self, rule: str, remedy: str = "") -> None:
+    def __init__(self, rule: str, remedy: Hint = "") -> None:
         super().__init__(rule)
         self.rule = rule
         self.remedy = remedy
@@ -258,7 +259,10 @@ def _wait(device: _Device, name: str) -> None:
 def _transfer(device: _Device, name: str) -> None:
     """Queue a copy on the link: it starts when it is issued and the link is free."""
     if device.bytes_per_time is None:
-        raise _Broken("the schedule has transfers, but the link's bandwidth is not known", "give --link-bandwidth")
+        raise _Broken(
+            "the schedule has transfers, but the link's bandwidth is not known",
+            ("give ", Setting("link_bandwidth", "12GB/s")),
+        )
     start = max(device.now, device.link_free_at)
     device.link_free_at = start + ceil(device.graph.tensors[name].bytes / device.bytes_per_time)
     device.transfer_end[name] = device.link_free_at

@@ -120,11 +120,11 @@ class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
-        return x * x * x
+        return x.pow(3)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
+        x: torch.Tensor = ctx.saved_tensors[0]
         return 3 * x * x * gradients[0]
 
 
@@ -143,8 +143,8 @@ class Awkward(nn.Module):
         weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
         stacked = torch.stack([left.exp() * weights, right, left], dim=0)
         first, *rest = stacked.unbind(0)
-        first = Cube.apply(first)
-        return (first * rest[0].t().contiguous().t()).sum() + rest[1].flatten()[::2].sum()
+        cubed: torch.Tensor = Cube.apply(first)  # type: ignore[no-untyped-call]
+        return (cubed * rest[0].t().contiguous().t()).sum() + rest[1].flatten()[::2].sum()
 
 
 class ManyOutputs(nn.Module):

@@ -1,15 +1,13 @@
-"""A job: one graph, one budget, one way of planning; and what comes of it."""
+"""A job: one graph, one budget, one config; and what comes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
-from remat_cli.config import GraphOptions
+from remat_cli.config import GraphOptions, PlannerChoice
 from remat_cli.errors import RematError
 from remat_cli.units import BudgetSpec, format_bytes
 
@@ -25,9 +23,8 @@ class Job:
         options: how the file becomes the graph that is planned.
         budget: as asked for.
         max_overhead: plans of more overhead are not taken; None where any is.
-        config: the way of planning, as asked for.
-        planner: as in PLANNERS.
-        planner_options: of the planner, those that were said.
+        config: name of the config, as asked for.
+        planner: with the options that were said.
     """
 
     key: str
@@ -37,8 +34,7 @@ class Job:
     budget: BudgetSpec
     max_overhead: Fraction | None
     config: str
-    planner: str
-    planner_options: Mapping[str, Any] = field(default_factory=dict)
+    planner: PlannerChoice = field(default_factory=PlannerChoice)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The manifest of a batch: a YAML file of graphs, budgets and ways of planning."""
+"""The manifest of a batch: a YAML file of graphs, budgets and configs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remat_cli.batch.requests import Request, Way, matching_files, way_of
+from remat_cli.batch.requests import Request, matching_files
 from remat_cli.config import (
     Document,
-    GraphKeys,
+    GraphOptions,
     RunConfig,
     beside,
     checked,
-    graph_section,
+    load_config,
     placed,
     planner_section,
     read_yaml,
@@ -23,7 +23,7 @@ from remat_cli.units import BudgetSpec, parse_budget, parse_share
 
 
 @dataclass(frozen=True)
-class _Keys(GraphKeys):
+class _Keys(GraphOptions):
     """Keys that stand at the top, for all graphs, or with one of them, where they win."""
 
     budgets: list[str | int] = field(default_factory=list)
@@ -65,12 +65,12 @@ def _entry(whole: Request, item: str | dict[str, Any], index: int, document: Doc
     try:
         graphs = matching_files(entry.path, folder)
     except RematError as error:
-        raise UsageError(f"{part.place(('path',))}: {error.message}", hint=error.hint) from None
+        raise UsageError(f"{part.place(('path',))}: {error.message}", hint=error.remedy) from None
     return Request(
         graphs,
         whole.options.under(said.options),
         said.budgets or whole.budgets,
-        said.ways or whole.ways,
+        said.configs or whole.configs,
         whole.max_overhead if said.max_overhead is None else said.max_overhead,
     )
 
@@ -79,9 +79,9 @@ def _request(raw: _Keys, document: Document, folder: Path) -> Request:
     overhead = raw.max_overhead
     return Request(
         graphs=(),
-        options=graph_section(raw, document).beside(folder),
+        options=GraphOptions.of(raw).beside(folder),
         budgets=tuple(_budget(text, index, document) for index, text in enumerate(raw.budgets)),
-        ways=tuple(_way(config, index, document, folder) for index, config in enumerate(raw.configs)),
+        configs=tuple(_config(config, index, document, folder) for index, config in enumerate(raw.configs)),
         max_overhead=None
         if overhead is None
         else placed(document, ("max_overhead",), lambda: parse_share(str(overhead))),
@@ -92,13 +92,14 @@ def _budget(text: str | int, index: int, document: Document) -> BudgetSpec:
     return placed(document, ("budgets", index), lambda: parse_budget(str(text)))
 
 
-def _way(config: str | dict[str, Any], index: int, document: Document, folder: Path) -> Way:
-    """Return the way of planning that a name or file, or a planner with options, stands for."""
+def _config(config: str | dict[str, Any], index: int, document: Document, folder: Path) -> RunConfig:
+    """Return the config that a name or file, or a planner with options, stands for."""
     if isinstance(config, str):
-        return placed(document, ("configs", index), lambda: way_of(beside(folder, config)))
+        return placed(document, ("configs", index), lambda: load_config(beside(folder, config)))
     part = document.section("configs", {}).section(index, config)
     # As it would stand in a config file.
     lines = {("planner", *path): line for path, line in part.lines.items()}
-    name, options = planner_section(config, Document({"planner": config}, part.source, lines))
-    said = (f"{key}={value}" for key, value in options.items())
-    return Way(" ".join((str(name), *said)), RunConfig(planner=name, options=options))
+    choice = planner_section(config, Document({"planner": config}, part.source, lines))
+    assert choice is not None
+    said = (f"{key}={value}" for key, value in choice.options.items())
+    return RunConfig(" ".join((choice.name, *said)), choice)

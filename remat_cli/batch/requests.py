@@ -1,4 +1,4 @@
-"""What a user asks of a batch, and the jobs that come of it: graphs times budgets times ways of planning."""
+"""What a user asks of a batch, and the jobs that come of it: graphs times budgets times configs."""
 
 from __future__ import annotations
 
@@ -16,58 +16,34 @@ from typing import Any
 from remat_cli import __version__
 from remat_cli.batch.job import Job
 from remat_cli.batch.run_job import sha256_of
-from remat_cli.config import GraphOptions, RunConfig, load_config, load_device, make_planner
-from remat_cli.config.measurements import load_measurements
+from remat_cli.config import GraphOptions, PlannerChoice, RunConfig, load_device, load_measurements
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats.schedule_json import options_of
 from remat_cli.formats.torch import names_function
 from remat_cli.units import BudgetSpec
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way of planning.
-
-    Attributes:
-        label: the name by which the user knows it.
-        config: what it says.
-    """
-
-    label: str
-    config: RunConfig
-
-
-@dataclass(frozen=True)
 class Request:
-    """Graphs that are to be planned in the same ways.
+    """Graphs that are to be planned with the same configs.
 
     Attributes:
         graphs: their files.
-        options: how they are read; what is said here wins over what a way says.
-        budgets: as asked for; empty: each way's own.
-        ways: of planning.
-        max_overhead: plans of more overhead are not taken; None: each way's own.
+        options: how they are read; what is said here wins over what a config says.
+        budgets: as asked for; empty: each config's own.
+        configs: planner and options of each, under the label by which the user knows it.
+        max_overhead: plans of more overhead are not taken; None: each config's own.
     """
 
     graphs: tuple[Path, ...]
     options: GraphOptions = field(default_factory=GraphOptions)
     budgets: tuple[BudgetSpec, ...] = ()
-    ways: tuple[Way, ...] = ()
+    configs: tuple[RunConfig, ...] = ()
     max_overhead: Fraction | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All that is read for it."""
-        return (*self.graphs, *self.options.files, *(file for way in self.ways for file in way.config.files))
-
-
-def way_of(config: Path) -> Way:
-    """Return the way of planning in a config file, or in one that comes with remat.
-
-    Raises:
-        UsageError: the file is missing, or wrong.
-    """
-    return Way(config.stem, load_config(config))
+        return (*self.graphs, *self.options.files, *(file for config in self.configs for file in config.files))
 
 
 def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
@@ -101,7 +77,7 @@ def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class _Settled:
-    """A way of planning as it is meant for the graphs of a request: everything but graph and budget.
+    """A config as it is meant for the graphs of a request: everything but graph and budget.
 
     Attributes:
         job: with this in place, and no graph.
@@ -124,12 +100,11 @@ class _Settled:
         return replace(self.job, key=key, graph=graph, sha256=digest, budget=budget)
 
 
-def jobs_of(requests: Sequence[Request], *, default_planner: str, one_worker: bool) -> list[Job]:
+def jobs_of(requests: Sequence[Request], *, one_worker: bool) -> list[Job]:
     """Return the jobs, in the order in which they were asked for; what is asked for twice is there once.
 
     Args:
         requests: what is asked for.
-        default_planner: for ways that name none.
         one_worker: jobs run beside each other: a planner that takes several cores is given one, unless the user says
             how many.
 
@@ -139,39 +114,37 @@ def jobs_of(requests: Sequence[Request], *, default_planner: str, one_worker: bo
     digest_of = cache(sha256_of)
     jobs: dict[str, Job] = {}
     for request in requests:
-        ways = [_settled(way, request, default_planner, one_worker) for way in request.ways]
-        budgets = dict.fromkeys(budget for way in ways for budget in way.budgets)
+        settled = [_settled(config, request, one_worker) for config in request.configs]
+        budgets = dict.fromkeys(budget for part in settled for budget in part.budgets)
         for graph in request.graphs:
             for budget in budgets:
-                for way in ways:
-                    if budget in way.budgets:
-                        job = way.on(graph, digest_of(graph), budget)
+                for part in settled:
+                    if budget in part.budgets:
+                        job = part.on(graph, digest_of(graph), budget)
                         jobs.setdefault(job.key, job)
     return list(jobs.values())
 
 
-def _settled(way: Way, request: Request, default_planner: str, one_worker: bool) -> _Settled:
-    config = way.config
+def _settled(config: RunConfig, request: Request, one_worker: bool) -> _Settled:
     budgets = request.budgets or (() if config.budget is None else (config.budget,))
     if not budgets:
         raise UsageError(
-            f"{way.label} is to be planned at no budget",
+            f"{config.label} is to be planned at no budget",
             hint="give --budget 8GB, --budget 80% (of the plain peak) or min; in a manifest: budgets: [80%]",
         )
     options = config.graph.under(request.options)
     max_overhead = config.max_overhead if request.max_overhead is None else request.max_overhead
-    name, said = config.planner or default_planner, config.options
-    all_options = options_of(make_planner(name, said))
+    choice = config.planner or PlannerChoice()
     identity = {
         "remat": __version__,
         "options": _content(options),
         "max_overhead": None if max_overhead is None else str(max_overhead),
-        "planner": [name, all_options],
+        "planner": [choice.name, choice.all_options()],
     }
-    if one_worker and "cores" in all_options:
+    if one_worker and choice.has("cores"):
         # Not in the identity: with more or fewer jobs beside it, it is the same job.
-        said = {"cores": 1, **said}
-    return _Settled(Job("", Path(), "", options, budgets[0], max_overhead, way.label, name, said), identity, budgets)
+        choice = replace(choice, options={"cores": 1, **choice.options})
+    return _Settled(Job("", Path(), "", options, budgets[0], max_overhead, config.label, choice), identity, budgets)
 
 
 def _content(options: GraphOptions) -> dict[str, Any]:
@@ -185,7 +158,7 @@ def _content(options: GraphOptions) -> dict[str, Any]:
 
 
 def schedule_name(job: Job, digest: str) -> str:
-    """Return the name of a job's schedule file: graph, budget and way, in safe characters, and what tells it apart.
+    """Return the name of a job's schedule file: graph, budget and config, in safe characters, and what tells it apart.
 
     Args:
         job: whose plan it is.

@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 from remat_cli.config import Document, checked
-from remat_cli.errors import UsageError
+from remat_cli.errors import ExitCode, UsageError
 from remat_cli.problem import Scope, Status
 
 
@@ -29,17 +29,22 @@ class Ending(StrEnum):
 
 # An error has the exit code of its own kind instead.
 EXIT_CODES = {
-    Ending.OPTIMAL: 0,
-    Ending.FEASIBLE: 0,
-    Ending.INFEASIBLE: 3,
-    Ending.UNKNOWN: 4,
-    Ending.OUT_OF_MEMORY: 4,
-    Ending.TIMED_OUT: 4,
-    Ending.CRASHED: 1,
+    **{Ending(status): status.exit_code for status in Status},
+    Ending.OUT_OF_MEMORY: ExitCode.NO_PLAN,
+    Ending.TIMED_OUT: ExitCode.NO_PLAN,
+    Ending.CRASHED: ExitCode.BUG,
 }
 _ANSWERS = tuple(map(Ending, Status))
 # From the worst on: faults of remat first, then what is wrong with the input, then answers without a plan.
-WORST_FIRST = (1, 5, 6, 2, 4, 3, 0)
+WORST_FIRST = (
+    ExitCode.BUG,
+    ExitCode.FALSE_SCHEDULE,
+    ExitCode.BAD_FILE,
+    ExitCode.USAGE,
+    ExitCode.NO_PLAN,
+    ExitCode.NO_FIT,
+    ExitCode.DONE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,7 @@ class Records:
             graph=str(job.graph),
             budget=str(job.budget),
             config=job.config,
-            planner=job.planner,
+            planner=job.planner.name,
             schedule=None if path is None else str(path),
             schedule_sha256=digest,
         )

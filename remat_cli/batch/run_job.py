@@ -7,11 +7,9 @@ from pathlib import Path
 
 from remat_cli.batch.job import Job, Outcome, refusal
 from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
-from remat_cli.config import make_planner
 from remat_cli.errors import GraphError, RematError
 from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Problem
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import plan_at
 from remat_cli.units import format_bytes
@@ -26,16 +24,20 @@ def carry_out(job: Job) -> Outcome:
     """
     try:
         check_unchanged(job)
-        planner = make_planner(job.planner, job.planner_options)
         prepared = prepare(job.graph, job.options)
-        problem = Problem(prepared.graph, Budget(0), prepared.bytes_per_time)
-        solution = plan_at(problem, job.budget, planner, max_overhead=job.max_overhead)
+        solution = plan_at(
+            prepared.graph,
+            job.budget,
+            job.planner.planner(),
+            bytes_per_time=prepared.bytes_per_time,
+            max_overhead=job.max_overhead,
+        )
     except RematError as error:
         return refusal(error)
-    has_plan = solution.trace is not None
-    return Outcome(
-        _figures(solution), schedule_bytes(solution, prepared.mode, job.planner, planner) if has_plan else None
-    )
+    if solution.trace is None:
+        return Outcome(_figures(solution))
+    schedule = schedule_bytes(solution, prepared.mode, job.planner.name, job.planner.all_options())
+    return Outcome(_figures(solution), schedule)
 
 
 def check_unchanged(job: Job) -> None:

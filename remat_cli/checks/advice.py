@@ -58,7 +58,7 @@ def budget_offer(refusal: Solution, model: ModelCheck, observe: Observer) -> Off
     failing = refusal.problem.budget.device_bytes
     best = Offer(round_up(refusal.baseline.peak_bytes), 0.0)
     guess = refusal.working_set.bytes if refusal.closest is None else refusal.closest.peak_bytes
-    planner = _in_haste(model.planner)
+    planner = _in_haste(model.planner.planner())
     for _ in range(_TRIES):
         if not failing < guess < best.budget_bytes:
             guess = (failing + best.budget_bytes) // 2
@@ -119,7 +119,7 @@ def _overhead_of(graph: GraphOptions, model: ModelCheck, limit_bytes: int, obser
 def plan_overhead(problem: Problem, model: ModelCheck, observe: Observer) -> float | None:
     """Return the overhead of a plan for `problem` that the model's planner finds in haste; None where it finds none."""
     try:
-        solution = solve(problem, _in_haste(model.planner), observe)
+        solution = solve(problem, _in_haste(model.planner.planner()), observe)
     except PlannerRefuses:
         return None
     return within_overhead(uninterrupted(solution), model.max_overhead).overhead

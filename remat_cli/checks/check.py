@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,38 +17,19 @@ from remat_cli.checks.advice import batch_offer, budget_offer, plan_overhead, ro
 from remat_cli.checks.baseline import Figures
 from remat_cli.checks.project import ModelCheck
 from remat_cli.cores import leave_ctrl_c_to_parent
-from remat_cli.errors import RematError
+from remat_cli.errors import ExitCode, RematError
 from remat_cli.planners import PLANNERS
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.problem import Budget, Observer, Problem, Status
 from remat_cli.runtime.execution import check_can_execute, execute_plan
+from remat_cli.settings import as_text, in_config
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.studies.budget_search import exact_overhead, within_overhead
 from remat_cli.studies.progress import Prefixed
 from remat_cli.units import format_bytes, format_share
 
-FAILED = 3
-_OUT_OF_MEMORY = 4
 _LONGEST_NAME = 60
-_WHICH_PLAN = {
-    Scope.ANY_ORDER: "no plan in any order",
-    Scope.FIXED_ORDER: "no plan in input order",
-    Scope.PLANNER: "no plan of this planner",
-}
-
-# Options of the command line as hints name them, and the keys that say the same in a project file.
-_DIMS = re.compile(r"--dim \w+=\d+(?: --dim \w+=\d+)*")
-_CHOICE = re.compile(r"--(mode|cost-model|measurements) (\w+)")
-_KEYS = {
-    "--dim": "dims",
-    "--input-shape": "input_shapes",
-    "--value-shape": "value_shapes",
-    "--link-bandwidth": "link_bandwidth",
-    "--device": "device",
-    "--strict": "strict",
-}
-_OPTION = re.compile("|".join(_KEYS))
 
 
 class Verdict(StrEnum):
@@ -102,7 +82,7 @@ class Outcome:
         """How it ended."""
         if self.exit_code == 0:
             return Verdict.HOLDS
-        return Verdict.FAILS if self.exit_code == FAILED else Verdict.ERROR
+        return Verdict.FAILS if self.exit_code == ExitCode.NO_FIT else Verdict.ERROR
 
 
 def worst_exit_code(outcomes: tuple[Outcome, ...]) -> int:
@@ -111,7 +91,7 @@ def worst_exit_code(outcomes: tuple[Outcome, ...]) -> int:
     A model that could not be measured goes before one that fails, as nothing is known of it: it may be worse.
     """
     codes = {outcome.exit_code for outcome in outcomes}
-    return max(codes - {0, FAILED}, default=max(codes, default=0))
+    return max(codes - {0, ExitCode.NO_FIT}, default=max(codes, default=0))
 
 
 def check_model(
@@ -179,7 +159,7 @@ def _result_of(future: Future[Outcome], model: ModelCheck, baseline: Mapping[str
     except BrokenProcessPool:
         reason = "a process of this check came to a sudden end, as it does where the machine runs out of memory"
         failure = Failure("error", reason, ("check fewer models at a time: --jobs 1",))
-        return Outcome(model, None, baseline.get(model.name), (failure,), _OUT_OF_MEMORY)
+        return Outcome(model, None, baseline.get(model.name), (failure,), ExitCode.NO_PLAN)
 
 
 class _Check:
@@ -199,14 +179,14 @@ class _Check:
         try:
             self.measure()
         except RematError as error:
-            remedies = (_in_yaml(error.hint),) if error.hint else ()
+            remedies = (as_text(error.remedy, in_config),) if error.remedy else ()
             self.failures.append(Failure("error", error.message, remedies))
             return error.exit_code
         except MemoryError:
             remedies = ("use a planner for large graphs, such as dtr",)
             self.failures.append(Failure("error", "out of memory", remedies))
-            return _OUT_OF_MEMORY
-        return FAILED if self.failures else 0
+            return ExitCode.NO_PLAN
+        return ExitCode.NO_FIT if self.failures else 0
 
     def measure(self) -> None:
         self.observe.phase("reading the graph")
@@ -260,7 +240,7 @@ class _Check:
 
     def solution(self, prepared: Prepared, plain: Trace, limit: int) -> Solution:
         """Return the plan, or the refusal; where the plain run fits, it is the best plan and no planner is needed."""
-        planner = PLANNERS["keep_all"]() if plain.peak_bytes <= limit else self.model.planner
+        planner = PLANNERS["keep_all"]() if plain.peak_bytes <= limit else self.model.planner.planner()
         self.observe.phase("planning")
         problem = Problem(prepared.graph, Budget(limit), prepared.bytes_per_time)
         return uninterrupted(solve(problem, planner, self.observe))
@@ -351,7 +331,8 @@ def _why_nothing_fits(solution: Solution) -> str:
 
 
 def _which_plan(refusal: Solution) -> str:
-    return _WHICH_PLAN[refusal.scope] + (" without transfers" if refusal.leaves_out_transfers else "")
+    without = " without transfers" if refusal.leaves_out_transfers else ""
+    return f"no plan {refusal.scope.which_plans}{without}"
 
 
 def _plan_in_words(overhead: float) -> str:
@@ -367,15 +348,6 @@ def _written(size: int) -> str:
 def _percent(share: Fraction) -> str:
     """Return a share, rounded up, as it is written in a project file."""
     return f"{ceil(share * 1000) / 10:g}%"
-
-
-def _in_yaml(hint: str) -> str:
-    """Return a hint that speaks of the command line's options as one that speaks of the project file's keys."""
-    hint = _DIMS.sub(
-        lambda dims: f"'dims: {{{dims[0].replace('--dim ', '').replace(' ', ', ').replace('=', ': ')}}}'", hint
-    )
-    hint = _CHOICE.sub(lambda choice: f"'{choice[1].replace('-', '_')}: {choice[2]}'", hint)
-    return _OPTION.sub(lambda option: _KEYS[option[0]], hint)
 
 
 def _short(name: str) -> str:

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
 from remat_cli.config import (
     Document,
-    GraphKeys,
     GraphOptions,
+    PlannerChoice,
     RunConfig,
     beside,
     checked,
-    graph_section,
     load_config,
-    make_planner,
     placed,
     planner_section,
     read_yaml,
 )
 from remat_cli.errors import UsageError
-from remat_cli.planners import PLANNERS
-from remat_cli.problem import Planner
 from remat_cli.units import BudgetSpec, parse_budget, parse_bytes, parse_share
 
 Parsed = TypeVar("Parsed")
@@ -45,7 +41,6 @@ class ModelCheck:
         path: the model's file.
         line: where it stands in the project file.
         graph: how the file is read.
-        planner_name: as in PLANNERS.
         planner: with its options; asked for a plan where the plain run exceeds the budget.
         budget: a plan must fit it.
         max_overhead: of that plan, as a share of the plain run's time.
@@ -60,8 +55,7 @@ class ModelCheck:
     path: Path
     line: int
     graph: GraphOptions
-    planner_name: str
-    planner: Planner
+    planner: PlannerChoice
     budget: BudgetSpec | None = None
     max_overhead: Fraction | None = None
     max_peak: int | None = None
@@ -95,7 +89,7 @@ class _ProjectFile:
 
 
 @dataclass(frozen=True)
-class _Defaults(GraphKeys):
+class _Defaults(GraphOptions):
     """What holds for every model that does not say otherwise, as YAML gives it."""
 
     config: str | None = None
@@ -125,12 +119,8 @@ class _Limits:
     execute: bool | None = None
 
 
-def load_project(path: Path, *, default_planner: str) -> Project:
+def load_project(path: Path) -> Project:
     """Read a project file. Paths in it are relative to the folder that it lies in.
-
-    Args:
-        path: of the file.
-        default_planner: name of the planner where the file names none.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
@@ -147,7 +137,7 @@ def load_project(path: Path, *, default_planner: str) -> Project:
         if not isinstance(entry, dict):
             raise UsageError(f"{document.place(('models', index))}: is no model", hint="write it like '- path: g.onnx'")
         line = document.lines[("models", index)]
-        model = _model(entries.section(index, entry), line, defaults, path.parent, default_planner)
+        model = _model(entries.section(index, entry), line, defaults, path.parent)
         if model.name in models:
             raise UsageError(
                 f"{document.place(('models', index))}: the name {model.name!r} is taken by the model at line "
@@ -159,7 +149,7 @@ def load_project(path: Path, *, default_planner: str) -> Project:
     return Project(path, baseline, tuple(models.values()))
 
 
-def _model(document: Document, line: int, defaults: _Limits, folder: Path, default_planner: str) -> ModelCheck:
+def _model(document: Document, line: int, defaults: _Limits, folder: Path) -> ModelCheck:
     here = replace(document, lines={**document.lines, (): line})
     raw = checked(_Model, here)
     limits = _limits(raw, here, defaults, folder)
@@ -176,15 +166,15 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path, defau
         raise UsageError(f"{here.place(('max_overhead',))}: needs a budget", hint="add 'budget: 80%'")
     if raw.execute and run.budget is None:
         raise UsageError(f"{here.place(('execute',))}: needs a budget", hint="add 'budget: 80%'")
-    planner_name = run.planner or default_planner
+    planner = _repeatable(run.planner or PlannerChoice())
+    planner.planner(source=str(document.source))
     model, graph = folder / raw.path, run.graph.beside(folder)
     return ModelCheck(
         name=name,
         path=model,
         line=line,
         graph=graph,
-        planner_name=planner_name,
-        planner=make_planner(planner_name, _repeatable(planner_name, run.options), source=str(document.source)),
+        planner=planner,
         budget=run.budget,
         max_overhead=run.max_overhead,
         max_peak=limits.max_peak,
@@ -196,13 +186,11 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path, defau
 
 def _limits(raw: _Defaults, document: Document, below: _Limits, folder: Path) -> _Limits:
     """Put what a section says on top of its config file, and that on top of what holds without it."""
-    planner, options = planner_section(raw.planner, document)
     run = RunConfig(
-        planner=planner,
-        options=options,
+        planner=planner_section(raw.planner, document),
         budget=_parsed(document, "budget", raw.budget, parse_budget),
         max_overhead=_parsed(document, "max_overhead", raw.max_overhead, parse_share),
-        graph=graph_section(raw, document),
+        graph=GraphOptions.of(raw),
     )
     base = below.run
     if raw.config is not None:
@@ -233,12 +221,9 @@ def _parsed(
 
 def _over(top: RunConfig, base: RunConfig) -> RunConfig:
     """Return `base` with everything that `top` says in its place; dims and shapes are put together."""
-    names_planner = top.planner is not None
     return replace(
         base,
-        planner=top.planner if names_planner else base.planner,
-        # Options of another planner mean nothing to this one.
-        options=top.options if names_planner else base.options,
+        planner=top.planner or base.planner,
         budget=base.budget if top.budget is None else top.budget,
         max_overhead=base.max_overhead if top.max_overhead is None else top.max_overhead,
         graph=base.graph.under(top.graph),
@@ -246,10 +231,9 @@ def _over(top: RunConfig, base: RunConfig) -> RunConfig:
     )
 
 
-def _repeatable(planner: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options, with limits that the clock has no part in where none were given."""
-    known = {item.name for item in fields(PLANNERS[planner])}
-    if "work_limit" not in known or "time_limit" in options or "work_limit" in options:
-        return dict(options)
-    work = {} if "patience" in known else {"work_limit": _WORK_LIMIT}
-    return {**_REPEATABLE, **work, **options}
+def _repeatable(choice: PlannerChoice) -> PlannerChoice:
+    """Return the planner with limits that the clock has no part in, where none were given."""
+    if not choice.has("work_limit") or "time_limit" in choice.options or "work_limit" in choice.options:
+        return choice
+    work = {} if choice.has("patience") else {"work_limit": _WORK_LIMIT}
+    return replace(choice, options={**_REPEATABLE, **work, **choice.options})

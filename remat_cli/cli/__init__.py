@@ -17,7 +17,7 @@ import click
 
 from remat_cli import __version__
 from remat_cli.cli.streams import drop_stdout, prepare_streams, reader_may_leave
-from remat_cli.errors import RematError
+from remat_cli.errors import ExitCode, RematError
 from remat_cli.interruption import take_as_ctrl_c
 
 # Verb: its one line of help. Its command stands in the module of the same name.
@@ -40,18 +40,8 @@ VERBS: Mapping[str, str] = {
     "planners": "List the planners, their options, defaults and sources.",
 }
 
-EXIT_CODES = """\b
-Exit codes:
-  0    done: a verified plan, or the check holds
-  1    a bug in remat
-  2    a wrong call or config
-  3    proven not to fit, or a check that fails
-  4    stopped without a plan
-  5    a schedule failed verification
-  6    the graph or file is bad
-  130  interrupted"""
+EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:<4} {code.meaning}" for code in ExitCode)
 
-INTERRUPTED = 130
 # A disk or a share of it that is full, a file beyond what is allowed, a device that fails, one only to read from.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
@@ -170,7 +160,7 @@ def _run() -> NoReturn:
         with reader_may_leave():
             sys.stdout.flush()
     except click.exceptions.Abort:
-        _fail("interrupted", "", INTERRUPTED)
+        _fail("interrupted", "", ExitCode.INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -179,23 +169,27 @@ def _run() -> NoReturn:
             raise
         _fail(error.message, error.hint, error.exit_code)
     except KeyboardInterrupt:
-        _fail("interrupted", "nothing had been found yet", INTERRUPTED)
+        _fail("interrupted", "nothing had been found yet", ExitCode.INTERRUPTED)
     except Exception as error:
         if debug:
             raise
         _fail(*_described(error))
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code if isinstance(code, int) else ExitCode.DONE)
 
 
 def _described(error: Exception) -> tuple[str, str, int]:
     """Return message, hint and exit code for what no module of ours has put into words."""
     if isinstance(error, MemoryError):
-        return "out of memory", "use a smaller graph, or a planner for large graphs: dtr", 4
+        return "out of memory", "use a smaller graph, or a planner for large graphs: dtr", ExitCode.NO_PLAN
     if isinstance(error, OSError) and error.errno in _FULL:
         drop_stdout()
-        return f"the output cannot be written: {error.strerror}", "make room, or send it elsewhere", 2
+        return f"the output cannot be written: {error.strerror}", "make room, or send it elsewhere", ExitCode.USAGE
     name = type(error).__name__
-    return f"a bug in remat: {name}: {error}", "run it again as 'remat --debug ...' for a traceback to report", 1
+    return (
+        f"a bug in remat: {name}: {error}",
+        "run it again as 'remat --debug ...' for a traceback to report",
+        ExitCode.BUG,
+    )
 
 
 def _fail(message: str, hint: str, code: int) -> NoReturn:

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from remat_cli.checks.schedule_file import replay, with_mode
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
-from remat_cli.cli.replay import replay, with_mode
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.formats.writing import check_writes

@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat_cli.batch.result_lines import JobLine, line_bytes
-from remat_cli.cli import INTERRUPTED
-from remat_cli.cli.comparison_options import give_options
+from remat_cli.cli.comparison_options import with_given_options
 from remat_cli.cli.help import PLANNER, SectionedOption, Verb
-from remat_cli.cli.options import DEFAULT_PLANNER, graph_settings, merge_config, output_options
+from remat_cli.cli.options import graph_settings, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.value_completion import config_names
-from remat_cli.config import RunConfig
+from remat_cli.config import DEFAULT_PLANNER, PlannerChoice, RunConfig, load_config
 from remat_cli.cores import usable_cores
-from remat_cli.errors import UsageError
+from remat_cli.errors import ExitCode, UsageError
 from remat_cli.units import parse_budgets, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from remat_cli.batch.executor import Executor
     from remat_cli.batch.job import Job, Limits, Outcome
-    from remat_cli.batch.requests import Request, Way
+    from remat_cli.batch.requests import Request
 
 _MANIFESTS = (".yaml", ".yml")
 _planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
@@ -50,8 +49,7 @@ _planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
     multiple=True,
     metavar="NAME|FILE",
     shell_complete=config_names,
-    help=f"Ways of planning: names of configs that come with remat, or YAML files. Repeatable. "
-    f"[default: {DEFAULT_PLANNER}]",
+    help=f"How to plan: names of configs that come with remat, or YAML files. Repeatable. [default: {DEFAULT_PLANNER}]",
 )
 @click.option("--max-overhead", metavar="SHARE", help="Take only plans of at most this overhead, such as 10%.")
 @click.option(
@@ -93,7 +91,7 @@ def command(
     quiet: bool,
     **given: Any,
 ) -> int:
-    """Plan every GRAPH, at every budget, in every way; what goes wrong with one is recorded, and the rest goes on.
+    """Plan every GRAPH, at every budget, with every config; what goes wrong with one is recorded, and the rest goes on.
 
     GRAPH is a file or a quoted pattern. A MANIFEST (.yaml) names graphs with the options of each; the command line
     wins over it. Each job has a process of its own. Ctrl-C keeps what was finished, and --resume goes on from there.
@@ -121,7 +119,7 @@ def command(
     requests = _requests(files, given)
     reads = (*map(Path, files), *(file for request in requests for file in request.files))
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=reads)
-    asked = jobs_of(requests, default_planner=DEFAULT_PLANNER, one_worker=slots > 1 or scheduler is not None)
+    asked = jobs_of(requests, one_worker=slots > 1 or scheduler is not None)
     results = None if output == STDOUT else output
     with Records(results, schedules, asked, resume=resume, retry=retry) as records:
         streams.notes(records.notes)
@@ -142,7 +140,7 @@ def command(
     graphs = len({job.graph for job in asked})
     result = BatchResult(lines, len(asked), graphs, resumed, results, schedules)
     streams.report(lambda: batch_report(result), lambda: batch_summary(result))
-    return INTERRUPTED if result.interrupted else result.exit_code
+    return ExitCode.INTERRUPTED if result.interrupted else result.exit_code
 
 
 def _check_call(output: Path | None, *, resume: bool, retry: bool, jobs: int | None, scheduler: str | None) -> None:
@@ -157,39 +155,34 @@ def _check_call(output: Path | None, *, resume: bool, retry: bool, jobs: int | N
 def _requests(files: Sequence[str], given: Mapping[str, Any]) -> list[Request]:
     """Return what is asked for: by a manifest or by files, what the command line says on top of it."""
     from remat_cli.batch.manifest import load_manifest
-    from remat_cli.batch.requests import Request, Way, matching_files, way_of
+    from remat_cli.batch.requests import Request, matching_files
 
     said = merge_config(dict(given))
     budgets = tuple(budget for text in given["budgets"] for budget in parse_budgets(text))
-    ways = tuple(way_of(Path(config)) for config in given["configs"])
+    configs = tuple(load_config(Path(config)) for config in given["configs"])
     if Path(files[0]).suffix in _MANIFESTS:
         if len(files) > 1:
             raise UsageError(f"{files[0]} is a manifest, and stands alone", hint=f"add {files[1]} to it")
         requests = load_manifest(Path(files[0]))
     else:
         requests = [Request(tuple(dict.fromkeys(graph for file in files for graph in matching_files(file))))]
-    default = Way(DEFAULT_PLANNER, RunConfig(planner=DEFAULT_PLANNER))
+    default = RunConfig(DEFAULT_PLANNER)
     return [
         replace(
             request,
             options=request.options.under(said.graph),
             budgets=budgets or request.budgets,
-            ways=_with_options(ways or request.ways or (default,), given),
+            configs=_with_options(configs or request.configs or (default,), given),
             max_overhead=request.max_overhead if said.max_overhead is None else said.max_overhead,
         )
         for request in requests
     ]
 
 
-def _with_options(ways: Sequence[Way], given: Mapping[str, Any]) -> tuple[Way, ...]:
-    """Return the ways with the planner options that the command line sets."""
-    planners = [way.config.planner or DEFAULT_PLANNER for way in ways]
-    options = [dict(way.config.options) for way in ways]
-    give_options(given, list(zip([way.label for way in ways], planners, options, strict=True)))
-    return tuple(
-        replace(way, config=replace(way.config, planner=planner, options=said))
-        for way, planner, said in zip(ways, planners, options, strict=True)
-    )
+def _with_options(configs: Sequence[RunConfig], given: Mapping[str, Any]) -> tuple[RunConfig, ...]:
+    """Return the configs with the planner options that the command line sets."""
+    chosen = with_given_options({config.label: config.planner or PlannerChoice() for config in configs}, given)
+    return tuple(replace(config, planner=chosen[config.label]) for config in configs)
 
 
 def _executor(scheduler: str | None, slots: int, limits: Limits) -> Executor:

@@ -7,13 +7,11 @@ from typing import Any
 
 import click
 
-from remat_cli.cli import INTERRUPTED
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
 from remat_cli.cli.output import Output
-from remat_cli.cli.plan import EXIT_CODE
+from remat_cli.errors import ExitCode
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Problem
 
 
 @click.command("budget", cls=Verb)
@@ -34,15 +32,20 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> int:
     from remat_cli.reports.terminal.plan import budget_report
     from remat_cli.studies.budget_search import smallest_budget
 
-    call = read_call(given)
+    config, choice = read_call(given)
     streams = Output(as_json=as_json, quiet=quiet)
     with streams.progress() as observe:
         observe.phase("reading the graph")
-        prepared = prepare(graph, call.config.graph)
-        problem = Problem(prepared.graph, Budget(0), prepared.bytes_per_time)
-        search = smallest_budget(problem, call.planner, observe, max_overhead=call.config.max_overhead)
+        prepared = prepare(graph, config.graph)
+        search = smallest_budget(
+            prepared.graph,
+            choice.planner(),
+            observe,
+            bytes_per_time=prepared.bytes_per_time,
+            max_overhead=config.max_overhead,
+        )
     streams.report(
-        lambda: budget_report(search, prepared, planner=call.planner_name, options=call.config.options),
-        lambda: budget_summary(search, prepared, planner=call.planner_name),
+        lambda: budget_report(search, prepared, planner=choice.name, options=choice.options),
+        lambda: budget_summary(search, prepared, planner=choice.name),
     )
-    return INTERRUPTED if search.solution.interrupted else EXIT_CODE[search.solution.status]
+    return ExitCode.INTERRUPTED if search.solution.interrupted else search.solution.status.exit_code

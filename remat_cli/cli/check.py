@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remat_cli.cli import INTERRUPTED
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import DEFAULT_PLANNER
 from remat_cli.cli.output import STDOUT, Output
-from remat_cli.errors import UsageError
+from remat_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from remat_cli.checks.baseline import Figures
@@ -82,7 +80,7 @@ def command(
     printed, files = _asked_for((*forms, "json") if as_json else forms, output)
     if not exists(project):
         raise UsageError(f"{project}: no such file", hint=_EXAMPLE)
-    loaded = load_project(project, default_planner=DEFAULT_PLANNER)
+    loaded = load_project(project)
     chosen = _chosen(loaded, only)
     baseline = _readable(loaded.baseline, read_baseline, or_none=update_baseline and not only)
     writes = {option: file for option, (_, file) in files.items()}
@@ -99,7 +97,7 @@ def command(
                 outcomes.append(outcome)
     except KeyboardInterrupt:
         streams.notes([f"interrupted: {len(outcomes)} of {len(chosen)} models were checked, and nothing was written"])
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     for form, file in files.values():
         streams.write(file, _forms()[form](loaded, outcomes))
     if printed == _TABLE:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from remat_cli.cli import INTERRUPTED
 from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
-from remat_cli.cli.plan import EXIT_CODE
-from remat_cli.errors import UsageError
+from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.problem import Budget, Observer, Problem
-from remat_cli.studies.sweep import NamedPlanner
+from remat_cli.problem import Observer, Planner
 from remat_cli.units import BudgetSpec, parse_budgets
 
 if TYPE_CHECKING:
@@ -92,12 +90,12 @@ def command(
         lambda: compare_report(contests, timing=not no_timing),
         lambda: compare_summary(contests, timing=not no_timing),
     )
-    return INTERRUPTED if contests[-1].sweep.interrupted else EXIT_CODE[compare_status(contests)]
+    return ExitCode.INTERRUPTED if contests[-1].sweep.interrupted else compare_status(contests).exit_code
 
 
 def _contests(
     prepared: list[tuple[Path, Prepared]],
-    planners: tuple[NamedPlanner, ...],
+    planners: Mapping[str, Planner],
     sizes: tuple[BudgetSpec, ...],
     observe: Observer,
 ) -> list[Contest]:
@@ -109,9 +107,15 @@ def _contests(
     contests: list[Contest] = []
     for number, (path, graph) in enumerate(prepared, start=1):
         where = f"{path.name} ({number} of {len(prepared)}) · " if len(prepared) > 1 else ""
-        problem = Problem(graph.graph, Budget(0), graph.bytes_per_time)
         try:
-            found = sweep(problem, planners, sizes, Prefixed(observe, where), share_plans=False)
+            found = sweep(
+                graph.graph,
+                planners,
+                sizes,
+                Prefixed(observe, where),
+                bytes_per_time=graph.bytes_per_time,
+                share_plans=False,
+            )
         except KeyboardInterrupt:
             if not contests:
                 raise

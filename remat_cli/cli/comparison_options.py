@@ -11,17 +11,24 @@ from typing import Any
 import click
 
 from remat_cli.cli.help import PLANNER, SectionedOption
-from remat_cli.cli.options import DEFAULT_PLANNER
 from remat_cli.cli.value_completion import planner_lists
-from remat_cli.config import RunConfig, load_config, make_planner, parse_option, shipped_names, unknown_name
+from remat_cli.config import (
+    DEFAULT_PLANNER,
+    PlannerChoice,
+    RunConfig,
+    load_config,
+    option_name,
+    parse_option,
+    shipped_names,
+    unknown_name,
+)
 from remat_cli.errors import RematError, UsageError
-from remat_cli.planners import PLANNERS
-from remat_cli.studies.sweep import Curve, NamedPlanner
+from remat_cli.planners import FORMER_NAMES, PLANNERS
+from remat_cli.problem import Planner
+from remat_cli.studies.sweep import Curve
 from remat_cli.units import parse_duration
 
 ALL = "all"
-# Label, name and options of a planner.
-Entry = tuple[str, str, dict[str, Any]]
 # A planner that would search longer is stopped here, unless it is told otherwise: there are many points.
 _SECONDS_A_POINT = 10.0
 
@@ -60,8 +67,8 @@ def planners_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def read_planners(given: Mapping[str, Any], config: RunConfig) -> tuple[NamedPlanner, ...]:
-    """Return the planners that are asked for, each with its options.
+def read_planners(given: Mapping[str, Any], config: RunConfig) -> dict[str, Planner]:
+    """Return the planners that are asked for, each with its options, by the names under which they are shown.
 
     Args:
         given: the options by their parameter names, as click hands them to a command.
@@ -70,16 +77,14 @@ def read_planners(given: Mapping[str, Any], config: RunConfig) -> tuple[NamedPla
     Raises:
         UsageError: there is no such planner or config, one is named twice, or an option is wrong or nobody's.
     """
-    entries = list(_entries(_listed(given) or [config.planner or DEFAULT_PLANNER], config))
-    labels = [label for label, _, _ in entries]
-    for label in labels:
-        if labels.count(label) > 1:
+    listed = _listed(given)
+    choices: dict[str, PlannerChoice] = {}
+    for label, choice in _choices(listed, config) if listed else _default_choice(config):
+        if label in choices:
             raise UsageError(f"--planner {label!r} is given twice", hint="name each once")
-    give_options(given, entries)
-    return tuple(
-        NamedPlanner(label, make_planner(name, with_short_limit(name, options), source="--option"))
-        for label, name, options in entries
-    )
+        choices[label] = choice
+    choices = with_given_options(choices, given)
+    return {label: with_short_limit(choice).planner() for label, choice in choices.items()}
 
 
 def planner_files(given: Mapping[str, Any]) -> tuple[Path, ...]:
@@ -91,31 +96,33 @@ def _listed(given: Mapping[str, Any]) -> list[str]:
     return [name.strip() for text in given["planners"] for name in text.split(",")]
 
 
-def give_options(given: Mapping[str, Any], entries: Sequence[Entry]) -> None:
-    """Set the options of a command line in those of the planners that have them.
+def with_given_options(choices: Mapping[str, PlannerChoice], given: Mapping[str, Any]) -> dict[str, PlannerChoice]:
+    """Return planners with the options of a command line, each where a planner has it.
 
     Args:
+        choices: planners by the names under which they are shown.
         given: the options by their parameter names, as click hands them to a command.
-        entries: label, name and options of each planner.
 
     Raises:
         UsageError: an option is nobody's.
     """
+    chosen = dict(choices)
     for text in given["options"]:
-        _give_option(*parse_option(text), entries)
+        _give_option(*parse_option(text), chosen)
     for option, value in (("time_limit", given["time_limit"]), ("seed", given["seed"])):
         if value is not None:
-            _give_option(option, parse_duration(value) if option == "time_limit" else value, entries)
+            _give_option(option, parse_duration(value) if option == "time_limit" else value, chosen)
+    return chosen
 
 
-def with_short_limit(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a planner's options with a time limit that suits a run of many, where they have none."""
-    own = next((item.default for item in fields(PLANNERS[name]) if item.name == "time_limit"), None)
+def with_short_limit(choice: PlannerChoice) -> PlannerChoice:
+    """Return a planner with a time limit that suits a run of many, where it has none."""
+    own = next((item.default for item in fields(PLANNERS[choice.name]) if item.name == "time_limit"), None)
     is_long = isinstance(own, float | int) and own > _SECONDS_A_POINT
     # Where the work is counted, the clock is not what ends it.
-    if not is_long or "time_limit" in options or options.get("work_limit") is not None:
-        return dict(options)
-    return {**options, "time_limit": _SECONDS_A_POINT}
+    if not is_long or "time_limit" in choice.options or choice.options.get("work_limit") is not None:
+        return choice
+    return choice.with_options({"time_limit": _SECONDS_A_POINT})
 
 
 def refused_by_all(curves: Sequence[Curve]) -> RematError:
@@ -124,40 +131,45 @@ def refused_by_all(curves: Sequence[Curve]) -> RematError:
     if len(refusals) == 1:
         return refusals[0]
     reasons = "; ".join(dict.fromkeys(refusal.message for refusal in refusals))
-    return UsageError(f"none of these planners can take it: {reasons}", hint=refusals[0].hint)
+    return UsageError(f"none of these planners can take it: {reasons}", hint=refusals[0].remedy)
 
 
-def _entries(listed: list[str], config: RunConfig) -> Iterator[Entry]:
-    """Yield label, name and options of each planner that is listed."""
+def _default_choice(config: RunConfig) -> Iterator[tuple[str, PlannerChoice]]:
+    choice = config.planner or PlannerChoice()
+    yield choice.name, choice
+
+
+def _choices(listed: list[str], config: RunConfig) -> Iterator[tuple[str, PlannerChoice]]:
+    """Yield the planners that are listed, with the names under which they are shown."""
     for entry in listed:
+        name = FORMER_NAMES.get(entry, entry)
         if entry == ALL:
-            yield from ((name, name, {}) for name in PLANNERS)
-        elif entry in PLANNERS:
-            yield entry, entry, dict(config.options) if entry == config.planner else {}
+            yield from ((name, PlannerChoice(name)) for name in PLANNERS)
+        elif name in PLANNERS:
+            is_of_config = config.planner is not None and config.planner.name == name
+            yield entry, config.planner if is_of_config and config.planner is not None else PlannerChoice(name)
         elif Path(entry).suffix in (".yaml", ".yml") or entry in shipped_names("configs"):
             file = load_config(Path(entry))
             if file.planner is None:
                 raise UsageError(f"--planner {entry}: the file names no planner", hint="add 'planner: ...' to it")
-            yield Path(entry).stem, file.planner, dict(file.options)
+            yield file.label, file.planner
         else:
             raise unknown_name("--planner", entry, PLANNERS)
 
 
-def _give_option(key: str, value: Any, entries: Sequence[Entry]) -> None:
+def _give_option(key: str, value: Any, choices: dict[str, PlannerChoice]) -> None:
     """Set an option of every planner that has it; written PLANNER.KEY, of that one alone."""
     label, dot, own_key = key.rpartition(".")
-    if dot:
-        chosen = [(name, options) for other, name, options in entries if other == label]
-        if not chosen:
-            raise unknown_name(f"--option {key}", label, tuple(other for other, _, _ in entries))
-    else:
-        chosen = [
-            (name, options) for _, name, options in entries if key in {item.name for item in fields(PLANNERS[name])}
-        ]
-        if not chosen and key not in ("time_limit", "seed"):
-            raise UsageError(
-                f"--option {key}: none of these planners has such an option",
-                hint="`remat planners` lists the options of each",
-            )
-    for _, options in chosen:
-        options[own_key if dot else key] = value
+    if dot and label not in choices:
+        raise unknown_name(f"--option {key}", label, tuple(choices))
+    given_to = False
+    for other, choice in choices.items():
+        today = option_name(choice.name, own_key if dot else key)
+        if other == label if dot else choice.has(today):
+            choices[other] = choice.with_options({today: value})
+            given_to = True
+    if not given_to and key not in ("time_limit", "seed"):
+        raise UsageError(
+            f"--option {key}: none of these planners has such an option",
+            hint="`remat planners` lists the options of each",
+        )

@@ -9,18 +9,16 @@ from typing import Any
 
 import click
 
-from remat_cli.cli import INTERRUPTED
 from remat_cli.cli.comparison_options import with_short_limit
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import Call, output_options, planner_options, read_call, searched_graph_options
+from remat_cli.cli.options import output_options, planner_options, read_call, searched_graph_options
 from remat_cli.cli.output import Output
-from remat_cli.cli.plan import EXIT_CODE
-from remat_cli.config import make_planner
-from remat_cli.config.measurements import load_measurements
-from remat_cli.errors import UsageError
+from remat_cli.config import load_measurements
+from remat_cli.errors import ExitCode, UsageError
 from remat_cli.formats import has_fixed_sizes
-from remat_cli.formats.schedule_json import options_of, schedule_bytes
+from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import Prepared, prepare
+from remat_cli.units import BudgetSpec
 
 _MOST = 1 << 20
 
@@ -54,12 +52,13 @@ def command(
     from remat_cli.studies.fit import Question, fit
 
     dim, values = _split_dims(given["dims"])
-    call = _with_short_limit(read_call({**given, "dims": values}))
-    question = Question(dim, _budget_bytes(call), call.config.max_overhead, multiple_of, at_most)
+    config, choice = read_call({**given, "dims": values})
+    choice = with_short_limit(choice)
+    question = Question(dim, _budget_bytes(config.budget), config.max_overhead, multiple_of, at_most)
     if has_fixed_sizes(model):
         raise UsageError(f"{model}: sizes in a JSON graph are fixed", hint="give the ONNX model that it came from")
-    streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, *call.config.files))
-    options = call.config.graph
+    streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, *config.files))
+    options = config.graph
     if options.measurements is not None and dim in load_measurements(Path(options.measurements)).dims:
         raise UsageError(
             f"{options.measurements} was measured at one size of {dim!r}, and fit tries many",
@@ -70,15 +69,15 @@ def command(
         return prepare(model, replace(options, dims={**options.dims, dim: value}))
 
     with streams.progress() as observe:
-        found = fit(question, prepare_at, call.planner, observe)
+        found = fit(question, prepare_at, choice.planner(), observe)
     if output is not None:
         mode = found.shown.prepared.mode
-        streams.write(output, schedule_bytes(found.solution, mode, call.planner_name, call.planner))
+        streams.write(output, schedule_bytes(found.solution, mode, choice.name, choice.all_options()))
     streams.report(
-        lambda: fit_report(found, planner=call.planner_name, options=call.config.options),
-        lambda: fit_summary(found, planner=call.planner_name, options=options_of(call.planner)),
+        lambda: fit_report(found, planner=choice.name, options=choice.options),
+        lambda: fit_summary(found, planner=choice.name, options=choice.all_options()),
     )
-    return INTERRUPTED if found.interrupted else EXIT_CODE[found.solution.status]
+    return ExitCode.INTERRUPTED if found.interrupted else found.solution.status.exit_code
 
 
 def _split_dims(texts: Sequence[str]) -> tuple[str, list[str]]:
@@ -96,17 +95,10 @@ def _split_dims(texts: Sequence[str]) -> tuple[str, list[str]]:
     return searched[0], values
 
 
-def _budget_bytes(call: Call) -> int:
-    budget = call.config.budget
+def _budget_bytes(budget: BudgetSpec | None) -> int:
     if budget is None or budget.device_bytes is None:
         raise UsageError(
             "fit needs a budget" if budget is None else f"fit needs a budget in bytes, not {budget}",
             hint="give the memory of the device: --budget 16GB",
         )
     return budget.device_bytes
-
-
-def _with_short_limit(call: Call) -> Call:
-    """Give a planner a time limit that suits many tries, where nobody gave it one."""
-    options = with_short_limit(call.planner_name, call.config.options)
-    return replace(call, planner=make_planner(call.planner_name, options))

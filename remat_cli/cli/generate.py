@@ -9,15 +9,14 @@ from typing import Any
 import click
 
 from remat_cli.cli.help import Verb
+from remat_cli.cli.options import graph_option, graph_options_of
 from remat_cli.cli.output import STDOUT, Output
-from remat_cli.config import GIVEN_COSTS, GraphOptions, make_generator, parse_option
-from remat_cli.costs import COST_MODELS
+from remat_cli.config import make_generator, parse_option
 from remat_cli.errors import UsageError
 from remat_cli.formats.native import graph_bytes
 from remat_cli.generate import GENERATORS
 from remat_cli.graph import Kind
 from remat_cli.synthesis import synthesize
-from remat_cli.training import OPTIMIZERS
 
 
 @click.command("generate", cls=Verb)
@@ -32,12 +31,10 @@ from remat_cli.training import OPTIMIZERS
     type=click.Choice([str(kind) for kind in Kind]),
     help="Of graph. [default: inference for layered, else training]",
 )
-@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Whose state stays in memory.")
-@click.option("--cost-model", type=click.Choice([GIVEN_COSTS, *COST_MODELS]), help="What gives each op its time.")
-@click.option("--device", metavar="NAME|FILE", help="Device profile, such as a100, or a YAML file.")
-@click.option(
-    "--measurements", metavar="FILE", help="What 'remat measure' wrote, or a table of nanoseconds by op or type."
-)
+@graph_option("optimizer")
+@graph_option("cost_model")
+@graph_option("device")
+@graph_option("measurements")
 @click.option(
     "-o",
     "--output",
@@ -79,7 +76,7 @@ def command(
     generator = make_generator(family, said)
     if ops is not None and generator.grows_by in said:
         raise UsageError(f"--ops chooses {generator.grows_by}", hint=f"leave out --option {generator.grows_by}=...")
-    graph = GraphOptions(**costs)
+    graph = graph_options_of(costs)
     streams = Output(writes={"-o": output}, reads=graph.files)
     prepared = synthesize(generator, graph, kind=None if kind is None else Kind(kind), ops=ops)
     streams.write(output, graph_bytes(prepared.graph))

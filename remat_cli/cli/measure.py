@@ -73,14 +73,12 @@ def command(graph: Path, output: Path, time_limit: str, as_json: bool, quiet: bo
 
 
 def _of_step(graph: Path, options: GraphOptions, observe: Observer) -> tuple[Prepared, Measurements]:
-    from remat_cli.formats.reader import ReadOptions
-
     check_installed()
     from remat_cli.formats.torch.reader import take_step
     from remat_cli.runtime.torch.measure import measure_joint
 
     observe.phase("reading the step")
-    taken = take_step(str(graph), ReadOptions(options.dims, options.input_shapes, options.value_shapes))
+    taken = take_step(str(graph), options)
     prepared = prepare_reading(taken.reading(), str(graph), options)
     return prepared, measure_joint(taken.joint, taken.device, observe)
 

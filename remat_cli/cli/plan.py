@@ -7,16 +7,12 @@ from typing import Any
 
 import click
 
-from remat_cli.cli import INTERRUPTED
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
 from remat_cli.cli.output import Output
-from remat_cli.errors import UsageError
-from remat_cli.formats.schedule_json import options_of, schedule_bytes
+from remat_cli.errors import ExitCode, UsageError
+from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Problem, Status
-
-EXIT_CODE = {Status.OPTIMAL: 0, Status.FEASIBLE: 0, Status.INFEASIBLE: 3, Status.UNKNOWN: 4}
 
 
 @click.command("plan", cls=Verb)
@@ -46,29 +42,33 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
     from remat_cli.reports.terminal.plan import plan_report
     from remat_cli.studies.budget_search import plan_at
 
-    call = read_call(given)
-    budget = call.config.budget
+    config, choice = read_call(given)
+    budget = config.budget
     if budget is None:
         raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
-    if call.config.max_overhead is not None and not budget.smallest:
+    if config.max_overhead is not None and not budget.smallest:
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
-    reads = (graph, *call.config.files)
+    reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)
     with streams.progress() as observe:
         observe.phase("reading the graph")
-        prepared = prepare(graph, call.config.graph)
-        problem = Problem(prepared.graph, Budget(0), prepared.bytes_per_time)
-        solution = plan_at(problem, budget, call.planner, observe, max_overhead=call.config.max_overhead)
+        prepared = prepare(graph, config.graph)
+        solution = plan_at(
+            prepared.graph,
+            budget,
+            choice.planner(),
+            observe,
+            bytes_per_time=prepared.bytes_per_time,
+            max_overhead=config.max_overhead,
+        )
     if output is not None:
-        streams.write(output, schedule_bytes(solution, prepared.mode, call.planner_name, call.planner))
+        streams.write(output, schedule_bytes(solution, prepared.mode, choice.name, choice.all_options()))
     if html is not None:
         from remat_cli.reports.html.page import plan_page
 
-        streams.write(html, plan_page(solution, prepared, planner=call.planner_name, options=call.config.options))
+        streams.write(html, plan_page(solution, prepared, planner=choice.name, options=choice.options))
     streams.report(
-        lambda: plan_report(
-            solution, prepared, planner=call.planner_name, options=call.config.options, shown=call.config.report
-        ),
-        lambda: plan_summary(solution, prepared, planner=call.planner_name, options=options_of(call.planner)),
+        lambda: plan_report(solution, prepared, planner=choice.name, options=choice.options, shown=config.report),
+        lambda: plan_summary(solution, prepared, planner=choice.name, options=choice.all_options()),
     )
-    return INTERRUPTED if solution.interrupted else EXIT_CODE[solution.status]
+    return ExitCode.INTERRUPTED if solution.interrupted else solution.status.exit_code

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from remat_cli.checks.schedule_file import broken_claims, budget_bytes, replay, with_mode
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
-from remat_cli.cli.replay import broken_claims, budget_bytes, replay, with_mode
 from remat_cli.formats.schedule_json import read_schedule
 
 

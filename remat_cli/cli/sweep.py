@@ -7,14 +7,12 @@ from typing import Any
 
 import click
 
-from remat_cli.cli import INTERRUPTED
 from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
-from remat_cli.cli.plan import EXIT_CODE
+from remat_cli.errors import ExitCode
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Problem
 from remat_cli.units import parse_budgets
 
 DEFAULT_BUDGETS = "30%..100%:8"
@@ -62,7 +60,7 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         prepared = prepare(graph, config.graph)
-        found = sweep(Problem(prepared.graph, Budget(0), prepared.bytes_per_time), planners, sizes, observe)
+        found = sweep(prepared.graph, planners, sizes, observe, bytes_per_time=prepared.bytes_per_time)
     if not found.points:
         raise refused_by_all(found.curves)
     if csv_file is not None:
@@ -70,4 +68,4 @@ def command(
     if plot is not None:
         streams.write(plot, sweep_plot(found, prepared.graph, plot.suffix.lower()))
     streams.report(lambda: sweep_report(found, prepared), lambda: sweep_summary(found, prepared))
-    return INTERRUPTED if found.interrupted else EXIT_CODE[found.status]
+    return ExitCode.INTERRUPTED if found.interrupted else found.status.exit_code

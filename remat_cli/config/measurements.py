@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from remat_cli.config.document import Document, read_yaml
 from remat_cli.costs import Measurements
 from remat_cli.errors import UsageError
 from remat_cli.formats.source import parse_json, read_bytes
-
-if TYPE_CHECKING:
-    from remat_cli.config import Document
 
 FORMAT = "remat.measurements/1"
 _TIME, _WORKSPACE, _SIGNATURE = "time_ns", "workspace_bytes", "signature"
@@ -75,8 +73,6 @@ def load_measurements(path: Path) -> Measurements:
 
 def _document(path: Path) -> Document:
     """Return the file's values; what remat wrote is JSON, which takes far less time to read than YAML."""
-    from remat_cli.config import Document, read_yaml
-
     content = read_bytes(path, error=UsageError)
     if FORMAT.encode() in content[:200]:
         return Document(parse_json(path, content, error=UsageError), str(path))

@@ -139,7 +139,7 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
             outputs=top["outputs"],
         )
     except GraphError as error:
-        raise GraphError(f"{where}: {error.message}", hint=error.hint) from None
+        raise GraphError(f"{where}: {error.message}", hint=error.remedy) from None
     return Reading(graph, notes=_unknown_notes(unknown))
 
 

@@ -8,13 +8,14 @@ to the order of the nodes.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError
 from math import isfinite
 from typing import Any
 
 from remat_cli.errors import GraphError
+from remat_cli.formats.file_order import file_order
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.source import Source
 from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph, describe_cycle, find_cycle
@@ -55,7 +56,7 @@ def read(source: Source, options: ReadOptions) -> Reading:
     try:
         graph = _graph(document, [nodes[key] for key in order], nodes, sources, scale)
     except GraphError as error:
-        raise GraphError(f"{where}: {error.message}", hint=error.hint) from None
+        raise GraphError(f"{where}: {error.message}", hint=error.remedy) from None
     return Reading(graph, notes=notes)
 
 
@@ -185,30 +186,16 @@ def _order(
 
 
 def _topological_order(nodes: Mapping[Any, _Node], sources: Mapping[Any, Sequence[Any]], where: str) -> list[Any]:
-    """Return a topological order in which, of the nodes that can come next, the first in the file does."""
     keys = list(nodes)
-    position = {key: i for i, key in enumerate(keys)}
-    readers: dict[Any, list[Any]] = {key: [] for key in keys}
-    waiting = {key: len(sources[key]) for key in keys}
-    for key in keys:
-        for source in sources[key]:
-            readers[source].append(key)
-    ready = [position[key] for key in keys if not waiting[key]]
-    order = []
-    while ready:
-        key = keys[heapq.heappop(ready)]
-        order.append(key)
-        for reader in readers[key]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, position[reader])
-    if len(order) < len(keys):
+    position = {key: place for place, key in enumerate(keys)}
+    try:
+        return [keys[place] for place in file_order([[position[source] for source in sources[key]] for key in keys])]
+    except CycleError:
         labels = {nodes[key].label: [nodes[source].label for source in sources[key]] for key in keys}
         raise GraphError(
             f"{where}: the graph has a cycle: {describe_cycle(find_cycle(labels))}",
             hint="a computation graph must be acyclic; remove one of these links",
-        )
-    return order
+        ) from None
 
 
 def _time_scale(nodes: Mapping[Any, _Node], where: str) -> tuple[int, tuple[str, ...]]:

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from remat_cli.errors import UsageError
 from remat_cli.graph import Graph
 from remat_cli.operators import Operand, Operator
+from remat_cli.settings import setting
+
+MODES = ("training", "inference")
 
 
 class Aliasing(StrEnum):
@@ -18,23 +22,57 @@ class Aliasing(StrEnum):
     NONE = "none"  # every op writes storage of its own
 
 
+def _entry(text: str) -> tuple[str, int]:
+    name, equals, value = text.rpartition("=")
+    if not equals or not name or not value.isdecimal() or len(value) > 18:
+        raise UsageError(f"{text!r} is not understood", hint="write it like batch=8")
+    return name, int(value)
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Accept the three spellings in use: x:1,3,224,224 and x:1x3x224x224 and x:[1,3,224,224]; x: is a scalar."""
+    name, colon, shape = text.rpartition(":")
+    sizes = shape.strip().removeprefix("[").removesuffix("]").replace("x", ",")
+    parts = [part.strip() for part in sizes.split(",")] if sizes else []
+    if not colon or not name or not all(part.isdecimal() and len(part) <= 18 for part in parts):
+        raise UsageError(f"{text!r} is not understood", hint="write it like x:1,3,224,224")
+    return name, tuple(int(part) for part in parts)
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     """How a file is read; formats without symbolic shapes need none of it.
 
     Attributes:
+        mode: "training" derives the training graph of a forward graph; "inference" plans the graph as it is. By
+            default training for forward graphs and ONNX.
         dims: values of symbolic dimensions by name.
         input_shapes: whole shapes of graph inputs by name.
         value_shapes: shapes of values that cannot be inferred (results of unknown ops), by name.
-        aliasing: which ops are views or work in place.
+        aliasing: which ops are views or work in place. By default as in PyTorch for training, as in onnxruntime for
+            inference.
         strict: an estimate (an op that is not known, a size that had to be guessed) is an error.
     """
 
-    dims: Mapping[str, int] = field(default_factory=dict)
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    value_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    aliasing: Aliasing = Aliasing.TORCH
-    strict: bool = False
+    mode: str | None = setting(None, "Derive the training graph, or plan the graph as it is.", choices=MODES)
+    dims: Mapping[str, int] = setting(
+        dict, "Value of a symbolic dimension. Repeatable.", metavar="NAME=N", parse=_entry
+    )
+    input_shapes: Mapping[str, tuple[int, ...]] = setting(
+        dict, "Shape of an input. Repeatable.", metavar="X:1,3,224,224", parse=_shape
+    )
+    value_shapes: Mapping[str, tuple[int, ...]] = setting(
+        dict, "Shape of a value that cannot be inferred. Repeatable.", metavar="Y:1,64,56,56", parse=_shape
+    )
+    aliasing: Aliasing | None = setting(
+        None, "Which ops are views or work in place.", choices=tuple(map(str, Aliasing)), parse=Aliasing
+    )
+    strict: bool = setting(False, "Make every estimate an error.")
+
+    @property
+    def storage(self) -> Aliasing:
+        """Which ops share storage, where nobody says so by what runs the graph: PyTorch trains, onnxruntime infers."""
+        return self.aliasing or (Aliasing.ORT_CPU if self.mode == "inference" else Aliasing.TORCH)
 
 
 @dataclass(frozen=True)

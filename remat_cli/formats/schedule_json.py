@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from remat_cli.errors import ScheduleFileError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.source import parse_json, read_bytes
 from remat_cli.graph import Graph
-from remat_cli.problem import Planner
 from remat_cli.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
 from remat_cli.solve import Solution
 
@@ -34,13 +32,7 @@ _LARGEST = 10**100
 _STEP_TYPES: Mapping[str, type[Step]] = {name: step_type for step_type, name in STEP_NAMES.items()}
 
 
-def options_of(planner: Planner) -> dict[str, Any]:
-    """Return a planner's options as JSON values, by name."""
-    values = {item.name: getattr(planner, item.name) for item in fields(planner)}
-    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
-
-
-def schedule_bytes(solution: Solution, mode: str, planner_name: str, planner: Planner) -> bytes:
+def schedule_bytes(solution: Solution, mode: str, planner: str, options: Mapping[str, object]) -> bytes:
     """Return the schedule file of a verified result: UTF-8, keys sorted, one step a line, nothing that varies.
 
     A result without a plan has no steps, peak, time or overhead; its status and reason say why.
@@ -48,10 +40,10 @@ def schedule_bytes(solution: Solution, mode: str, planner_name: str, planner: Pl
     Args:
         solution: what `solve` verified.
         mode: "training" or "inference".
-        planner_name: as in PLANNERS.
-        planner: its options are recorded.
+        planner: as in PLANNERS.
+        options: of the planner, as JSON values.
     """
-    document = {key: _json(value) for key, value in _document(solution, mode, planner_name, planner).items()}
+    document = {key: _json(value) for key, value in _document(solution, mode, planner, options).items()}
     if solution.result.schedule is not None:
         steps = ",\n".join(f"  {_json(_written(step))}" for step in solution.result.schedule.steps)
         document["steps"] = f"[\n{steps}\n ]"
@@ -63,7 +55,7 @@ def schedule_bytes(solution: Solution, mode: str, planner_name: str, planner: Pl
 _json: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 
 
-def _document(solution: Solution, mode: str, planner_name: str, planner: Planner) -> dict[str, Any]:
+def _document(solution: Solution, mode: str, planner: str, options: Mapping[str, object]) -> dict[str, Any]:
     graph, trace, result = solution.problem.graph, solution.trace, solution.result
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -76,7 +68,7 @@ def _document(solution: Solution, mode: str, planner_name: str, planner: Planner
             "mode": mode,
             **_structure(graph),
         },
-        "planner": {"name": planner_name, "options": options_of(planner)},
+        "planner": {"name": planner, "options": options},
         "status": str(result.status),
         "budget_bytes": solution.problem.budget.device_bytes,
         "baseline": {"peak_bytes": solution.baseline.peak_bytes, "time": solution.baseline.time},

@@ -38,3 +38,7 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "min_cut": MinCut,
     "retention": Retention,
 }
+
+# Names of planners and options that files of earlier versions have, and what is called so today.
+FORMER_NAMES: Mapping[str, str] = {"neighbourhoods": "min_cut"}
+FORMER_OPTIONS: Mapping[str, str] = {"workers": "cores", "jobs": "cores", "threads": "cores"}

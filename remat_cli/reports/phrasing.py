@@ -11,11 +11,6 @@ from remat_cli.studies.budget_search import SmallestBudget
 from remat_cli.units import format_bytes, format_share
 
 # To be read after "plans" or "no plan".
-WHICH_PLANS = {
-    Scope.ANY_ORDER: "in any order",
-    Scope.FIXED_ORDER: "in input order",
-    Scope.PLANNER: "of this planner",
-}
 WITHOUT_TRANSFERS = " without transfers"
 # What a proof rests on, to be read after its name.
 BASES = {
@@ -31,7 +26,7 @@ _LITTLE_ROOM = 1.05
 
 def which_plans(solution: Solution) -> str:
     """Return over which plans its proof holds, to be read after "plans"."""
-    return WHICH_PLANS[solution.scope] + (WITHOUT_TRANSFERS if solution.leaves_out_transfers else "")
+    return solution.scope.which_plans + (WITHOUT_TRANSFERS if solution.leaves_out_transfers else "")
 
 
 def status_in_words(solution: Solution) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from remat_cli.bounds import largest_working_set
+from remat_cli.graph import Graph
 from remat_cli.problem import Budget, Observer, Plan, Planner, PlanResult, Problem, Scope, Status
 from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.units import BudgetSpec, format_bytes, format_share
@@ -43,7 +44,12 @@ class SmallestBudget:
 
 
 def smallest_budget(
-    problem: Problem, planner: Planner, observe: Observer | None = None, *, max_overhead: Fraction | None = None
+    graph: Graph,
+    planner: Planner,
+    observe: Observer | None = None,
+    *,
+    bytes_per_time: Fraction | None = None,
+    max_overhead: Fraction | None = None,
 ) -> SmallestBudget:
     """Search the smallest budget at which `planner` has a plan, to the byte where it proves what it refuses.
 
@@ -51,16 +57,17 @@ def smallest_budget(
     proves nothing moves the search up, never the proof.
 
     Args:
-        problem: what is planned; its budget is not looked at.
+        graph: what is planned.
         planner: asked for ever smaller budgets.
         observe: is told how far the search is.
+        bytes_per_time: rate of the link to the host; None where plans may not use it.
         max_overhead: take only plans of at most this overhead, as a share of the plain run's time.
 
     Raises:
         PlannerRefuses: the planner cannot take this graph.
         KeyboardInterrupt: interrupted before any plan was found.
     """
-    search = _Search(problem, planner, observe or Observer(), max_overhead)
+    search = _Search(graph, planner, observe or Observer(), bytes_per_time, max_overhead)
     try:
         search.run()
     except KeyboardInterrupt:
@@ -71,20 +78,22 @@ def smallest_budget(
 
 
 def plan_at(
-    problem: Problem,
+    graph: Graph,
     budget: BudgetSpec,
     planner: Planner,
     observe: Observer | None = None,
     *,
+    bytes_per_time: Fraction | None = None,
     max_overhead: Fraction | None = None,
 ) -> Solution:
     """Plan at the budget that was asked for; where that is the smallest, search it.
 
     Args:
-        problem: what is planned; its budget is not looked at.
+        graph: what is planned.
         budget: as asked for.
         planner: is asked.
         observe: is told what the planner finds.
+        bytes_per_time: rate of the link to the host; None where plans may not use it.
         max_overhead: take only plans of at most this overhead, as a share of the plain run's time.
 
     Raises:
@@ -92,9 +101,10 @@ def plan_at(
         KeyboardInterrupt: interrupted before any plan was found.
     """
     if budget.smallest:
-        return smallest_budget(problem, planner, observe, max_overhead=max_overhead).solution
-    size = budget.bytes_of(baseline_of(problem.graph).peak_bytes)
-    return within_overhead(solve(replace(problem, budget=Budget(size)), planner, observe), max_overhead)
+        found = smallest_budget(graph, planner, observe, bytes_per_time=bytes_per_time, max_overhead=max_overhead)
+        return found.solution
+    size = budget.bytes_of(baseline_of(graph).peak_bytes)
+    return within_overhead(solve(Problem(graph, Budget(size), bytes_per_time), planner, observe), max_overhead)
 
 
 def at_budget(solution: Solution, budget_bytes: int) -> Solution:
@@ -155,12 +165,20 @@ class _FirstPlan(Observer):
 class _Search:
     """Keeps apart where the search has been (`floor`) and what is proven (`proven`)."""
 
-    def __init__(self, problem: Problem, planner: Planner, observe: Observer, max_overhead: Fraction | None) -> None:
-        self.problem = problem
+    def __init__(
+        self,
+        graph: Graph,
+        planner: Planner,
+        observe: Observer,
+        bytes_per_time: Fraction | None,
+        max_overhead: Fraction | None,
+    ) -> None:
+        self.graph = graph
+        self.bytes_per_time = bytes_per_time
         self.planner = planner
         self.observe = observe
         self.max_overhead = max_overhead
-        self.proven = largest_working_set(problem.graph).bytes
+        self.proven = largest_working_set(graph).bytes
         self.scope = Scope.ANY_ORDER
         self.floor = self.proven
         self.found: Solution | None = None
@@ -181,7 +199,7 @@ class _Search:
     def bisect(self) -> None:
         # Asked for too little, a planner says what came closest to fitting: a better start than halving from above.
         closest = self.ask(self.proven)
-        for budget in (closest, baseline_of(self.problem.graph).peak_bytes):
+        for budget in (closest, baseline_of(self.graph).peak_bytes):
             if self.found is None and budget is not None:
                 self.ask(budget)
         while self.found is not None and self.floor < self.found_bytes - self.near_enough():
@@ -208,8 +226,8 @@ class _Search:
     def ask(self, budget: int) -> int | None:
         """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says."""
         self.observe.phase(f"trying {format_bytes(budget)}")
-        observe = _FirstPlan(baseline_of(self.problem.graph).time, self.observe, self.max_overhead)
-        solution = solve(replace(self.problem, budget=Budget(budget)), self.planner, observe)
+        observe = _FirstPlan(baseline_of(self.graph).time, self.observe, self.max_overhead)
+        solution = solve(Problem(self.graph, Budget(budget), self.bytes_per_time), self.planner, observe)
         taken = within_overhead(solution, self.max_overhead)
         if taken.trace is not None:
             self.found, self.ended_early = taken, observe.has_enough

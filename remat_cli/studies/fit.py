@@ -12,6 +12,7 @@ from remat_cli.errors import GraphError, UsageError
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Budget, Observer, Planner, Problem, Status
+from remat_cli.settings import Setting, parts
 from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.studies.budget_search import within_overhead
 from remat_cli.studies.progress import Prefixed
@@ -185,7 +186,11 @@ class _Search:
                 raise
             raise type(error)(
                 f"at {self.question.dim}={value}: {error.message}",
-                hint=f"{error.hint}; or, where only some values are possible, name their step with --multiple-of",
+                hint=(
+                    *parts(error.remedy),
+                    "; or, where only some values are possible, name their step with ",
+                    Setting("multiple_of"),
+                ),
             ) from None
         self._plain_peaks[value] = sized.plain_peak_bytes
         return sized

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from time import monotonic
 
 from remat_cli.errors import PlannerRefuses, UsageError
+from remat_cli.graph import Graph
 from remat_cli.problem import Budget, Observer, Planner, Problem, Status
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, solve, with_plan_of
 from remat_cli.studies.budget_search import at_budget, smallest_budget
 from remat_cli.studies.progress import Prefixed
 from remat_cli.units import BudgetSpec, format_bytes
-
-
-@dataclass(frozen=True)
-class NamedPlanner:
-    """A planner under the name by which a user knows it.
-
-    Attributes:
-        label: differs from that of every other planner beside it.
-        planner: with its options.
-    """
-
-    label: str
-    planner: Planner
 
 
 @dataclass(frozen=True)
@@ -145,11 +134,12 @@ class Sweep:
 
 
 def sweep(
-    problem: Problem,
-    planners: Sequence[NamedPlanner],
+    graph: Graph,
+    planners: Mapping[str, Planner],
     budgets: Sequence[BudgetSpec],
     observe: Observer | None = None,
     *,
+    bytes_per_time: Fraction | None = None,
     share_plans: bool = True,
 ) -> Sweep:
     """Ask each planner for a plan at each budget; a planner that refuses the graph does not stop the others.
@@ -158,10 +148,11 @@ def sweep(
     below one that was proven not to fit is not asked for.
 
     Args:
-        problem: what is planned; its budget is not looked at.
-        planners: whom to ask.
+        graph: what is planned.
+        planners: whom to ask, by the names under which they are shown.
         budgets: in any order.
         observe: is told of planner, budget and how many there are.
+        bytes_per_time: rate of the link to the host; None where plans may not use it.
         share_plans: give each budget the fastest plan that this planner found at any of them and that fits, so that no
             curve gets worse with more memory; without, each point is the planner's answer at that budget.
 
@@ -169,29 +160,30 @@ def sweep(
         FalseClaim: the simulator does not confirm what a planner claims.
         KeyboardInterrupt: interrupted before anything was finished.
     """
-    plain_peak = baseline_of(problem.graph).peak_bytes
+    plain_peak = baseline_of(graph).peak_bytes
     given = sorted({budget.bytes_of(plain_peak) for budget in budgets if not budget.smallest}, reverse=True)
     asks: list[int | None] = [*given, *([None] if any(budget.smallest for budget in budgets) else [])]
     progress = _Progress(observe or Observer(), len(planners) * len(asks))
     curves: list[Curve] = []
     interrupted = False
-    for named in planners:
-        run = _CurveRun(problem, named, progress)
+    for label, planner in planners.items():
+        run = _CurveRun(Problem(graph, Budget(plain_peak), bytes_per_time), label, planner, progress)
         interrupted = run.ask_all(asks)
         curves.append(run.curve(share_plans=share_plans))
         if interrupted:
             break
     if interrupted and not any(curve.points for curve in curves):
         raise KeyboardInterrupt
-    return Sweep(baseline_of(problem.graph), tuple(curves), interrupted)
+    return Sweep(baseline_of(graph), tuple(curves), interrupted)
 
 
 class _CurveRun:
     """One planner at all budgets, from the largest down."""
 
-    def __init__(self, problem: Problem, named: NamedPlanner, progress: _Progress) -> None:
-        self._problem = problem
-        self._named = named
+    def __init__(self, plain: Problem, label: str, planner: Planner, progress: _Progress) -> None:
+        self._plain = plain
+        self._label = label
+        self._planner = planner
         self._progress = progress
         self._points: list[Point] = []
         self._refusal: PlannerRefuses | UsageError | None = None
@@ -199,7 +191,7 @@ class _CurveRun:
     def ask_all(self, budgets: Sequence[int | None]) -> bool:
         """Ask for all budgets in this order, None for the smallest; tell whether the user interrupted it."""
         for number, budget in enumerate(budgets):
-            self._progress.next(self._named.label, budget)
+            self._progress.next(self._label, budget)
             try:
                 point = self._ask(budget)
             except (PlannerRefuses, UsageError) as refusal:
@@ -219,15 +211,16 @@ class _CurveRun:
             return Point(at_budget(proven, budget))
         start = monotonic()
         if budget is None:
-            solution = smallest_budget(self._problem, self._named.planner, self._progress).solution
+            graph, rate = self._plain.graph, self._plain.bytes_per_time
+            solution = smallest_budget(graph, self._planner, self._progress, bytes_per_time=rate).solution
         else:
-            solution = solve(replace(self._problem, budget=Budget(budget)), self._named.planner, self._progress)
+            solution = solve(replace(self._plain, budget=Budget(budget)), self._planner, self._progress)
         return Point(solution, monotonic() - start, asked_for_smallest=budget is None)
 
     def curve(self, *, share_plans: bool) -> Curve:
         points = [_with_fastest(point, self._points) for point in self._points] if share_plans else self._points
         ascending = sorted(points, key=lambda point: (point.budget_bytes, not point.asked_for_smallest))
-        return Curve(self._named.label, tuple(ascending), self._refusal)
+        return Curve(self._label, tuple(ascending), self._refusal)
 
 
 def _with_fastest(point: Point, points: Sequence[Point]) -> Point:

@@ -13,6 +13,7 @@ from math import ceil, prod
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.settings import Setting
 from remat_cli.training.annotate import is_differentiable
 from remat_cli.training.names import Names
 
@@ -53,7 +54,7 @@ def training_graph(forward: Graph, *, share_gradients: bool = True) -> Graph:
     if not seeds:
         raise GraphError(
             f"no output of graph {forward.name!r} has a gradient, so there is nothing to train",
-            hint="use --mode inference; or name outputs that depend on trainable floats",
+            hint=("use ", Setting("mode", "inference"), "; or name outputs that depend on trainable floats"),
         )
     backward = _Backward(forward, share_gradients)
     backward.seed(seeds)

@@ -13,7 +13,7 @@ from rich.table import Table
 from remat_cli.config import GraphOptions
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Planner, Problem
+from remat_cli.problem import Planner
 from remat_cli.runtime.onnx.apply import apply_schedule, read_for
 from remat_cli.runtime.onnx.execution import Execution, Peak, execute
 from remat_cli.studies.budget_search import smallest_budget
@@ -59,7 +59,7 @@ def executed(path: Path, dims: Mapping[str, int], planner: Planner) -> Executed:
     """Plan a model at the smallest budget that `planner` finds, and run it as it is and as planned."""
     options = GraphOptions(mode="inference", dims=dims)
     graph = prepare(path, options).graph
-    solution = smallest_budget(Problem(graph, Budget(0)), planner).solution
+    solution = smallest_budget(graph, planner).solution
     assert solution.result.schedule is not None
     schedule = solution.result.schedule
     rewritten = apply_schedule(path, options, graph, schedule, {})

@@ -75,7 +75,7 @@ def reproduce(forward: Graph, executor: Executor) -> Reproduced:
     segmented = prefixes_at_cuts(vertices)
     ends = [int(size) for size in segmented.bytes]
     chen = (segmented, segments(ends, ends[-1] // isqrt(len(vertices))))
-    smallest = smallest_budget(Problem(training, Budget(0)), ApproxDP()).solution.trace
+    smallest = smallest_budget(training, ApproxDP()).solution.trace
     assert smallest is not None
     return Reproduced(
         vanilla=vanilla_peak(replace(executor, needs="by-op").training_graph(forward)) / GB,

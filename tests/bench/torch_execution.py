@@ -24,8 +24,7 @@ from rich.table import Table
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from remat_cli.config import GraphOptions, make_planner
-from remat_cli.config.measurements import measurements_bytes
+from remat_cli.config import GraphOptions, PlannerChoice, measurements_bytes
 from remat_cli.errors import RematError
 from remat_cli.formats.reader import ReadOptions
 from remat_cli.formats.torch.internals import forgetting
@@ -33,7 +32,6 @@ from remat_cli.formats.torch.reader import callable_of, modules_of, take_step
 from remat_cli.formats.torch.reference import load_function
 from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.prepare import Prepared, prepare_reading
-from remat_cli.problem import Budget, Problem
 from remat_cli.runtime.torch.execution import StepRuns
 from remat_cli.runtime.torch.measure import measure_joint
 from remat_cli.schedule import Schedule, plain_run
@@ -88,10 +86,9 @@ class Trial:
 
     def schedule(self, budget: str) -> Schedule | None:
         """Return a plan for a budget, or for the smallest that is found where there is none; None without any."""
-        planner = make_planner("auto", {"time_limit": SECONDS})
-        problem = Problem(self.prepared.graph, Budget(0))
-        found = plan_at(problem, parse_budget(budget), planner).result.schedule
-        return found or plan_at(problem, parse_budget("min"), planner).result.schedule
+        planner = PlannerChoice("auto", {"time_limit": SECONDS}).planner()
+        found = plan_at(self.prepared.graph, parse_budget(budget), planner).result.schedule
+        return found or plan_at(self.prepared.graph, parse_budget("min"), planner).result.schedule
 
     def measured(self, call: Call, beside: dict[str, torch.Tensor]) -> Measured:
         results = self.runs.results(call)
@@ -174,8 +171,8 @@ def side_by_side(console: Console, model: str, trial: Trial) -> None:
 def beside_peak(trial: Trial, peak: int) -> Measured | None:
     """Return what a plan of at most this measured peak takes; None where none was found."""
     budget = trial.prepared.graph.fixed_bytes + peak
-    planner = make_planner("auto", {"time_limit": SECONDS})
-    schedule = plan_at(Problem(trial.prepared.graph, Budget(0)), parse_budget(str(budget)), planner).result.schedule
+    planner = PlannerChoice("auto", {"time_limit": SECONDS}).planner()
+    schedule = plan_at(trial.prepared.graph, parse_budget(str(budget)), planner).result.schedule
     return None if schedule is None else trial.measured(trial.runs.planned(schedule), trial.plain_results)
 
 

@@ -19,7 +19,7 @@ import pytest
 from remat_cli.batch import processes
 from remat_cli.batch.result_lines import EXIT_CODES, WORST_FIRST, Ending
 from remat_cli.batch.results import Records
-from remat_cli.cli.options import DEFAULT_PLANNER
+from remat_cli.config import DEFAULT_PLANNER
 from remat_cli.errors import UsageError
 from tests.cli.calls import Ended, Remat
 from tests.places import GRAPHS
@@ -344,7 +344,7 @@ class TestEndings:
         script = f"""
 import sys
 from remat_cli.batch import processes
-from remat_cli.cli.options import DEFAULT_PLANNER
+from remat_cli.config import DEFAULT_PLANNER
 from remat_cli.cli import main
 processes.CHILD = ({faulty_child.__file__!r},)
 sys.argv = ["remat", "batch", *{self.COMMAND!r}]

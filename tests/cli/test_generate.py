@@ -74,7 +74,7 @@ def test_list_names_every_family_with_its_options(remat: Remat) -> None:
         (("unet", "--seed", "1"), "seed: unknown key", "known here: levels"),
         (("chain", "--ops", "9", "--option", "length=3"), "--ops chooses length", "leave out --option length"),
         (("layered", "--kind", "training"), "made for inference", "another family"),
-        (("chain", "--optimizer", "adam"), "--optimizer needs", "resident_bytes"),
+        (("chain", "--optimizer", "adam"), "an optimizer needs", "resident_bytes"),
         (("chain", "-o", "no/such/folder/g.json"), "cannot be written", "choose another place"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from remat_cli.cli.comparison_options import with_short_limit
+from remat_cli.config import PlannerChoice
 from remat_cli.formats.native import graph_bytes
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.problem import Observer, PlanResult, Problem
@@ -49,7 +50,7 @@ QUICK = ("--planner", "approx_dp")
 def test_a_planner_gets_a_short_limit_where_it_has_none_of_its_own(
     name: str, options: dict[str, Any], given: dict[str, Any]
 ) -> None:
-    assert with_short_limit(name, options) == given
+    assert with_short_limit(PlannerChoice(name, options)).options == given
 
 
 class TestSweep:

@@ -337,7 +337,7 @@ WRONG_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "cores for one that uses one": (("plan", "GRAPH", "--budget", "80%", "-c", "chen", "-j2"), "chen uses one core"),
     "a dim without a number": (("inspect", "GRAPH", "--dim", "batch=many"), "--dim 'batch=many' is not understood"),
     "a shape that is none": (("inspect", "GRAPH", "--input-shape", "x"), "--input-shape 'x' is not understood"),
-    "an optimizer on JSON": (("inspect", "GRAPH", "--optimizer", "adam"), "--optimizer needs a file"),
+    "an optimizer on JSON": (("inspect", "GRAPH", "--optimizer", "adam"), "an optimizer needs a file"),
     "measured without a table": (("inspect", "GRAPH", "--cost-model", "measured"), "give --measurements FILE"),
     "an overhead without min": (("plan", "GRAPH", "--budget", "80%", "--max-overhead", "5%"), "goes with --budget min"),
     "a missing config": (("plan", "GRAPH", "-c", "nothing.yaml"), "no such file"),

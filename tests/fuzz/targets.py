@@ -14,7 +14,6 @@ from typing import Any
 
 from remat_cli.batch.manifest import load_manifest
 from remat_cli.checks.project import load_project
-from remat_cli.cli.options import DEFAULT_PLANNER
 from remat_cli.config import GraphOptions, load_config
 from remat_cli.errors import RematError
 from remat_cli.formats.schedule_json import read_schedule, schedule_bytes
@@ -152,7 +151,7 @@ def _schedule_graph() -> Graph:
 def _schedule() -> bytes:
     graph = _schedule_graph()
     solution = solve(Problem(graph, Budget(baseline_of(graph).peak_bytes)), KeepAll())
-    return schedule_bytes(solution, "training", "keep_all", KeepAll())
+    return schedule_bytes(solution, "training", "keep_all", {})
 
 
 def _replay(path: Path) -> None:
@@ -174,6 +173,6 @@ def targets() -> Mapping[str, Target]:
         "onnx": Target(_prepare, (WHOLE,)),
         "schedule": Target(_replay, (_schedule(),)),
         "config": Target(load_config, (_CONFIG,)),
-        "project": Target(lambda path: load_project(path, default_planner=DEFAULT_PLANNER), (_PROJECT,)),
+        "project": Target(lambda path: load_project(path), (_PROJECT,)),
         "manifest": Target(load_manifest, (_MANIFEST,)),
     }

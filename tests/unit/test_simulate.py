@@ -309,7 +309,7 @@ def test_transfer_without_a_link() -> None:
     error = refusal(chain(1), "f1, offload t1")
     assert error.step == 1
     assert "step 1 (offload 't1'): the schedule has transfers, but the link's bandwidth is not known" in error.message
-    assert error.hint == "give --link-bandwidth"
+    assert error.hint == "give --link-bandwidth 12GB/s"
 
 
 def test_offload_of_what_is_not_in_memory() -> None:

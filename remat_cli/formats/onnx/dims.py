@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.onnx.values import TensorType, ValueType, checked, shape_text, value_type
 from remat_cli.formats.reader import ReadOptions
+from remat_cli.settings import Hint, Setting
 
 if TYPE_CHECKING:
     import onnx
@@ -94,9 +95,13 @@ def _places(shapes: Mapping[str, Sequence[Dimension] | None]) -> dict[str, list[
     return places
 
 
-def _symbol_hint(name: str, places: Mapping[str, list[str]]) -> str:
+def _symbol_hint(name: str, places: Mapping[str, list[str]]) -> Hint:
     if not places:
-        return "all its dimensions are fixed: leave --dim out, or export the model with a symbolic one"
+        return (
+            "all its dimensions are fixed: leave ",
+            Setting("dims"),
+            " out, or export the model with a symbolic one",
+        )
     return _one_of(name, places, "its symbols are")
 
 
@@ -116,26 +121,25 @@ def _match(name: str, declared: tuple[Dimension, ...] | None, shape: tuple[int, 
     text = shape_text(tuple("?" if dim is None else dim for dim in declared))
     if len(shape) != len(declared):
         raise UsageError(
-            f"input {name!r} has {len(declared)} dimensions, {text}, but --input-shape gives {len(shape)}",
-            hint=f"give all {len(declared)} sizes, such as --input-shape {name}:{_example(declared)}",
+            f"input {name!r} has {len(declared)} dimensions, {text}, but the given shape has {len(shape)}",
+            hint=(f"give all {len(declared)} sizes, such as ", Setting("input_shapes", {name: _example(declared)})),
         )
     for axis, (dim, size) in enumerate(zip(declared, shape, strict=True)):
         # A negative size in the file stands for "any" in some exporters; a given shape settles it.
         if isinstance(dim, int) and dim >= 0 and dim != size:
             raise UsageError(
-                f"axis {axis} of input {name!r} is fixed to {dim} in the file, but --input-shape gives {size}",
+                f"axis {axis} of input {name!r} is fixed to {dim} in the file, but given as {size}",
                 hint=f"the declared shape is {text}; to change a fixed size, export the model again",
             )
         if isinstance(dim, str) and dims.setdefault(dim, size) != size:
             raise UsageError(
-                f"--input-shape gives {dim!r} (input {name!r}, axis {axis}) the size {size}, "
-                f"but it is {dims[dim]} elsewhere",
-                hint="one symbol has one value; correct --dim or --input-shape",
+                f"the shape given for input {name!r} makes {dim!r} {size}, but it is {dims[dim]} elsewhere",
+                hint=("one symbol has one value; correct ", Setting("dims"), " or ", Setting("input_shapes")),
             )
 
 
-def _example(shape: Sequence[Dimension]) -> str:
-    return ",".join(str(dim) if isinstance(dim, int) and dim >= 0 else "8" for dim in shape)
+def _example(shape: Sequence[Dimension]) -> tuple[int, ...]:
+    return tuple(dim if isinstance(dim, int) and dim >= 0 else 8 for dim in shape)
 
 
 def _check_all_bound(shapes: Mapping[str, Sequence[Dimension] | None], dims: Mapping[str, int]) -> None:
@@ -144,15 +148,20 @@ def _check_all_bound(shapes: Mapping[str, Sequence[Dimension] | None], dims: Map
     if not unbound and not nameless:
         return
     lines = [f"{symbol} ({'; '.join(where)})" for symbol, where in unbound.items()]
-    remedies = [f"--dim {symbol}=8" for symbol in unbound]
+    shapes_to_give: dict[str, tuple[int, ...]] = {}
     for name, shape in nameless.items():
         if shape is None:
             lines.append(f"the shape of input {name!r}")
-            remedies.append(f"--input-shape {name}:8,128")
+            shapes_to_give[name] = (8, 128)
         else:
             lines.extend(f"input {name!r}, axis {axis} (no name)" for axis, dim in enumerate(shape) if dim is None)
-            remedies.append(f"--input-shape {name}:{_example(shape)}")
-    raise UsageError(f"these sizes are not known: {', '.join(lines)}", hint=f"bind them: {' '.join(remedies)}")
+            shapes_to_give[name] = _example(shape)
+    remedies: list[str | Setting] = ["bind them: "]
+    if unbound:
+        remedies += [Setting("dims", dict.fromkeys(unbound, 8)), " "]
+    if shapes_to_give:
+        remedies += [Setting("input_shapes", shapes_to_give), " "]
+    raise UsageError(f"these sizes are not known: {', '.join(lines)}", hint=tuple(remedies[:-1]))
 
 
 def _bound_type(value: onnx.ValueInfoProto, dims: Mapping[str, int], options: ReadOptions) -> ValueType:

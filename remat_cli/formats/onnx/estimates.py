@@ -9,7 +9,7 @@ from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import SequenceType, TensorType, Values, ValueType, checked
 
 # Why an op is an estimate.
-UNKNOWN_OP = "not known to onnx, and sized like the largest input where neither the file nor --value-shape says"
+UNKNOWN_OP = "not known to onnx, and sized like the largest input where neither the file nor a given shape says"
 AFTER_ESTIMATE = "sized like the largest input, as the shapes it reads are estimates themselves"
 FROM_BODY = "control flow, whose memory is estimated from its bodies"
 STRINGS = "strings, counted 32 bytes each without their text"

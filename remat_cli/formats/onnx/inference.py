@@ -14,6 +14,7 @@ from remat_cli.formats.onnx.attributes import integer_attribute
 from remat_cli.formats.onnx.errors import onnx_faults
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import SequenceType, TensorType, Values, shape_text, type_proto
+from remat_cli.settings import Setting
 
 if TYPE_CHECKING:
     import onnx
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 # Defined by a function body only, so that onnx infers nothing for one node of them; their result is like the input.
 _LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
-_CHECK_SIZES = "the file is damaged, or a given size is wrong: check --dim, --input-shape and --value-shape"
+_CHECK_SIZES = (
+    "the file is damaged, or a given size is wrong: check ",
+    *(Setting("dims"), ", ", Setting("input_shapes"), " and ", Setting("value_shapes")),
+)
 
 
 @dataclass(frozen=True)
@@ -146,8 +150,11 @@ def _check_reshape(node: Node, values: Values, inferred: Mapping[str, onnx.TypeP
         raise GraphError(
             f"op {node.name!r} (Reshape) makes {shape_text(after)} of {source!r}, which is {shape_text(before)}: "
             "the number of elements changes",
-            hint="the file was exported for other sizes: use the --dim values of its export, or export it again "
-            "with symbolic sizes",
+            hint=(
+                "the file was exported for other sizes: use the values of ",
+                Setting("dims"),
+                " of its export, or export it again with symbolic sizes",
+            ),
         )
 
 

@@ -18,6 +18,7 @@ from remat_cli.formats.onnx.sized_graph import SizedGraph
 from remat_cli.formats.onnx.stored_values import weights_read
 from remat_cli.formats.onnx.structure import stored_names
 from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.settings import Setting
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def read_sized(path: Path, options: ReadOptions, *, keep_data: bool = False) -> 
         value_shapes=options.value_shapes,
         weights=frozenset(weights_read(model.graph.node)),
         overridable=frozenset(stored & listed),
-        without_kernel=WITHOUT_KERNEL.get(options.aliasing, ()),
+        without_kernel=WITHOUT_KERNEL.get(options.storage, ()),
     )
     return SizedModel(model, inference.size(model.graph, inputs.types), inference)
 
@@ -57,13 +58,17 @@ def read_model(path: Path, options: ReadOptions) -> Reading:
     """Read a model; see `remat_cli.formats.onnx.read`."""
     read = read_sized(path, options)
     model, sized, inference = read.model, read.graph, read.inference
-    conversion = Conversion(inference.opsets, options.aliasing)
+    conversion = Conversion(inference.opsets, options.storage)
     graph = conversion.graph(sized, path.stem)
     estimated = {op.name: inference.estimates[op.name] for op in graph.ops if op.name in inference.estimates}
     if options.strict and estimated:
         raise GraphError(
-            f"--strict: some ops can only be estimated: {in_words(estimated)}",
-            hint="leave --strict out to plan with these estimates, or export the model without these ops",
+            f"some ops can only be estimated, and strict forbids it: {in_words(estimated)}",
+            hint=(
+                "leave ",
+                Setting("strict"),
+                " out to plan with these estimates, or export the model without these ops",
+            ),
         )
     return Reading(
         graph=graph,

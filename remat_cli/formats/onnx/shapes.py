@@ -49,6 +49,7 @@ from remat_cli.formats.onnx.values import (
     shape_text,
     value_type,
 )
+from remat_cli.settings import Setting
 
 if TYPE_CHECKING:
     import onnx
@@ -111,13 +112,16 @@ class ShapeInference:
         sized = self._size(graph, inputs, ChainMap(), path="")
         for name in self.value_shapes:
             if name not in self._seen:
-                raise UsageError(f"--value-shape: the model has no value {name!r}", hint=did_you_mean(name, self._seen))
+                raise UsageError(
+                    f"a shape is given for {name!r}, and the model has no such value",
+                    hint=did_you_mean(name, self._seen),
+                )
         if self._unsized:
             shown = [f"{name!r} ({where})" for name, where in list(self._unsized.items())[:_SHOWN]]
             more = f" and {len(self._unsized) - _SHOWN} more" if len(self._unsized) > _SHOWN else ""
             raise GraphError(
                 f"the shapes of these values depend on data and are not known: {', '.join(shown)}{more}",
-                hint=f"give them, such as --value-shape {next(iter(self._unsized))}:2,3,4",
+                hint=("give them, such as ", Setting("value_shapes", {next(iter(self._unsized)): (2, 3, 4)})),
             )
         return sized
 
@@ -307,7 +311,7 @@ def _is_plain(value: Value) -> bool:
 def _check_agrees(name: str, given: tuple[int, ...] | None, inferred: ValueType) -> None:
     if given is not None and inferred.shape not in (None, given):
         raise UsageError(
-            f"--value-shape gives {name!r} the shape {shape_text(given)}, but it is {shape_text(inferred.shape or ())}",
+            f"{name!r} is given the shape {shape_text(given)}, but it is {shape_text(inferred.shape or ())}",
             hint="leave it out: this shape follows from the inputs",
         )
 

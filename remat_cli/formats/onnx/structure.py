@@ -5,15 +5,16 @@ onnx's checker is not used: it stops at the first error, needs shapes on outputs
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from graphlib import CycleError
 from typing import TYPE_CHECKING
 
 from remat_cli.errors import GraphError
+from remat_cli.formats.file_order import file_order
 from remat_cli.formats.onnx.walk import bodies_of
 from remat_cli.graph import describe_cycle, find_cycle
 
@@ -144,25 +145,12 @@ def _producers(nodes: Sequence[Node], given: Collection[str]) -> dict[str, int]:
 
 
 def _sorted(nodes: Sequence[Node], producer: dict[str, int]) -> tuple[tuple[Node, ...], bool]:
-    """Kahn's algorithm, always taking the first node of the file that can run."""
-    waiting = [{producer[name] for name in node.reads if name in producer} for node in nodes]
-    if all(source < index for index, sources in enumerate(waiting) for source in sources):
-        return tuple(nodes), True
-    readers: list[list[int]] = [[] for _ in nodes]
-    for index, sources in enumerate(waiting):
-        for source in sources:
-            readers[source].append(index)
-    ready = [index for index, sources in enumerate(waiting) if not sources]
-    order = []
-    while ready:
-        order.append(heapq.heappop(ready))
-        for reader in readers[order[-1]]:
-            waiting[reader].discard(order[-1])
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
-    if len(order) < len(nodes):
-        raise _cycle_error(nodes, producer)
-    return tuple(nodes[index] for index in order), False
+    """Return the nodes so that each comes after what it reads, and whether they were."""
+    try:
+        order = file_order([{producer[name] for name in node.reads if name in producer} for node in nodes])
+    except CycleError:
+        raise _cycle_error(nodes, producer) from None
+    return tuple(nodes[index] for index in order), order == list(range(len(nodes)))
 
 
 def _cycle_error(nodes: Sequence[Node], producer: dict[str, int]) -> GraphError:

@@ -168,12 +168,12 @@ def checked(tensor: TensorType, where: str) -> TensorType:
     if any(size < 0 for size in tensor.shape):
         raise GraphError(
             f"{where} has shape {shape_text(tensor.shape)}, with a negative dimension",
-            hint="a size that is not fixed must be a symbol (dim_param), bound with --dim; export the model again",
+            hint="a size that is not fixed must be a symbol (dim_param), which can be bound; export the model again",
         )
     if tensor.bytes > LARGEST_TOTAL:
         raise GraphError(
             f"{where} has shape {shape_text(tensor.shape)}: {format_count(tensor.bytes)} bytes, more than 2^60",
-            hint="check its dimensions; a wrong --dim or shape makes sizes like this",
+            hint="check its dimensions; a wrong size or shape that was given makes sizes like this",
         )
     return tensor
 

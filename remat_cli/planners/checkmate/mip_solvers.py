@@ -11,9 +11,8 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
+from threading import Event
 from time import monotonic, sleep
 from typing import Any
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from remat_cli.errors import UsageError
 from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.solver_thread import SolverThread
 from remat_cli.problem import Status
 
 Floats = NDArray[np.float64]
@@ -34,8 +34,8 @@ _STATUS = {
     pulp.LpSolutionInfeasible: Status.INFEASIBLE,
     pulp.LpSolutionNoSolutionFound: Status.UNKNOWN,
 }
-# Seconds between two looks at whether Ctrl-C was pressed, and how long a solver that was told to stop is waited for.
-_LOOK = 0.1
+# Seconds between two looks at a process, and how long a solver that was told to stop is waited for.
+_LOOK = 0.01
 _PATIENCE = 10.0
 
 
@@ -76,9 +76,6 @@ _IS_THERE: Mapping[SolverName, Callable[[], bool]] = {
 class SolverRun:
     """One run of a solver on a problem, in a thread of its own.
 
-    Whoever calls waits and is handed solutions as they come up, in the thread that called. So Ctrl-C and exceptions
-    come up where they are expected, after the solver was stopped.
-
     Attributes:
         status: optimal (within the gap asked for), feasible, infeasible or unknown.
         values: [variables] of the best solution, in the order of the variables' names; None without one.
@@ -111,16 +108,14 @@ class SolverRun:
         self.bound = -inf
         self.row_duals: Floats | None = None
         self._problem = problem
-        self._limits = limits
         self._relaxed = relaxed
-        # Solutions in the order in which they came up; None once the solver has ended.
-        self._news: SimpleQueue[Floats | None] = SimpleQueue()
         self._stop = Event()
-        self._failure: BaseException | None = None
-        make = _Highs if solver is SolverName.HIGHS else _Cbc
         self._seconds = limits.seconds
-        self._solver = make(limits, gap, relaxed, start, self._news.put, self._stop)
-        self._thread = Thread(target=self._solve, name=f"{solver.value}", daemon=True)
+        self._thread: SolverThread[Floats] = SolverThread(
+            solver.value, self._solve, self._stop.set, limits, patience=_PATIENCE
+        )
+        make = _Highs if solver is SolverName.HIGHS else _Cbc
+        self._solver = make(limits, gap, relaxed, start, self._thread.tell, self._stop)
 
     def run(self, on_solution: Callable[[Floats], None] = lambda values: None) -> None:
         """Solve, and pass on each better solution.
@@ -128,43 +123,13 @@ class SolverRun:
         Raises:
             KeyboardInterrupt: Ctrl-C; the solver was stopped, and every solution found until then was handed over.
         """
-        self._thread.start()
-        try:
-            self._pass_on(on_solution)
-        except KeyboardInterrupt:
-            self._stop.set()
-            self._pass_on(on_solution, _PATIENCE)
-            raise
-        finally:
-            self._stop.set()
-            self._thread.join(_PATIENCE)
-        if self._failure is not None:
-            raise self._failure
-
-    def _pass_on(self, on_solution: Callable[[Floats], None], patience: float = inf) -> None:
-        """Hand over solutions until the solver has ended, or patience has."""
-        give_up_at = monotonic() + patience
-        while monotonic() < give_up_at:
-            try:
-                values = self._news.get(timeout=_LOOK)
-            except Empty:
-                if self._limits.has_enough():
-                    self._stop.set()
-                continue
-            if values is None:
-                return
-            on_solution(values)
+        self._thread.run(on_solution)
 
     def _solve(self) -> None:
-        try:
-            if not self._stop.is_set():
-                began = monotonic()
-                self._problem.solve(self._solver)
-                self._read(monotonic() - began)
-        except BaseException as failure:  # it is raised again where somebody can see it
-            self._failure = failure
-        finally:
-            self._news.put(None)
+        if not self._stop.is_set():
+            began = monotonic()
+            self._problem.solve(self._solver)
+            self._read(monotonic() - began)
 
     def _read(self, seconds: float) -> None:
         problem = self._problem
@@ -349,7 +314,7 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
             )
             try:
                 while process.poll() is None and not self._stop.is_set():
-                    sleep(_LOOK / 10)
+                    sleep(_LOOK)
             finally:
                 ended = process.poll() is not None
                 process.kill()

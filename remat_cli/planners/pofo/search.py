@@ -29,6 +29,7 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.problem import ModelFigure, Observer, Plan, PlanResult, Problem, Status
 from remat_cli.schedule import input_order
+from remat_cli.settings import Setting
 
 # How much memory a table is for, as a share of what there is. Rounding to the nearest slot errs either way, and a chain
 # rather needs less than it says: what does not fit is sorted out, and less memory is tried too.
@@ -91,7 +92,13 @@ class PofoSearch:
         if rate is None:
             raise PlannerRefuses(
                 "pofo moves tensors to the host and back, but the bandwidth of the link is not known",
-                hint="give --link-bandwidth or --device; or use rotor, which only recomputes",
+                hint=(
+                    "give ",
+                    Setting("link_bandwidth"),
+                    " or ",
+                    Setting("device"),
+                    "; or use rotor, which only recomputes",
+                ),
             )
         return rate
 

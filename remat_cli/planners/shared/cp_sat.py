@@ -1,8 +1,6 @@
 """Running CP-SAT: limits, Ctrl-C, repeatable searches, and solutions as arrays.
 
-What the planners that build CP-SAT models share. The solver runs in a thread of its own; whoever called waits, and
-is told of solutions and bounds in the thread that called. So an exception in a callback, or Ctrl-C, comes up where it
-is expected, after the search was stopped.
+What the planners that build CP-SAT models share.
 """
 
 from __future__ import annotations
@@ -10,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from queue import Empty, SimpleQueue
-from threading import Thread
 from time import monotonic
 from typing import Any
 
@@ -30,6 +26,7 @@ from ortools.sat.python.cp_model import (
 
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import LARGEST, Rounding, cost_unit, scale_row
+from remat_cli.planners.shared.solver_thread import SolverThread
 from remat_cli.problem import Basis, Status
 
 Values = NDArray[np.int64]  # of every variable of a model, by the variable's index
@@ -49,8 +46,6 @@ _SAFE_SETTINGS = {"presolve_inclusion_work_limit": 0}
 _NO_LIMIT = 2**60
 # Seconds that the second solver has at the least.
 _LEAST_SECOND_OPINION = 1.0
-# Seconds between two looks at whether Ctrl-C was pressed, where waiting itself cannot be interrupted.
-_LOOK = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,24 +189,13 @@ class _Search:
         self._on_solution = on_solution
         self._on_bound = on_bound
         self._solver = _solver(limits, settings, has_hint=bool(model.proto.solution_hint.vars))
-        self._solver.best_bound_callback = lambda bound: self._news.put(_whole_bound(bound) * unit)
+        self._thread: SolverThread[Values | int] = SolverThread("cp-sat", self._solve, self._solver.stop_search, limits)
+        self._solver.best_bound_callback = lambda bound: self._thread.tell(_whole_bound(bound) * unit)
         self._bound: int | None = None
-        # Solutions and bounds in the order in which they came up; None once the solver has ended.
-        self._news: SimpleQueue[Values | int | None] = SimpleQueue()
-        self._failure: BaseException | None = None
-        self._thread = Thread(target=self._solve, name="cp-sat")
 
     def run(self) -> None:
         """Search to the end, and pass on what comes up."""
-        self._thread.start()
-        try:
-            self._listen()
-        except KeyboardInterrupt:
-            self._stop()
-            self._listen()
-            raise
-        finally:
-            self._stop()
+        self._thread.run(self._pass_on)
 
     def outcome(self) -> Outcome:
         """Return what the search came to.
@@ -219,8 +203,6 @@ class _Search:
         Raises:
             ValueError: the model is faulty.
         """
-        if self._failure is not None:
-            raise self._failure
         response = self._solver.response_proto
         if response.status == MODEL_INVALID:
             raise ValueError(f"CP-SAT does not accept the model: {self._model.validate()}")
@@ -237,25 +219,7 @@ class _Search:
         return Outcome(status, values, bound * self._unit, response.deterministic_time)
 
     def _solve(self) -> None:
-        try:
-            self._solver.solve(self._model, _Solutions(self._news.put))
-        except BaseException as failure:  # it is raised again where somebody can see it
-            self._failure = failure
-        finally:
-            self._news.put(None)
-
-    def _listen(self) -> None:
-        """Pass on what comes up until the solver has ended; tell it to end where whoever asked has enough."""
-        while True:
-            try:
-                news = self._news.get(timeout=_LOOK)
-            except Empty:
-                if self._limits.has_enough():
-                    self._solver.stop_search()
-                continue
-            if news is None:
-                return
-            self._pass_on(news)
+        self._solver.solve(self._model, _Solutions(self._thread.tell))
 
     def _pass_on(self, news: Values | int) -> None:
         if isinstance(news, int):
@@ -264,13 +228,6 @@ class _Search:
                 self._on_bound(news)
         elif self._on_solution is not None:
             self._on_solution(news)
-
-    def _stop(self) -> None:
-        """End the search and wait for it; nothing where it has ended."""
-        while self._thread.is_alive():
-            # Again and again: the solver forgets a request that comes before it has begun.
-            self._solver.stop_search()
-            self._thread.join(timeout=_LOOK)
 
 
 def _solver(limits: Limits, settings: Mapping[str, int], *, has_hint: bool) -> CpSolver:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph, Phase
+from remat_cli.settings import Setting
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,11 @@ class ForwardPart:
             if is_lacking:
                 raise PlannerRefuses(
                     f"{planner} plans training graphs, but {graph.name!r} has no {what}",
-                    hint="use --mode training to derive the training graph, or dtr, which plans any graph",
+                    hint=(
+                        "use ",
+                        Setting("mode", "training"),
+                        " to derive the training graph, or dtr, which plans any graph",
+                    ),
                 )
         outputs = (sum(int(arrays.tensor_bytes[tensor]) for tensor in arrays.outputs[op]) for op in ops)
         return cls(

@@ -32,7 +32,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "line": model.line,
         "verdict": outcome.verdict.value,
         "exit_code": outcome.exit_code,
-        "planner": model.planner_name,
+        "planner": model.planner.name,
         "limits": {
             "budget": None if model.budget is None else str(model.budget),
             "max_overhead": None if model.max_overhead is None else float(model.max_overhead),

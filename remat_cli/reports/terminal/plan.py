@@ -163,7 +163,7 @@ def _proof_rows(solution: Solution) -> list[Row]:
         rows.append(["proof", "", basis.value.replace("-", " "), phrasing.BASES[basis]])
     for bound in solution.result.bounds[1:]:
         share = format_share(solution.overhead_of(bound))
-        rows.append(["also proven", "", share, f"no plan {phrasing.WHICH_PLANS[bound.scope]} has less overhead"])
+        rows.append(["also proven", "", share, f"no plan {bound.scope.which_plans} has less overhead"])
     if solution.trace is None:
         least = format_bytes(solution.working_set.bytes)
         rows.append(["hard limit", "", least, "no plan in any order needs less"])
@@ -318,7 +318,7 @@ def budget_report(search: SmallestBudget, prepared: Prepared, *, planner: str, o
 
     rows = [
         row("plain run", plain_peak, "recomputes nothing"),
-        row("proven", search.proven_bytes, f"none {phrasing.WHICH_PLANS[search.scope]}{only} fits less"),
+        row("proven", search.proven_bytes, f"none {search.scope.which_plans}{only} fits less"),
     ]
     if search.found_bytes is not None:
         overhead = format_share(search.solution.overhead or 0.0)

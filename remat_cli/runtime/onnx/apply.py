@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -15,12 +16,13 @@ from remat_cli.formats.onnx.errors import one_line, onnx_faults
 from remat_cli.formats.onnx.load import FOLD_LIMIT, load_model
 from remat_cli.formats.onnx.reader import SizedModel, read_sized
 from remat_cli.formats.onnx.walk import all_graphs
-from remat_cli.formats.reader import Aliasing, ReadOptions
+from remat_cli.formats.reader import Aliasing
 from remat_cli.formats.source import Source
 from remat_cli.formats.torch import names_function
 from remat_cli.graph import Graph
 from remat_cli.runtime.onnx.rewrite import Rewritten, rewrite
 from remat_cli.schedule import Offload, Prefetch, Schedule, Wait
+from remat_cli.settings import Setting
 
 if TYPE_CHECKING:
     import onnx
@@ -49,32 +51,32 @@ def check_can_apply(path: Path, options: GraphOptions, schedule: Schedule) -> No
     if options.mode != "inference":
         raise UsageError(
             "this is a schedule for training, and the backward pass is not in the model file",
-            hint="plan with --mode inference; a training schedule is for the framework that trains the model",
+            hint=(
+                "plan with ",
+                Setting("mode", "inference"),
+                "; a training schedule is for the framework that trains the model",
+            ),
         )
     if options.aliasing not in (None, Aliasing.ORT_CPU):
         raise UsageError(
-            f"the schedule counts on memory being shared as with --aliasing {options.aliasing}, and onnxruntime does "
+            f"the schedule counts on memory being shared as by {options.aliasing}, and onnxruntime does "
             "not share it in that way",
-            hint="plan without --aliasing: for inference the default is what onnxruntime does",
+            hint=("plan without ", Setting("aliasing"), ": for inference the default is what onnxruntime does"),
         )
     moved = next((step for step in schedule.steps if isinstance(step, Offload | Prefetch | Wait)), None)
     if moved is not None:
         raise UsageError(
             f"the schedule moves {moved.tensor!r} to or from the host, which onnxruntime cannot",
-            hint="use a planner that only recomputes ('remat planners' lists them), or plan without --link-bandwidth",
+            hint=(
+                "use a planner that only recomputes ('remat planners' lists them), or plan without ",
+                Setting("link_bandwidth"),
+            ),
         )
 
 
 def read_for(path: Path, options: GraphOptions, *, keep_data: bool) -> SizedModel:
     """Read the model at `path` as it was read to be planned; `keep_data` keeps what it is rewritten from."""
-    read_options = ReadOptions(
-        dims=options.dims,
-        input_shapes=options.input_shapes,
-        value_shapes=options.value_shapes,
-        aliasing=Aliasing.ORT_CPU,
-        strict=options.strict,
-    )
-    return read_sized(path, read_options, keep_data=keep_data)
+    return read_sized(path, replace(options, mode="inference", aliasing=Aliasing.ORT_CPU), keep_data=keep_data)
 
 
 def apply_schedule(

@@ -14,6 +14,7 @@ from remat_cli.formats.onnx.sized_graph import SizedGraph
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import Value
 from remat_cli.graph import Graph
+from remat_cli.settings import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class _Walk:
         if self.values[source].guessed:
             raise GraphError(
                 f"the size of {source!r} is an estimate, and an op needs it that runs before {source!r} is made",
-                hint=f"give its shape, such as --value-shape {source}:2,3,4",
+                hint=("give its shape, such as ", Setting("value_shapes", {source: (2, 3, 4)})),
             )
         for name in node.outputs:
             self.constants[name] = self.values[name]

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from remat_cli.config import GraphOptions, make_planner
+from remat_cli.config import GraphOptions, PlannerChoice
 from remat_cli.errors import DoesNotFit, GraphError, UsageError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.reader import Reading
@@ -24,7 +24,6 @@ from remat_cli.formats.torch.reader import unused_bytes
 from remat_cli.formats.writing import write_file
 from remat_cli.graph import Graph
 from remat_cli.prepare import Prepared, prepare_reading
-from remat_cli.problem import Budget, Problem
 from remat_cli.schedule import Schedule, plain_run
 from remat_cli.simulate import simulate
 from remat_cli.solve import Solution, baseline_of
@@ -134,8 +133,7 @@ class WithinBudget:
 
     Attributes:
         budget: as everywhere; bytes are of total device memory.
-        planner: name of the planner.
-        options: of the planner.
+        planner: makes the plan.
         graph_options: what else is in memory, and the device profile that gives ops their times.
         optimizer: name of the optimizer whose state is counted by its bytes; None where it is counted by its name.
         state_bytes: of that optimizer's state.
@@ -144,8 +142,7 @@ class WithinBudget:
     """
 
     budget: BudgetSpec
-    planner: str
-    options: Mapping[str, Any]
+    planner: PlannerChoice
     graph_options: GraphOptions
     optimizer: str | None = None
     state_bytes: int = 0
@@ -185,8 +182,7 @@ class WithinBudget:
 
     def made(self, key: str, prepared: Prepared) -> Schedule:
         """Make a plan, and leave it in the folder."""
-        planner = make_planner(self.planner, self.options, source="options")
-        solution = plan_at(Problem(prepared.graph, Budget(0)), self.budget, planner)
+        solution = plan_at(prepared.graph, self.budget, self.planner.planner(source="options"))
         if solution.result.schedule is None or solution.trace is None:
             raise no_plan(solution)
         _log.info(
@@ -198,7 +194,7 @@ class WithinBudget:
         )
         path = self.path(key)
         if path is not None:
-            write_file(path, schedule_bytes(solution, prepared.mode, self.planner, planner))
+            write_file(path, schedule_bytes(solution, prepared.mode, self.planner.name, self.planner.all_options()))
         return solution.result.schedule
 
     def path(self, key: str) -> Path | None:

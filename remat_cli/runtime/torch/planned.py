@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch._dynamo import exc
 from torch.utils import _pytree as pytree
 
+from remat_cli.config import named_planner
 from remat_cli.errors import RematError, UsageError
 from remat_cli.formats.torch.capture_errors import explanation
 from remat_cli.formats.torch.internals import Captured, check_supported, compiled, unsupported
@@ -76,8 +77,7 @@ def planned(
         assert budget is not None
         choice = WithinBudget(
             _budget(budget),
-            planner,
-            dict(options or {}),
+            named_planner(planner, "planner").with_options(options or {}),
             graph_options(
                 optimizer,
                 accumulate=accumulate,

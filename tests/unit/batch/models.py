@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from remat_cli.batch.job import Job, Outcome
-from remat_cli.batch.requests import Request, Way, jobs_of
+from remat_cli.batch.requests import Request, jobs_of
 from remat_cli.batch.run_job import carry_out
-from remat_cli.config import RunConfig
+from remat_cli.config import PlannerChoice, RunConfig
 from remat_cli.units import parse_budget
 from tests.documents import chain_document
 
@@ -29,15 +29,15 @@ def write_graphs(folder: Path, *names: str, size: int = 100) -> list[Path]:
     return paths
 
 
-def way(planner: str = "keep_all", **options: Any) -> Way:
+def config_of(planner: str = "keep_all", **options: Any) -> RunConfig:
     """A planner with options."""
-    return Way(planner, RunConfig(planner=planner, options=options))
+    return RunConfig(planner, PlannerChoice(planner, options))
 
 
 def jobs_on(*graphs: Path, budget: str = "100%", planner: str = "keep_all", **options: Any) -> list[Job]:
     """A job for each graph."""
-    request = Request(graphs, budgets=(parse_budget(budget),), ways=(way(planner, **options),))
-    return jobs_of([request], default_planner="keep_all", one_worker=True)
+    request = Request(graphs, budgets=(parse_budget(budget),), configs=(config_of(planner, **options),))
+    return jobs_of([request], one_worker=True)
 
 
 class Here:

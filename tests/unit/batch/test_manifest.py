@@ -33,8 +33,8 @@ def write(folder: Path, text: str) -> Path:
 
 def test_the_sample_is_graphs_times_budgets_times_configs() -> None:
     requests = load_manifest(SAMPLE)
-    jobs = jobs_of(requests, default_planner="keep_all", one_worker=False)
-    assert [(job.graph.name, str(job.budget), job.planner) for job in jobs] == [
+    jobs = jobs_of(requests, one_worker=False)
+    assert [(job.graph.name, str(job.budget), job.planner.name) for job in jobs] == [
         ("unet.onnx", "60%", "approx_dp"),
         ("unet.onnx", "60%", "dtr"),
         ("unet.onnx", "2.000 GB", "approx_dp"),
@@ -63,7 +63,7 @@ graphs:
   - {path: models/b.json, mode: training, dims: {batch: 3}, max_overhead: 0.2, measurements: times.yaml}
 """,
     )
-    one, two = jobs_of(load_manifest(path), default_planner="dtr", one_worker=False)
+    one, two = jobs_of(load_manifest(path), one_worker=False)
     assert (one.options.mode, dict(one.options.dims), one.max_overhead) == (
         "inference",
         {"batch": 2, "seq": 2},
@@ -77,7 +77,7 @@ graphs:
     assert two.options.measurements == str(folder / "times.yaml")
     # No budget is said but in the config.
     assert one.budget == parse_budget("90%")
-    assert (one.planner, one.config) == ("keep_all", "mine")
+    assert (one.planner.name, one.config) == ("keep_all", "mine")
 
 
 def test_patterns_are_relative_to_the_manifest_and_sorted(folder: Path) -> None:

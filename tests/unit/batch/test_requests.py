@@ -15,16 +15,18 @@ from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.units import parse_budget
 from tests.places import ROOT
-from tests.unit.batch.models import way, write_graphs
+from tests.unit.batch.models import config_of, write_graphs
 
 
 @pytest.fixture
 def request_(tmp_path: Path) -> Request:
-    return Request(tuple(write_graphs(tmp_path, "g")), budgets=(parse_budget("80%"),), ways=(way("retention"),))
+    return Request(
+        tuple(write_graphs(tmp_path, "g")), budgets=(parse_budget("80%"),), configs=(config_of("retention"),)
+    )
 
 
 def jobs(*requests: Request, one_worker: bool = False) -> list[Job]:
-    return jobs_of(requests, default_planner="keep_all", one_worker=one_worker)
+    return jobs_of(requests, one_worker=one_worker)
 
 
 def key(request: Request, **changes: Any) -> str:
@@ -43,8 +45,8 @@ def test_everything_that_the_result_depends_on_is_in_the_identity(
         key(request_, budgets=(parse_budget("81%"),)),
         key(request_, budgets=(parse_budget("min"),)),
         key(request_, max_overhead=Fraction(1, 10)),
-        key(request_, ways=(way("keep_all"),)),
-        key(request_, ways=(way("retention", seed=1),)),
+        key(request_, configs=(config_of("keep_all"),)),
+        key(request_, configs=(config_of("retention", seed=1),)),
         key(request_, options=GraphOptions(mode="inference")),
         key(request_, options=GraphOptions(measurements=str(table))),
         key(request_, options=GraphOptions(device=str(device))),
@@ -61,16 +63,16 @@ def test_everything_that_the_result_depends_on_is_in_the_identity(
 
 def test_what_the_result_does_not_depend_on_is_not_in_the_identity(request_: Request, tmp_path: Path) -> None:
     same = key(request_)
-    assert key(request_, ways=(way("retention", seed=0),)) == same  # the default, written out
+    assert key(request_, configs=(config_of("retention", seed=0),)) == same  # the default, written out
     assert key(request_, graphs=tuple(write_graphs(tmp_path / "elsewhere", "g"))) == same
     assert jobs(request_, one_worker=True)[0].key == same
 
 
 def test_beside_others_a_planner_gets_one_worker_unless_told_otherwise(request_: Request) -> None:
-    told = replace(request_, ways=(way("retention", cores=3), way("keep_all")))
-    assert [job.planner_options for job in jobs(request_)] == [{}]
-    assert [job.planner_options for job in jobs(request_, one_worker=True)] == [{"cores": 1}]
-    assert [job.planner_options for job in jobs(told, one_worker=True)] == [{"cores": 3}, {}]
+    told = replace(request_, configs=(config_of("retention", cores=3), config_of("keep_all")))
+    assert [job.planner.options for job in jobs(request_)] == [{}]
+    assert [job.planner.options for job in jobs(request_, one_worker=True)] == [{"cores": 1}]
+    assert [job.planner.options for job in jobs(told, one_worker=True)] == [{"cores": 3}, {}]
 
 
 def test_what_is_asked_for_twice_is_done_once(request_: Request) -> None:

@@ -56,8 +56,8 @@ class Checks:
 
     def model(self, **keys: object) -> ModelCheck:
         path = self.folder / "remat.yaml"
-        path.write_text(json.dumps({"models": [{"path": "chain.json"} | keys]}))
-        return load_project(path, default_planner="approx_dp").models[0]
+        path.write_text(json.dumps({"models": [{"path": "chain.json", "planner": "approx_dp"} | keys]}))
+        return load_project(path).models[0]
 
     def __call__(self, before: Mapping[str, Figures] | None = None, /, **keys: object) -> Outcome:
         return check_model(self.model(**keys), before or {})

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from remat_cli.checks.project import Project, load_project
+from remat_cli.config import PlannerChoice
 from remat_cli.errors import UsageError
-from remat_cli.planners.keep_all import KeepAll
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.moccasin.planner import Moccasin
 from remat_cli.planners.retention.planner import Retention
@@ -23,7 +23,7 @@ def written(tmp_path: Path, text: str, name: str = "remat.yaml") -> Path:
 
 
 def project(tmp_path: Path, text: str) -> Project:
-    return load_project(written(tmp_path, text), default_planner="approx_dp")
+    return load_project(written(tmp_path, text))
 
 
 def test_every_key_of_a_model_is_read(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ models:
 """,
     ).models
     assert (model.name, model.path, model.line) == ("training step", tmp_path / "graphs/m.onnx", 3)
-    assert (model.planner_name, model.planner) == ("approx_dp", ApproxDP(candidates=3))
+    assert model.planner == PlannerChoice("approx_dp", {"candidates": 3})
     assert (model.budget, model.max_overhead) == (BudgetSpec(share=Fraction(4, 5)), Fraction(1, 10))
     assert (model.max_peak, model.max_regression) == (8 * 10**9, Fraction(1, 50))
     graph = model.graph
@@ -57,7 +57,7 @@ models:
 
 def test_a_model_is_named_after_its_file_and_planned_by_the_default_planner(tmp_path: Path) -> None:
     (model,) = project(tmp_path, "models: [{path: zoo/unet.onnx, max_peak: 100}]").models
-    assert (model.name, model.planner_name) == ("unet", "approx_dp")
+    assert (model.name, model.planner.name) == ("unet", "auto")
     assert (model.budget, model.max_overhead, model.max_regression) == (None, None, None)
 
 
@@ -82,7 +82,7 @@ models:
     ).models
     assert first.graph.dims == {"batch": 8, "seq": 64}
     assert second.graph.dims == {"batch": 1, "seq": 64}
-    assert (first.planner, second.planner) == (ApproxDP(candidates=3), KeepAll())
+    assert (first.planner, second.planner) == (PlannerChoice("approx_dp", {"candidates": 3}), PlannerChoice("keep_all"))
     assert (first.budget, second.budget) == (BudgetSpec(share=Fraction(4, 5)), BudgetSpec(device_bytes=10**9))
     assert (first.max_regression, second.max_regression) == (Fraction(1, 20), Fraction(1, 100))
     assert first.graph.strict
@@ -99,13 +99,13 @@ models:
   - {path: a.onnx, config: own.yaml, budget: 60%}
 """,
     ).models
-    assert (model.planner_name, model.budget) == ("keep_all", BudgetSpec(share=Fraction(3, 5)))
+    assert (model.planner, model.budget) == (PlannerChoice("keep_all"), BudgetSpec(share=Fraction(3, 5)))
     assert model.graph.dims == {"batch": 2, "seq": 64}
 
 
 def test_a_config_that_comes_with_remat_is_found_by_name(tmp_path: Path) -> None:
     (model,) = project(tmp_path, "models: [{path: a.onnx, config: keep_all}]").models
-    assert model.planner == KeepAll()
+    assert model.planner == PlannerChoice("keep_all")
 
 
 def test_a_config_that_asks_for_the_smallest_budget_is_refused(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ models:
   - {path: d.onnx, planner: {name: moccasin, work_limit: 7}}
   - {path: e.onnx, planner: approx_dp}
 """
-    free, timed, endless, counted, other = (model.planner for model in project(tmp_path, text).models)
+    free, timed, endless, counted, other = (model.planner.planner() for model in project(tmp_path, text).models)
     assert free == Retention(time_limit=600, seed=3, cores=0)
     assert timed == Retention(time_limit=5)
     assert endless == Moccasin(time_limit=600, work_limit=30, cores=1)
@@ -220,4 +220,4 @@ def test_an_overhead_that_is_inherited_needs_no_budget(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
-        load_project(tmp_path / "remat.yaml", default_planner="approx_dp")
+        load_project(tmp_path / "remat.yaml")

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from remat_cli.config import (
+    PlannerChoice,
     load_config,
     load_device,
-    make_planner,
+    load_measurements,
+    named_planner,
     parse_option,
     planner_schemas,
     shipped_names,
 )
-from remat_cli.config.measurements import load_measurements
 from remat_cli.costs import Device
 from remat_cli.errors import UsageError
 from remat_cli.formats import Aliasing
@@ -57,8 +58,7 @@ report: {timeline: false, largest: 3}
 """,
         )
     )
-    assert config.planner == "approx_dp"
-    assert config.options == {"strategy": "memory", "time_limit": 5}
+    assert config.planner == PlannerChoice("approx_dp", {"strategy": "memory", "time_limit": 5})
     assert config.budget == BudgetSpec(share=Fraction(4, 5))
     assert config.max_overhead == Fraction(1, 10)
     graph = config.graph
@@ -167,11 +167,13 @@ def test_a_missing_file_lists_what_comes_with_remat() -> None:
 def test_every_shipped_config_loads_and_its_planner_is_built(name: str) -> None:
     config = load_config(Path(name))
     assert config.planner is not None
-    assert isinstance(make_planner(config.planner, config.options), PLANNERS[config.planner])
+    assert isinstance(config.planner.planner(), PLANNERS[config.planner.name])
 
 
 def test_every_planner_has_a_shipped_config() -> None:
-    assert {load_config(Path(name)).planner for name in shipped_names("configs")} == set(PLANNERS)
+    assert {
+        config.planner and config.planner.name for config in map(load_config, map(Path, shipped_names("configs")))
+    } == set(PLANNERS)
 
 
 @pytest.mark.parametrize("name", shipped_names("configs/devices"))
@@ -193,7 +195,9 @@ def test_an_unknown_device_is_refused_with_a_suggestion() -> None:
 
 def test_options_from_the_command_line_are_typed_like_those_of_a_file() -> None:
     options = dict(parse_option(text) for text in ("strategy=time", "candidates=3", "time_limit=0.5"))
-    assert make_planner("approx_dp", options) == ApproxDP(strategy=Strategy.TIME, candidates=3, time_limit=0.5)
+    assert PlannerChoice("approx_dp", options).planner() == ApproxDP(
+        strategy=Strategy.TIME, candidates=3, time_limit=0.5
+    )
 
 
 @pytest.mark.parametrize("text", ["strategy", "=time", ""])
@@ -204,7 +208,7 @@ def test_an_option_needs_key_and_value(text: str) -> None:
 
 def test_a_planner_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UsageError, match="there is no 'keepall'"):
-        make_planner("keepall", {})
+        named_planner("keepall")
 
 
 def test_schemas_name_every_option_of_every_planner() -> None:
@@ -222,6 +226,6 @@ def test_schemas_name_every_option_of_every_planner() -> None:
 
 
 def test_a_planner_without_options_is_made_without_the_library_that_checks_them() -> None:
-    script = "import sys, remat_cli.config as config; config.make_planner('auto', {}); print('pydantic' in sys.modules)"
+    script = "import sys, remat_cli.config as c; c.PlannerChoice('auto').planner(); print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "False"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import ClassVar
 
 import pytest
 
 from remat_cli.planners.keep_all import KeepAll
-from remat_cli.problem import Bound, Budget, Observer, PlanResult, Problem, Scope, Status
+from remat_cli.problem import Bound, Observer, Planner, PlanResult, Problem, Scope, Status
 from remat_cli.schedule import plain_run, with_frees
-from remat_cli.studies.budget_search import plan_at, smallest_budget
+from remat_cli.studies.budget_search import SmallestBudget, plan_at, smallest_budget
 from remat_cli.units import BudgetSpec
 from tests.graphs import training_chain
 from tests.plans import told
@@ -41,30 +41,26 @@ class Threshold:
         return PlanResult(self.refusal, scope=self.scope)
 
 
-def problem() -> Problem:
-    return Problem(GRAPH, Budget(0))
-
-
 def test_a_planner_that_proves_what_it_refuses_is_searched_to_the_byte() -> None:
-    search = smallest_budget(problem(), KeepAll())
+    search = smallest_budget(GRAPH, KeepAll())
     assert (search.proven_bytes, search.found_bytes, search.scope) == (5, 5, Scope.PLANNER)
 
 
 def test_a_budget_below_which_the_planner_proves_there_is_none_stands_though_its_plan_needs_less() -> None:
-    search = smallest_budget(problem(), Threshold(5, Status.INFEASIBLE))
+    search = smallest_budget(GRAPH, Threshold(5, Status.INFEASIBLE))
     assert (search.proven_bytes, search.found_bytes) == (5, 5)
     assert search.solution.trace is not None
     assert search.solution.trace.peak_bytes == 4
 
 
 def test_a_plan_that_the_planner_does_not_find_again_still_counts() -> None:
-    search = smallest_budget(problem(), Threshold(5, Status.UNKNOWN))
+    search = smallest_budget(GRAPH, Threshold(5, Status.UNKNOWN))
     assert search.found_bytes == 4
 
 
 def test_a_refusal_without_proof_moves_the_search_but_proves_nothing() -> None:
     planner = Threshold(4, Status.UNKNOWN)
-    search = smallest_budget(problem(), planner)
+    search = smallest_budget(GRAPH, planner)
     assert search.found_bytes == 4
     assert search.scope is Scope.ANY_ORDER
     assert search.proven_bytes == min(planner.asked)
@@ -72,19 +68,19 @@ def test_a_refusal_without_proof_moves_the_search_but_proves_nothing() -> None:
 
 def test_no_budget_is_asked_for_twice() -> None:
     planner = Threshold(4, Status.INFEASIBLE)
-    smallest_budget(problem(), planner)
+    smallest_budget(GRAPH, planner)
     assert len(planner.asked) == len(set(planner.asked))
 
 
 def test_plans_of_too_much_overhead_are_refusals() -> None:
-    search = smallest_budget(problem(), Threshold(4, Status.INFEASIBLE), max_overhead=Fraction(1, 100))
+    search = smallest_budget(GRAPH, Threshold(4, Status.INFEASIBLE), max_overhead=Fraction(1, 100))
     assert search.found_bytes is None
     assert search.solution.status is Status.UNKNOWN
     assert "above the 1.00 % allowed" in search.solution.result.reason
 
 
 def test_plans_of_little_enough_overhead_are_taken() -> None:
-    assert smallest_budget(problem(), Threshold(4, Status.INFEASIBLE), max_overhead=Fraction(1, 10)).found_bytes == 4
+    assert smallest_budget(GRAPH, Threshold(4, Status.INFEASIBLE), max_overhead=Fraction(1, 10)).found_bytes == 4
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ class ExactlyTenPercent:
 def test_a_plan_of_exactly_the_overhead_that_is_allowed_is_taken() -> None:
     assert 11 / 10 - 1 > 0.1, "rounding would refuse it"
     planner = ExactlyTenPercent()
-    ten = Problem(training_chain(3), Budget(0))
+    ten = training_chain(3)
     assert smallest_budget(ten, planner, max_overhead=Fraction(1, 10)).found_bytes == 3
     assert planner.went_on == [3], "it is let run on at the smallest budget only"
     refused = smallest_budget(ten, planner, max_overhead=Fraction(1, 10) - Fraction(1, 10**30))
@@ -117,7 +113,7 @@ def test_a_plan_of_exactly_the_overhead_that_is_allowed_is_taken() -> None:
 
 
 def test_a_bound_of_exactly_the_overhead_that_is_allowed_proves_nothing() -> None:
-    ten, spec = Problem(training_chain(3), Budget(0)), BudgetSpec(device_bytes=3)
+    ten, spec = training_chain(3), BudgetSpec(device_bytes=3)
     planner = ExactlyTenPercent(bound=11)
     held = plan_at(ten, spec, planner, max_overhead=Fraction(1, 10))
     assert held.overhead == 11 / 10 - 1
@@ -142,14 +138,14 @@ class Interrupted:
 
 
 def test_an_interrupted_search_keeps_what_it_found() -> None:
-    search = smallest_budget(problem(), Interrupted())
+    search = smallest_budget(GRAPH, Interrupted())
     assert search.solution.interrupted
     assert search.found_bytes == 5
 
 
 def test_an_interruption_before_anything_was_found_goes_on() -> None:
     with pytest.raises(KeyboardInterrupt):
-        smallest_budget(problem(), Interrupted(asked=[1]))
+        smallest_budget(GRAPH, Interrupted(asked=[1]))
 
 
 @dataclass(frozen=True)
@@ -174,7 +170,7 @@ class Improving:
 
 def test_a_planner_is_let_run_on_at_the_smallest_budget_only() -> None:
     planner = Improving()
-    search = smallest_budget(problem(), planner)
+    search = smallest_budget(GRAPH, planner)
     assert planner.went_on == [search.found_bytes] == [4]
     assert search.solution.result.schedule == RECOMPUTING
     assert not search.solution.interrupted
@@ -182,20 +178,22 @@ def test_a_planner_is_let_run_on_at_the_smallest_budget_only() -> None:
 
 def test_a_planner_is_let_run_on_until_its_overhead_is_allowed() -> None:
     planner = Improving()
-    search = smallest_budget(problem(), planner, max_overhead=Fraction(1, 10))
+    search = smallest_budget(GRAPH, planner, max_overhead=Fraction(1, 10))
     assert search.found_bytes == 4
     assert len(planner.went_on) > 1
 
 
 def test_an_interruption_while_the_last_plan_is_improved_keeps_it() -> None:
-    search = smallest_budget(problem(), Improving(is_interrupted=True))
+    search = smallest_budget(GRAPH, Improving(is_interrupted=True))
     assert (search.found_bytes, search.solution.interrupted) == (4, True)
     assert search.solution.result.schedule == SLOWER
 
 
 def test_what_is_proven_beyond_the_working_set_leaves_out_plans_that_move_tensors() -> None:
-    linked = replace(problem(), bytes_per_time=Fraction(1))
-    proven = smallest_budget(linked, Threshold(4, Status.INFEASIBLE, scope=Scope.ANY_ORDER))
-    assert proven.leaves_out_transfers
-    assert not smallest_budget(problem(), Threshold(4, Status.INFEASIBLE, scope=Scope.ANY_ORDER)).leaves_out_transfers
-    assert not smallest_budget(linked, Threshold(4, Status.UNKNOWN)).leaves_out_transfers
+    def search(planner: Planner, bytes_per_time: Fraction | None) -> SmallestBudget:
+        return smallest_budget(GRAPH, planner, bytes_per_time=bytes_per_time)
+
+    proving = Threshold(4, Status.INFEASIBLE, scope=Scope.ANY_ORDER)
+    assert search(proving, Fraction(1)).leaves_out_transfers
+    assert not search(proving, None).leaves_out_transfers
+    assert not search(Threshold(4, Status.UNKNOWN), Fraction(1)).leaves_out_transfers

@@ -16,7 +16,7 @@ from remat_cli.planners.keep_all import KeepAll
 from remat_cli.problem import Bound, Budget, Observer, Planner, PlanResult, Problem, Scope, Status
 from remat_cli.schedule import Schedule, plain_run, with_frees
 from remat_cli.solve import Solution, baseline_of, solve
-from remat_cli.studies.sweep import Curve, NamedPlanner, Point, Sweep, sweep
+from remat_cli.studies.sweep import Curve, Point, Sweep, sweep
 from remat_cli.units import parse_budgets
 from tests.graphs import training_chain, training_unet
 from tests.plans import told
@@ -52,8 +52,8 @@ class Answers:
 
 
 def swept(*planners: Planner, budgets: str = "4,5,6", share_plans: bool = True) -> Sweep:
-    named = [NamedPlanner(f"planner{number}", planner) for number, planner in enumerate(planners)]
-    return sweep(Problem(GRAPH, Budget(0)), named, parse_budgets(budgets), share_plans=share_plans)
+    named = {f"planner{number}": planner for number, planner in enumerate(planners)}
+    return sweep(GRAPH, named, parse_budgets(budgets), share_plans=share_plans)
 
 
 def figures(curve: Curve) -> list[tuple[int, int | None, int | None]]:
@@ -232,13 +232,13 @@ def solutions_of(result: Sweep) -> list[Solution]:
 @pytest.mark.parametrize("name", ["approx_dp", "dtr", "rotor", "acg"])
 def test_no_curve_gets_worse_with_more_memory(name: str) -> None:
     planner: Planner = PLANNERS[name]()
-    problem = Problem(training_unet(4), Budget(0))
-    (curve,) = sweep(problem, [NamedPlanner(name, planner)], parse_budgets("30%..100%:15")).curves
+    graph = training_unet(4)
+    (curve,) = sweep(graph, {name: planner}, parse_budgets("30%..100%:15")).curves
     planned = [point.trace for point in curve.points if point.trace is not None]
     assert len(planned) >= 3
     times = [trace.time for trace in planned]
     assert times == sorted(times, reverse=True)
-    assert times[-1] == baseline_of(problem.graph).time
+    assert times[-1] == baseline_of(graph).time
     assert all(point.trace.peak_bytes <= point.budget_bytes for point in curve.points if point.trace is not None)
 
 
@@ -246,8 +246,7 @@ def test_rotor_makes_its_table_once_for_all_budgets() -> None:
     from remat_cli.planners.rotor.search import rotor_plans
 
     before = rotor_plans.cache_info().misses
-    problem = Problem(training_chain(12), Budget(0))
-    result = sweep(problem, [NamedPlanner("rotor", PLANNERS["rotor"]())], parse_budgets("40%..90%:6"))
+    result = sweep(training_chain(12), {"rotor": PLANNERS["rotor"]()}, parse_budgets("40%..90%:6"))
     assert sum(1 for solution in solutions_of(result) if solution.trace is not None) >= 3
     assert rotor_plans.cache_info().misses == before + 1
 
@@ -259,6 +258,6 @@ def test_progress_names_the_planner_and_how_far_it_is() -> None:
         def phase(self, text: str) -> None:
             heard.append(text)
 
-    named = [NamedPlanner("first", Answers({6: PlannerRefuses("no")})), NamedPlanner("second", KeepAll())]
-    sweep(Problem(GRAPH, Budget(0)), named, parse_budgets("4,6"), Listener())
+    named: dict[str, Planner] = {"first": Answers({6: PlannerRefuses("no")}), "second": KeepAll()}
+    sweep(GRAPH, named, parse_budgets("4,6"), Listener())
     assert heard == ["1/4 · first at 6 B: starting", "3/4 · second at 6 B: starting", "4/4 · second at 4 B: starting"]

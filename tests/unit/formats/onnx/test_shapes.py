@@ -307,12 +307,12 @@ def test_given_value_shapes_let_inference_go_on(tmp_path: Path) -> None:
 
 
 def test_given_shape_that_contradicts_inference(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'y' the shape \[3,2\], but it is \[2,3\]"):
+    with pytest.raises(UsageError, match=r"'y' is given the shape \[3,2\], but it is \[2,3\]"):
         Model([node("Relu", ["x"], ["y"])]).read(tmp_path, value_shapes={"y": (3, 2)})
 
 
 def test_given_shape_of_an_unknown_value(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no value 'why'"):
+    with pytest.raises(UsageError, match="given for 'why', and the model has no such value"):
         Model([node("Relu", ["x"], ["y"])]).read(tmp_path, value_shapes={"why": (3, 2)})
 
 

@@ -13,10 +13,10 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from remat_cli.checks.baseline import Figures
-from remat_cli.checks.check import FAILED, Failure, Outcome
+from remat_cli.checks.check import Failure, Outcome
 from remat_cli.checks.project import ModelCheck, Project
-from remat_cli.config import GraphOptions
-from remat_cli.planners.keep_all import KeepAll
+from remat_cli.config import GraphOptions, PlannerChoice
+from remat_cli.errors import ExitCode
 from remat_cli.reports.check.as_json import check_json
 from remat_cli.reports.check.github import check_github
 from remat_cli.reports.check.junit import check_junit
@@ -37,8 +37,7 @@ def model(name: str = "unet", line: int = 3) -> ModelCheck:
         path=Path("graphs/unet.onnx"),
         line=line,
         graph=GraphOptions(),
-        planner_name="keep_all",
-        planner=KeepAll(),
+        planner=PlannerChoice("keep_all"),
         budget=BudgetSpec(share=Fraction(3, 5)),
         max_overhead=Fraction(1, 10),
     )
@@ -58,13 +57,13 @@ FAILS = Outcome(
         ),
         Failure("max_regression", "the plain peak grew by 5 %", ("write the baseline anew",)),
     ),
-    exit_code=FAILED,
+    exit_code=ExitCode.NO_FIT,
     seconds=1.5,
 )
 BROKEN = Outcome(
     model("lost", 9), failures=(Failure("error", "x.onnx: no such file", ("check the path",)),), exit_code=6
 )
-NAMED = Outcome(model(NASTY), FIGURES, failures=(Failure("budget", NASTY, (NASTY,)),), exit_code=FAILED)
+NAMED = Outcome(model(NASTY), FIGURES, failures=(Failure("budget", NASTY, (NASTY,)),), exit_code=ExitCode.NO_FIT)
 ALL = (HOLDS, FAILS, BROKEN)
 
 

@@ -31,7 +31,7 @@ from remat_cli.simulate import Trace
 from remat_cli.solve import solve
 from remat_cli.studies.budget_search import at_budget
 from remat_cli.studies.fit import Question, fit
-from remat_cli.studies.sweep import Curve, NamedPlanner, Point, Sweep, sweep
+from remat_cli.studies.sweep import Curve, Point, Sweep, sweep
 from remat_cli.units import parse_budgets
 from tests.graphs import training_chain
 from tests.unit.reports.rendering import prepared, rendered
@@ -44,8 +44,7 @@ MB = 1_000_000
 
 @pytest.fixture(scope="module")
 def swept() -> Sweep:
-    planners = [NamedPlanner("dtr", DTR()), NamedPlanner("keep_all", KeepAll())]
-    return sweep(Problem(GRAPH, Budget(0)), planners, parse_budgets("10%,30%..100%:8"))
+    return sweep(GRAPH, {"dtr": DTR(), "keep_all": KeepAll()}, parse_budgets("10%,30%..100%:8"))
 
 
 def one(result: Sweep, number: int = 0) -> Sweep:
@@ -153,7 +152,7 @@ def test_json_and_csv_say_the_same(swept: Sweep) -> None:
 
 
 def test_a_sweep_without_any_plan_has_no_chart() -> None:
-    found = sweep(Problem(GRAPH, Budget(0)), [NamedPlanner("keep_all", KeepAll())], parse_budgets("50%,60%"))
+    found = sweep(GRAPH, {"keep_all": KeepAll()}, parse_budgets("50%,60%"))
     report = rendered(sweep_report(found, READY))
     assert "No plan was found at any of 2 budgets." in report
     assert "Overhead against budget" not in report

@@ -31,7 +31,7 @@ def test_a_plan_for_inference_by_recomputation_can_be_applied(tmp_path: Path) ->
     ("options", "schedule", "message", "remedy"),
     [
         (GraphOptions(mode="training"), ONE, "for training, and the backward pass is not", "--mode inference"),
-        (replace(INFERENCE, aliasing=Aliasing.TORCH), ONE, "--aliasing torch", "plan without --aliasing"),
+        (replace(INFERENCE, aliasing=Aliasing.TORCH), ONE, "shared as by torch", "plan without --aliasing"),
         (INFERENCE, Schedule((Compute("neg"), Offload("a"))), "moves 'a'", "only recomputes"),
         (INFERENCE, Schedule((Prefetch("b"), Wait("b"))), "moves 'b'", "only recomputes"),
     ],

@@ -1,4 +1,4 @@
-"""A schedule replayed on the graph that it was made for: what `verify`, `apply` and `report` begin with."""
+"""A schedule file held against the graph that it was made for: what `verify`, `apply` and `report` begin with."""
 
 from __future__ import annotations
 
@@ -37,13 +37,18 @@ def replay(graph: Path, options: GraphOptions, file: ScheduleFile, schedule: Pat
         InvalidSchedule: a step breaks a rule.
     """
     prepared = prepare(graph, options)
+    return prepared, replay_on(prepared, file, schedule)
+
+
+def replay_on(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Trace:
+    """Return what the simulator measured of a schedule on a graph that has been read; otherwise as `replay`."""
     if file.sha256 is not None and file.sha256 != graph_sha256(prepared.graph):
         raise GraphError(
             f"{schedule} was made for another graph than {prepared.graph.name!r} with these options (sha256 differs)",
             hint="give the options that it was planned with (--dim, --mode, --optimizer, --cost-model, --device, ...), "
             "or the file that 'remat convert' wrote with them",
         )
-    return prepared, simulate(prepared.graph, file.schedule, bytes_per_time=prepared.bytes_per_time)
+    return simulate(prepared.graph, file.schedule, bytes_per_time=prepared.bytes_per_time)
 
 
 def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared) -> int | None:

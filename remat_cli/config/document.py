@@ -1,0 +1,193 @@
+"""YAML files and what they say, with file and line of each value; frozen dataclasses built from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from remat_cli.errors import UsageError
+from remat_cli.settings import choices_of
+
+if TYPE_CHECKING:
+    import yaml
+    from pydantic import BaseModel
+
+Built = TypeVar("Built")
+
+
+@dataclass(frozen=True)
+class Document:
+    """Values from a file or the command line, and where each of them stands.
+
+    Attributes:
+        values: what was said.
+        source: the file, or the option, for messages.
+        lines: line of each value by its path of keys; empty where there are no lines.
+    """
+
+    values: Mapping[str, Any]
+    source: str
+    lines: Mapping[tuple[str | int, ...], int] = field(default_factory=dict)
+
+    def place(self, path: tuple[str | int, ...]) -> str:
+        """Return "file:line: key" of a value, or of the nearest thing around it that has a line."""
+        around = path
+        while around and around not in self.lines:
+            around = around[:-1]
+        line = f":{self.lines[around]}" if around in self.lines else ""
+        return f"{self.source}{line}: {'.'.join(map(str, path))}"
+
+    def section(self, key: str | int, values: Mapping[str, Any]) -> Document:
+        """Return the values under one key, or at one place of a list, as a document of their own."""
+        lines = {path[1:]: line for path, line in self.lines.items() if path[:1] == (key,)}
+        return Document(values, self.source, lines)
+
+
+def placed(document: Document, path: tuple[str | int, ...], parse: Callable[[], Built]) -> Built:
+    """Return what `parse` makes of the value at `path`; its error is given the value's place."""
+    try:
+        return parse()
+    except UsageError as error:
+        raise UsageError(f"{document.place(path)}: {error.message}", hint=error.remedy) from None
+
+
+def unknown_name(place: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> UsageError:
+    """Return the error for a name that stands at `place` and is none of those that are known."""
+    close = get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return UsageError(f"{place}: there is no {name!r}", hint=f"{hint}use one of {', '.join(known)}")
+
+
+@cache
+def _model(cls: type) -> type[BaseModel]:
+    """Return a pydantic model of the fields of a frozen dataclass, so that the dataclass itself needs no pydantic."""
+    from pydantic import ConfigDict, create_model
+
+    hints = get_type_hints(cls)
+    known: dict[str, Any] = {}
+    for item in fields(cls):
+        default = item.default if item.default is not MISSING else ...
+        if item.default_factory is not MISSING:
+            default = item.default_factory()
+        known[item.name] = (hints[item.name], default)
+    return create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **known)
+
+
+def options_schema(cls: type) -> dict[str, Any]:
+    """Return a JSON Schema of the fields of a frozen dataclass."""
+    return _model(cls).model_json_schema()
+
+
+def checked(cls: type[Built], document: Document) -> Built:
+    """Build the frozen dataclass `cls` from a document, its field types held strictly.
+
+    Raises:
+        UsageError: for the first thing that is wrong, with its place and, for an unknown key, what may be meant.
+    """
+    from pydantic import ValidationError
+
+    try:
+        # By way of JSON, where text may stand for an enum's member and a whole number for a float.
+        model = _model(cls)  # type: ignore[arg-type]  # mypy holds that a class cannot be hashed
+        valid = model.model_validate_json(json.dumps(document.values))
+    except ValidationError as error:
+        known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+        raise _first_fault(error.errors()[0], document, known) from None
+    values = {name: getattr(valid, name) for name in valid.model_fields_set}
+    for item in fields(cls):  # type: ignore[arg-type]
+        choices = choices_of(item)
+        if choices and values.get(item.name) is not None and values[item.name] not in choices:
+            raise unknown_name(document.place((item.name,)), values[item.name], choices)
+    return cls(**values)
+
+
+def _first_fault(fault: Mapping[str, Any], document: Document, known: list[str]) -> UsageError:
+    path = tuple(fault["loc"])
+    # A union adds the names of its branches to the path, which say nothing to a user.
+    while len(path) > 1 and path not in document.lines:
+        path = path[:-1]
+    place = document.place(path)
+    if fault["type"] == "extra_forbidden":
+        close = get_close_matches(str(path[-1]), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known) or 'nothing'}"
+        return UsageError(f"{place}: unknown key", hint=hint)
+    if fault["type"] == "missing":
+        return UsageError(f"{place}: is missing", hint="add it")
+    return UsageError(f"{place}: {fault['msg'].lower()}, not {fault['input']!r}", hint="correct the value")
+
+
+def read_yaml(path: Path) -> Document:
+    """Read a YAML file (or JSON, which is YAML) whose top is a mapping, keeping the line of everything."""
+    import yaml
+
+    from remat_cli.formats.source import LARGEST_CONFIG, read_bytes
+
+    content = read_bytes(path, error=UsageError, largest=LARGEST_CONFIG)
+    try:
+        text = content.decode("utf-8-sig")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: no valid UTF-8 at byte {error.start}", hint="save it as UTF-8") from None
+    except RecursionError:
+        raise UsageError(f"{path}: is nested too deeply", hint="is this the right file?") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise UsageError(f"{path}{line}: no valid YAML: {problem}", hint="correct the file at this line") from None
+    if node is None:
+        return Document({}, str(path))
+    if not isinstance(node, yaml.MappingNode):
+        raise UsageError(f"{path}: is not a mapping of keys to values", hint="write it like 'budget: 80%'")
+    lines: dict[tuple[str | int, ...], int] = {}
+    values = _value(node, (), str(path), lines, set())
+    return Document(values, str(path), lines)
+
+
+def _value(
+    node: yaml.Node, path: tuple[str | int, ...], source: str, lines: dict[tuple[str | int, ...], int], seen: set[int]
+) -> Any:
+    """Return the value of a YAML node, strictly: no repeated keys, no aliases, no `010` that means 8."""
+    import yaml
+
+    line = node.start_mark.line + 1
+    if path:
+        lines[path] = line
+    if isinstance(node, yaml.ScalarNode):
+        return scalar(node.value) if node.style is None else node.value
+    if id(node) in seen:
+        raise UsageError(f"{source}:{line}: YAML aliases are not supported", hint="write the value out")
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, (*path, i), source, lines, seen) for i, item in enumerate(node.value)]
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = key_node.value
+        key_line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise UsageError(f"{source}:{key_line}: a key must be a plain name", hint="correct the file at this line")
+        if key in values:
+            raise UsageError(f"{source}:{key_line}: {key!r} is given twice", hint="keep one of the two")
+        values[key] = _value(value_node, (*path, key), source, lines, seen)
+        lines[(*path, key)] = key_line
+    return values
+
+
+_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
+_NUMBER = re.compile(r"[-+]?(0|[1-9]\d*(?:_\d+)*)(\.\d+)?([eE][-+]?\d+)?")
+
+
+def scalar(text: str) -> Any:
+    """Return what a plain YAML scalar means: a decimal number, true, false or null; everything else is text."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    match = _NUMBER.fullmatch(text)
+    if match is None or len(text) > 300:
+        return text
+    return int(text) if match[2] is None and match[3] is None else float(text)

@@ -1,0 +1,71 @@
+"""How a file becomes the graph that is planned. Each option is declared here, or with what a reader is asked, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from remat_cli.config.shipped import beside
+from remat_cli.costs import COST_MODELS
+from remat_cli.formats import ReadOptions
+from remat_cli.settings import setting
+from remat_cli.training import OPTIMIZERS
+
+# Cost models by name, and the file's own times, which need no model.
+GIVEN_COSTS = "given"
+
+
+@dataclass(frozen=True)
+class GraphOptions(ReadOptions):
+    """How a file becomes the graph that is planned; None leaves the choice to what the file is.
+
+    The fields are at once the options of the command line and the keys of a config file.
+
+    Attributes:
+        optimizer: whose state is resident, where the file tells parameters apart (ONNX, PyTorch). By default sgd: none.
+        accumulate: a PyTorch step adds to gradients that are there before; else it makes them.
+        cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
+        device: profile for the roofline model, and for the link to the host.
+        measurements: what was measured of ops: times for the measured model, and workspace.
+        link_bandwidth: of the link to the host; by default the device profile's, where one is given.
+    """
+
+    optimizer: str | None = setting(None, "Whose state stays in memory.", choices=tuple(OPTIMIZERS))
+    accumulate: bool = setting(False, "A PyTorch step adds to gradients that are there before.")
+    cost_model: str | None = setting(None, "What gives each op its time.", choices=(GIVEN_COSTS, *COST_MODELS))
+    device: str | None = setting(None, "Device profile, such as a100, or a YAML file.", metavar="NAME|FILE")
+    measurements: str | None = setting(
+        None, "What 'remat measure' wrote, or nanoseconds by op or type.", metavar="FILE"
+    )
+    link_bandwidth: str | float | None = setting(None, "Of the link to the host, such as 12GB/s.", metavar="RATE")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that are named; a device may also be the name of one that comes with remat."""
+        return tuple(Path(name) for name in (self.device, self.measurements) if name is not None)
+
+    def beside(self, folder: Path) -> GraphOptions:
+        """Return the options with the files that they name taken from `folder`, that of the file that names them."""
+        return replace(
+            self,
+            device=None if self.device is None else str(beside(folder, self.device)),
+            measurements=None if self.measurements is None else str(folder / self.measurements),
+        )
+
+    def under(self, above: GraphOptions) -> GraphOptions:
+        """Return the options of both; what `above` says wins, name by name where there are names."""
+        said: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(above, item.name)
+            if isinstance(value, Mapping):
+                said[item.name] = {**getattr(self, item.name), **value}
+            elif value is not None and value is not False:
+                said[item.name] = value
+        return replace(self, **said)
+
+    @classmethod
+    def of(cls, raw: GraphOptions) -> GraphOptions:
+        """Return the options alone of a section of a file that has other keys, too."""
+        return cls(**{item.name: getattr(raw, item.name) for item in fields(cls)})

@@ -1,0 +1,111 @@
+"""A planner and its options, as somebody chose them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any
+
+from remat_cli.config.document import Document, checked, options_schema, scalar, unknown_name
+from remat_cli.errors import UsageError
+from remat_cli.planners import FORMER_NAMES, FORMER_OPTIONS, PLANNERS
+from remat_cli.problem import Planner
+
+DEFAULT_PLANNER = "auto"
+
+
+@dataclass(frozen=True)
+class PlannerChoice:
+    """A planner by its name, with the options that were said; it can be pickled, and sent to another process.
+
+    Attributes:
+        name: as in PLANNERS.
+        options: the planner's own defaults hold for what is not in them.
+    """
+
+    name: str = DEFAULT_PLANNER
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def has(self, option: str) -> bool:
+        """Tell whether the planner has an option of this name."""
+        return any(item.name == option for item in fields(PLANNERS[self.name]))
+
+    def with_options(self, options: Mapping[str, Any]) -> PlannerChoice:
+        """Return the choice with these options, too; they win."""
+        return replace(self, options={**self.options, **options})
+
+    def planner(self, source: str = "--option") -> Planner:
+        """Build the planner.
+
+        Args:
+            source: where the options come from, for messages.
+
+        Raises:
+            UsageError: there is no such option, or a value is wrong.
+        """
+        # Where nothing is given there is nothing to check, and pydantic need not be loaded.
+        return checked(PLANNERS[self.name], Document(self.options, source)) if self.options else PLANNERS[self.name]()
+
+    def all_options(self) -> dict[str, Any]:
+        """Return all options of the planner, those too that nobody said, as JSON has them."""
+        planner = self.planner()
+        values = {item.name: getattr(planner, item.name) for item in fields(planner)}
+        return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+def named_planner(name: str, place: str = "--planner") -> PlannerChoice:
+    """Return the planner of this name, or of this former name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    name = FORMER_NAMES.get(name, name)
+    if name not in PLANNERS:
+        raise unknown_name(place, name, PLANNERS)
+    return PlannerChoice(name)
+
+
+def option_name(planner: str, key: str) -> str:
+    """Return the name that an option of a planner has today."""
+    known = {item.name for item in fields(PLANNERS[planner])}
+    today = FORMER_OPTIONS.get(key, key)
+    return today if key not in known and today in known else key
+
+
+def planner_section(section: str | dict[str, Any] | None, document: Document) -> PlannerChoice | None:
+    """Return the planner that the key `planner` names: a name, or a mapping with one in it.
+
+    Raises:
+        UsageError: there is no such planner, or no such option, or a value is wrong.
+    """
+    if section is None:
+        return None
+    name = section if isinstance(section, str) else section.get("name")
+    if not isinstance(name, str):
+        raise UsageError(
+            f"{document.place(('planner',))}: has no name", hint=f"add 'name: ...', one of {', '.join(PLANNERS)}"
+        )
+    choice = named_planner(name, document.place(("planner",)))
+    if isinstance(section, str):
+        return choice
+    options = {option_name(choice.name, key): value for key, value in section.items() if key != "name"}
+    checked(PLANNERS[choice.name], document.section("planner", options))
+    return choice.with_options(options)
+
+
+def planner_schemas() -> dict[str, Any]:
+    """Return a JSON Schema of the options of each planner, by its name."""
+    return {name: options_schema(planner) for name, planner in PLANNERS.items()}
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """Return name and value of "key=value"; the value is read as YAML would.
+
+    Raises:
+        UsageError: there is no "=".
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--option {text!r} is not understood", hint="write it like --option strategy=time")
+    return key, scalar(value)

@@ -1,0 +1,44 @@
+"""Files that come with remat, by their names: configs and device profiles."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from os.path import exists, isfile  # unlike those of Path, false for a name that no file can have
+from pathlib import Path
+
+from remat_cli.errors import UsageError
+from remat_cli.planners import FORMER_NAMES
+
+
+def beside(folder: Path, name: str) -> Path:
+    """Return the file of that name in `folder`; where there is none, the name, of what comes with remat."""
+    path = folder / name
+    return path if isfile(path) else Path(name)
+
+
+def shipped_names(folder: str) -> list[str]:
+    """Return the names of the files that come with remat in `folder`: "configs" or "configs/devices"."""
+    return sorted(path.stem for path in _shipped_folder(folder).glob("*.yaml"))
+
+
+def _shipped_folder(folder: str) -> Path:
+    # In an installed copy, configs/ lies inside the package; in a checkout it stands at the top of the tree.
+    package = Path(__file__).parents[1]
+    installed = package / folder
+    return installed if installed.is_dir() else package.parent / folder
+
+
+def shipped(path: Path, folder: str) -> Path:
+    """Return `path` if there is such a file; else, for a bare name, the file of that name that comes with remat."""
+    if exists(path) or len(path.parts) != 1:
+        return path
+    name = path.name.removesuffix(".yaml")
+    found = _shipped_folder(folder) / f"{FORMER_NAMES.get(name, name)}.yaml"
+    if isfile(found):
+        return found
+    names = shipped_names(folder)
+    close = get_close_matches(path.stem, names, n=1)
+    raise UsageError(
+        f"{path}: no such file, and nothing of that name comes with remat",
+        hint=f"did you mean {close[0]!r}?" if close else f"name a file, or one of {', '.join(names)}",
+    )

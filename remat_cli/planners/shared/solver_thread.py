@@ -1,0 +1,104 @@
+"""A solver in a thread of its own: Ctrl-C, news on the way, and an end that is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import Generic, TypeVar
+
+from remat_cli.planners.shared.limits import Limits
+
+News = TypeVar("News")
+
+# Seconds between two looks at whether Ctrl-C was pressed, where waiting itself cannot be interrupted.
+_LOOK = 0.1
+
+
+class SolverThread(Generic[News]):
+    """Runs a solver; whoever called waits, and is told of solutions and bounds in the thread that called.
+
+    So an exception in what takes the news, or Ctrl-C, comes up where it is expected, after the solver was stopped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        solve: Callable[[], None],
+        stop: Callable[[], None],
+        limits: Limits,
+        patience: float = inf,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            name: of the thread.
+            solve: runs the solver to its end.
+            stop: asks it to end; may be called at any time, and again.
+            limits: tell whether whoever asked has enough; the others are the solver's to keep.
+            patience: seconds that a solver is waited for that was asked to end; then it is left to itself.
+        """
+        self._solve = solve
+        self._stop = stop
+        self._limits = limits
+        self._patience = patience
+        # In the order in which they came up; None once the solver has ended.
+        self._news: SimpleQueue[News | None] = SimpleQueue()
+        self._failure: BaseException | None = None
+        self._thread = Thread(target=self._run, name=name, daemon=patience < inf)
+
+    def tell(self, news: News) -> None:
+        """Pass on what came up; called by the solver, in any thread."""
+        self._news.put(news)
+
+    def run(self, take: Callable[[News], None]) -> None:
+        """Solve, and hand over all news.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; the solver was stopped, and all news until then were handed over.
+        """
+        self._thread.start()
+        try:
+            self._listen(take)
+        except KeyboardInterrupt:
+            self._end()
+            while (news := self._waiting()) is not None:
+                take(news)
+            raise
+        finally:
+            self._end()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            self._solve()
+        except BaseException as failure:  # it is raised again where somebody can see it
+            self._failure = failure
+        finally:
+            self._news.put(None)
+
+    def _listen(self, take: Callable[[News], None]) -> None:
+        while True:
+            try:
+                news = self._news.get(timeout=_LOOK)
+            except Empty:
+                if self._limits.has_enough():
+                    self._stop()
+                continue
+            if news is None:
+                return
+            take(news)
+
+    def _waiting(self) -> News | None:
+        return None if self._news.empty() else self._news.get()
+
+    def _end(self) -> None:
+        """Stop the solver and wait for it; nothing where it has ended."""
+        give_up_at = monotonic() + self._patience
+        while self._thread.is_alive() and monotonic() < give_up_at:
+            # Again and again: a solver may forget a request that comes before it has begun.
+            self._stop()
+            self._thread.join(timeout=_LOOK)

@@ -1,0 +1,114 @@
+"""Settings: what users choose by name, declared once and spoken of without knowing where they are set.
+
+A setting is a field of a frozen dataclass, which `setting` makes. A config file takes it by the field's name, the
+command line by an option. A hint names settings as `Setting`s: the command line shows "--mode inference", a check of a
+project file shows "'mode: inference'".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that a text speaks of.
+
+    Attributes:
+        name: of the field, which is the key in a config file.
+        value: what to set it to; of a mapping, the entries to add. None where only the name is told.
+    """
+
+    name: str
+    value: object = None
+
+
+# What to do about an error: plain text, or parts that are joined.
+Hint = str | tuple[str | Setting, ...]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """How the command line takes a setting.
+
+    Attributes:
+        help: what it is, for people.
+        metavar: an example of a value, or a word for it.
+        choices: all values that there are; empty where they cannot be listed.
+        parse: makes the value of the option's text; of a mapping, one entry.
+    """
+
+    help: str
+    metavar: str | None
+    choices: tuple[str, ...]
+    parse: Callable[[str], Any]
+
+
+_DECLARED = "declared"
+
+
+def setting(
+    default: Any,
+    help: str,  # as click calls it
+    *,
+    metavar: str | None = None,
+    choices: tuple[str, ...] = (),
+    parse: Callable[[str], Any] = str,
+) -> Any:
+    """Return a field that is a setting; `default` is a value, or dict for a mapping. The others: see `Declared`."""
+    metadata = {_DECLARED: Declared(help, metavar, choices, parse)}
+    return (
+        field(default_factory=dict, metadata=metadata) if default is dict else field(default=default, metadata=metadata)
+    )
+
+
+def declared(item: Any) -> Declared:
+    """Return how the command line takes the setting that a field of a dataclass is."""
+    said: Declared = item.metadata[_DECLARED]
+    return said
+
+
+def choices_of(item: Any) -> tuple[str, ...]:
+    """Return all values that a field of a dataclass may have; none where they are not listed."""
+    said: Declared | None = item.metadata.get(_DECLARED)
+    return () if said is None else said.choices
+
+
+def as_text(hint: Hint, write: Callable[[Setting], str]) -> str:
+    """Return a hint whose settings `write` puts into words."""
+    return "".join(part if isinstance(part, str) else write(part) for part in parts(hint))
+
+
+def parts(hint: Hint) -> tuple[str | Setting, ...]:
+    """Return a hint as parts, to which others can be joined."""
+    return (hint,) if isinstance(hint, str) else hint
+
+
+def option_of(name: str) -> str:
+    """Return the option that gives a setting; one that is repeated gives one entry of a mapping."""
+    plural = name in ("dims", "input_shapes", "value_shapes")
+    return "--" + name.removesuffix("s" if plural else "").replace("_", "-")
+
+
+def on_command_line(said: Setting) -> str:
+    """Return a setting as options: --mode inference, --dim batch=8 --dim seq=512, --input-shape x:8,128, --strict."""
+    option = option_of(said.name)
+    if not isinstance(said.value, Mapping):
+        return option if said.value is None else f"{option} {said.value}"
+    return " ".join(f"{option} {key}{_size_text(size)}" for key, size in said.value.items())
+
+
+def _size_text(size: object) -> str:
+    return f":{','.join(map(str, size))}" if isinstance(size, tuple | list) else f"={size}"
+
+
+def in_config(said: Setting) -> str:
+    """Return a setting as keys of a file: 'mode: inference', 'dims: {batch: 8, seq: 512}', strict."""
+    if said.value is None:
+        return said.name
+    if not isinstance(said.value, Mapping):
+        return f"'{said.name}: {said.value}'"
+    entries = (f"{key}: {list(size) if isinstance(size, tuple) else size}" for key, size in said.value.items())
+    return f"'{said.name}: {{{', '.join(entries)}}}'"

@@ -1,0 +1,60 @@
+"""Planning from Python, as its page shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import remat_cli as remat
+from remat_cli.errors import InvalidSchedule, UsageError
+from remat_cli.problem import Status
+from tests.places import GRAPHS
+
+
+@pytest.fixture(scope="module")
+def graph() -> remat.Prepared:
+    return remat.read(GRAPHS / "unet.onnx", dims={"batch": 8})
+
+
+def test_a_graph_is_read_planned_saved_and_verified(graph: remat.Prepared, tmp_path: Path) -> None:
+    planning = remat.plan(graph, "70%", "dtr")
+    assert planning.status is Status.FEASIBLE
+    assert planning.overhead is not None
+    assert planning.schedule is not None
+    planning.save(tmp_path / "schedule.json")
+    trace = remat.verify(graph, tmp_path / "schedule.json")
+    assert trace.peak_bytes == planning.peak_bytes == remat.simulate(graph, planning.schedule).peak_bytes
+
+
+def test_a_budget_may_be_a_number_of_bytes(graph: remat.Prepared) -> None:
+    enough = remat.plan(graph, 10**12, "keep_all")
+    assert (enough.overhead, enough.bound) == (0, 0)
+    too_little = remat.plan(graph, 1, "keep_all")
+    assert (too_little.status, too_little.schedule, too_little.peak_bytes) == (Status.INFEASIBLE, None, None)
+
+
+def test_what_cannot_be_is_said(graph: remat.Prepared, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no 'dtre'"):
+        remat.plan(graph, "80%", "dtre")
+    with pytest.raises(UsageError, match="options: candidate: unknown key"):
+        remat.plan(graph, "80%", "dtr", options={"candidate": 1})
+    with pytest.raises(UsageError, match="there is no plan to save"):
+        remat.plan(graph, 1, "keep_all").save(tmp_path / "schedule.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_says_what_is_not_so_is_refused(graph: remat.Prepared, tmp_path: Path) -> None:
+    path = tmp_path / "schedule.json"
+    planning = remat.plan(graph, "100%", "keep_all")
+    planning.save(path)
+    assert planning.peak_bytes is not None
+    path.write_text(path.read_text().replace(f'"peak_bytes": {planning.peak_bytes}', '"peak_bytes": 7'))
+    with pytest.raises(InvalidSchedule, match="peak_bytes 7"):
+        remat.verify(graph, path)
+
+
+def test_all_that_is_public_is_there_and_nothing_else() -> None:
+    assert all(hasattr(remat, name) for name in remat.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'solve_it'"):
+        remat.solve_it  # noqa: B018
