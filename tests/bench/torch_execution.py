@@ -200,14 +200,18 @@ def blocks_of(step: Step) -> list[nn.Module]:
 
 @contextmanager
 def checkpointed(step: Step, blocks: list[nn.Module]) -> Iterator[Call]:
-    """Checkpoint these blocks for as long as it lasts."""
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    try:
-        yield callable_of(step.model)
-    finally:
+    """Give the call that has these blocks checkpointed, for as long as each call lasts."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
         for block in blocks:
-            del block.forward
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        try:
+            return callable_of(step.model)(*args, **kwargs)
+        finally:
+            for block in blocks:
+                del block.forward
+
+    yield call
 
 
 @contextmanager
