@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# What the program needs, and on top of it what its development needs: each is installed when a target first asks for it.
+PROGRAM := $(VENV)/.program
+TOOLS := $(VENV)/.tools
 RUNS ?= 20000
 SECONDS ?= 600
 SEED ?= 0
@@ -13,9 +15,9 @@ SEED ?= 0
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-install: $(STAMP) ## create .venv with remat and the development tools
+install: $(TOOLS) ## create .venv with remat and the development tools
 
-$(STAMP): pyproject.toml
+$(PROGRAM): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "remat needs Python 3.11 or newer, and there is no '$(PYTHON)' here." >&2; \
 		echo "Install it, or name another one: make install PYTHON=python3.12" >&2; exit 1; }
@@ -23,10 +25,14 @@ $(STAMP): pyproject.toml
 		echo "remat needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
 		echo "Install a newer one, or name it: make install PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
 
-demo: install ## plan a U-Net's training step in 60 % of its memory
+$(TOOLS): $(PROGRAM)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(PROGRAM) ## plan a U-Net's training step in 60 % of its memory
 	$(BIN)/remat plan graphs/unet.onnx --dim batch=8 --budget 60%
 
 test: install ## run all tests
@@ -41,10 +47,10 @@ type: install ## check types
 
 check: lint type test ## lint, type, test
 
-golden: install ## remake the example graphs and the output shown in the README
+golden: install ## remake the example graphs and what the pages show
 	$(BIN)/python graphs/rebuild.py
 	$(BIN)/remat check graphs/remat.yaml --update-baseline -q
-	$(BIN)/python -m tests.golden.readme
+	$(BIN)/python -m tests.golden.pages
 
 bench: install ## time the planners on fixed graphs; TABLES="methods scale" prints these only
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.bench $(TABLES)

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 # Imported when they are asked for, so that the command line starts at once.
 _HOMES = {
-    **dict.fromkeys(("Planning", "Prepared", "plan", "read", "simulate", "verify"), "remat_cli.api"),
+    **dict.fromkeys(("Planning", "Prepared", "plan", "read", "replay", "verify"), "remat_cli.api"),
     "session_options": "remat_cli.runtime.onnx.session",
 }
 __all__ = ["__version__", *sorted(_HOMES)]

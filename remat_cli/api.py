@@ -1,9 +1,11 @@
-"""Planning from Python: what scripts and notebooks call. `import remat_cli as remat` has all of it.
+"""Planning from Python: what scripts and notebooks call.
 
-    graph = remat.read("model.onnx", dims={"batch": 8})
-    planning = remat.plan(graph, "80%")
+    from remat_cli import plan, read, verify
+
+    graph = read("model.onnx", dims={"batch": 8})
+    planning = plan(graph, "80%")
     planning.save("schedule.json")
-    remat.verify(graph, "schedule.json").peak_bytes
+    verify(graph, "schedule.json").peak_bytes
 
 Everything else in this package is private: it may change without notice.
 """
@@ -23,8 +25,7 @@ from remat_cli.formats.writing import write_file
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.problem import Observer, Status
 from remat_cli.schedule import Schedule
-from remat_cli.simulate import Trace
-from remat_cli.simulate import simulate as replay
+from remat_cli.simulate import Trace, simulate
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import plan_at
 from remat_cli.units import BudgetSpec, parse_budget, parse_share
@@ -127,13 +128,13 @@ def plan(
     return Planning(graph, choice, solution)
 
 
-def simulate(graph: Prepared, schedule: Schedule) -> Trace:
+def replay(graph: Prepared, schedule: Schedule) -> Trace:
     """Replay a schedule step by step; return its peak, its time and its memory over time.
 
     Raises:
         InvalidSchedule: a step breaks a rule.
     """
-    return replay(graph.graph, schedule, bytes_per_time=graph.bytes_per_time)
+    return simulate(graph.graph, schedule, bytes_per_time=graph.bytes_per_time)
 
 
 def verify(graph: Prepared, path: str | Path) -> Trace:

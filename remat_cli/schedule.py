@@ -1,6 +1,6 @@
 """Schedules: the steps that a device executes, and the schedule that a sequence of computes stands for.
 
-The steps and their effect on memory are those of the schedule format, `remat.schedule/1` (see the README).
+The steps and their effect on memory are those of the schedule format, `remat.schedule/1` (see `formats/README.md`).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def command(
 
     dim, values = _split_dims(given["dims"])
     config, choice = read_call({**given, "dims": values})
-    choice = with_short_limit(choice)
+    limited = with_short_limit(choice)
     question = Question(dim, _budget_bytes(config.budget), config.max_overhead, multiple_of, at_most)
     if has_fixed_sizes(model):
         raise UsageError(f"{model}: sizes in a JSON graph are fixed", hint="give the ONNX model that it came from")
@@ -69,13 +69,13 @@ def command(
         return prepare(model, replace(options, dims={**options.dims, dim: value}))
 
     with streams.progress() as observe:
-        found = fit(question, prepare_at, choice.planner(), observe)
+        found = fit(question, prepare_at, limited.planner(), observe)
     if output is not None:
         mode = found.shown.prepared.mode
-        streams.write(output, schedule_bytes(found.solution, mode, choice.name, choice.all_options()))
+        streams.write(output, schedule_bytes(found.solution, mode, choice.name, limited.all_options()))
     streams.report(
         lambda: fit_report(found, planner=choice.name, options=choice.options),
-        lambda: fit_summary(found, planner=choice.name, options=choice.all_options()),
+        lambda: fit_summary(found, planner=choice.name, options=limited.all_options()),
     )
     return ExitCode.INTERRUPTED if found.interrupted else found.solution.status.exit_code
 

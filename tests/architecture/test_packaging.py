@@ -1,12 +1,17 @@
-"""What pyproject.toml says of the tree, held against the tree."""
+"""What pyproject.toml and the files of continuous integration say of the tree, held against the tree."""
 
 from __future__ import annotations
 
+import re
 import tomllib
+
+import pytest
+import yaml
 
 from tests.places import ROOT
 
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 
 
 def test_every_package_is_listed() -> None:
@@ -25,7 +30,7 @@ def test_every_config_travels_in_the_package() -> None:
     assert packed == set(configs.rglob("*.yaml"))
 
 
-def test_every_file_that_is_no_code_travels_in_the_package() -> None:
+def test_every_file_that_is_neither_code_nor_page_travels_in_the_package() -> None:
     package = ROOT / "remat_cli"
     packed = {
         path
@@ -33,5 +38,21 @@ def test_every_file_that_is_no_code_travels_in_the_package() -> None:
         for pattern in patterns
         for path in ROOT.joinpath(*name.split(".")).glob(pattern)
     }
-    others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
-    assert others <= packed
+    others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".md")}
+    assert others == packed
+
+
+def test_every_python_that_is_named_is_checked() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text(encoding="utf-8"))
+    checked = workflow["jobs"]["check"]["strategy"]["matrix"]["python"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PYPROJECT["project"]["classifiers"]))
+    assert checked == named
+    assert PYPROJECT["project"]["requires-python"] == f">={checked[0]}"
+
+
+@pytest.mark.parametrize("name", [".ci/run", ".github/workflows/check.yml", ".pre-commit-config.yaml"])
+def test_automation_makes_what_can_be_made(name: str) -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    made = set(re.findall(r"(?:^|: )make (\w+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE))
+    assert made
+    assert made <= targets

@@ -24,7 +24,7 @@ def test_a_graph_is_read_planned_saved_and_verified(graph: remat.Prepared, tmp_p
     assert planning.schedule is not None
     planning.save(tmp_path / "schedule.json")
     trace = remat.verify(graph, tmp_path / "schedule.json")
-    assert trace.peak_bytes == planning.peak_bytes == remat.simulate(graph, planning.schedule).peak_bytes
+    assert trace.peak_bytes == planning.peak_bytes == remat.replay(graph, planning.schedule).peak_bytes
 
 
 def test_a_budget_may_be_a_number_of_bytes(graph: remat.Prepared) -> None:
