@@ -199,7 +199,8 @@ class WithinBudget:
 
     def path(self, key: str) -> Path | None:
         """Return where the plan for a graph is kept between runs."""
-        return None if self.folder is None else self.folder / f"{key[:16]}-{str(self.budget).replace('%', 'pct')}.json"
+        budget = str(self.budget).replace("%", "pct").replace(" ", "")
+        return None if self.folder is None else self.folder / f"{key[:16]}-{budget}.json"
 
 
 def no_plan(solution: Solution) -> DoesNotFit:

@@ -283,3 +283,15 @@ def _faked(step: Step) -> tuple[Step, Any]:
     from remat_cli.formats.torch.weightless import with_fake_tensors
 
     return with_fake_tensors(step, "cpu")
+
+
+def test_what_dropout_returns_may_be_made_again_from_its_mask() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 8))
+    _, captured = capture(Step(lambda x: model(x).sum(), (torch.ones(4, 8),)), "cpu", "the test")
+    graph = graph_of(Joint.of(captured), "g")
+    drawn, applied = graph.op["native_dropout"], graph.op["native_dropout_applied"]
+    assert not drawn.recomputable
+    assert applied.recomputable
+    assert applied.inputs == ("addmm", "native_dropout:1")
+    assert not any("native_dropout:0" in op.inputs for op in graph.ops)
+    assert applied.phase is Phase.FORWARD
