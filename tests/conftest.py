@@ -1,7 +1,8 @@
 """What every test runs under: hypothesis profiles, and a terminal of one known shape.
 
-`fast` is the profile of every run: the same examples each time. `pytest --hypothesis-profile=thorough` draws new and
-many more ones.
+`fast` is the profile of every run: the same examples each time, so that more of them would find nothing new tomorrow.
+`pytest --hypothesis-profile=thorough` draws new and many more ones; `make hunt` and `make fuzz` go on as long as
+wished.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no fault in a test.
-settings.register_profile("fast", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "fast", max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile(
     "thorough", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )

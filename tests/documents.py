@@ -1,7 +1,10 @@
-"""Graphs in the native format, as a user would write them."""
+"""Graphs in the native format, as a user would write them, and schedules that somebody has changed."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -18,3 +21,12 @@ def chain_document(length: int = 12, *, size: int = 100) -> dict[str, Any]:
             for i in range(length)
         ],
     }
+
+
+def changed(schedule: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write a schedule file with something changed beside it."""
+    document = json.loads(schedule.read_text())
+    change(document)
+    path = schedule.with_name("changed.json")
+    path.write_text(json.dumps(document))
+    return path

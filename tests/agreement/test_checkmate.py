@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import heapq
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.formats import read_graph
 from remat_cli.graph import Graph
-from remat_cli.planners.checkmate import mip_solvers, staged_search
 from remat_cli.planners.checkmate.lp_planner import CheckmateLP, Rounding
 from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.checkmate.planner import Checkmate
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.problem import Budget, Problem, Scope, Status
 from remat_cli.solve import baseline_of, solve
-from tests.graphs import problems, scaled, small_graphs, training_chain, training_graphs
+from tests.graphs import problems, scaled, small_graphs, training_graphs
 from tests.oracle import least_time
 from tests.unit.planners.checkmate.test_mip import each_solver
 
@@ -140,70 +137,6 @@ def test_sizes_beyond_a_solvers_tolerance(solver: SolverName, problem: Problem, 
 
 
 PLANNERS: list[type[Checkmate | CheckmateLP]] = [Checkmate, CheckmateLP]
-
-
-@each_solver
-@pytest.mark.parametrize("planner", PLANNERS)
-def test_budget_that_only_much_recomputation_fits(solver: SolverName, planner: type[Checkmate | CheckmateLP]) -> None:
-    # Worked by hand in the tests of the oracle, 16 - 12: the plain run takes 12.
-    solution = solve(Problem(training_chain(4), Budget(3)), planner(solver=solver))
-    assert solution.trace is not None
-    assert solution.trace.time == 16
-
-
-@each_solver
-@pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize("seconds", [0.01, 0.1, 0.5])
-def test_time_out_is_not_taken_for_a_proof(
-    solver: SolverName, planner: type[Checkmate | CheckmateLP], seconds: float
-) -> None:
-    # A chain can always be run in three tensors, by recomputing it from the start for each backward op.
-    solution = solve(Problem(training_chain(40), Budget(3)), planner(solver=solver, time_limit=seconds))
-    assert solution.status is not Status.INFEASIBLE
-
-
-@pytest.mark.parametrize("planner", PLANNERS)
-def test_program_that_is_too_large_is_refused_unless_forced(
-    planner: type[Checkmate | CheckmateLP], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    problem = Problem(training_chain(6), Budget(5))
-    monkeypatch.setattr(staged_search, "_MEMORY_LIMIT", 10_000)
-    with pytest.raises(PlannerRefuses) as caught:
-        planner().plan(problem, Observer())
-    assert "variables" in caught.value.message
-    assert "rows" in caught.value.message
-    assert "B of memory" in caught.value.message
-    assert "force=true" in caught.value.hint
-    assert solve(problem, planner(force=True)).trace is not None
-
-
-def test_huge_graph_is_refused_at_once() -> None:
-    begun = time.process_time()
-    with pytest.raises(PlannerRefuses):
-        Checkmate().plan(Problem(training_chain(4000), Budget(10)), Observer())
-    assert time.process_time() - begun < 10
-
-
-@pytest.mark.parametrize("planner", PLANNERS)
-def test_missing_solver_is_reported(planner: type[Checkmate | CheckmateLP], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mip_solvers._IS_THERE, SolverName.HIGHS, lambda: False)
-    with pytest.raises(UsageError, match="'highs' is not installed"):
-        planner(solver=SolverName.HIGHS).plan(Problem(training_chain(4), Budget(5)), Observer())
-    assert solve(Problem(training_chain(4), Budget(5)), planner()).trace is not None
-
-
-@pytest.mark.parametrize(
-    "options", [{"gap": -0.1}, {"gap": 1.0}, {"cores": -1}, {"time_limit": -1.0}, {"seed": -1}], ids=str
-)
-def test_options_of_checkmate_are_checked(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(options))):
-        Checkmate(**options)
-
-
-@pytest.mark.parametrize("options", [{"allowance": 1.0}, {"samples": 0}, {"repairs": -1}], ids=str)
-def test_options_of_checkmate_lp_are_checked(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(options))):
-        CheckmateLP(**options)
 
 
 @pytest.mark.parametrize(("share", "overhead"), [(90, 0.0003), (80, 0.0014)])

@@ -343,7 +343,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("planner", VARIANTS, ids=str)
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(problem=problems(training_graphs(max_forward_ops=7)))
 def test_whatever_the_options_plans_fit(planner: Rotor, problem: Problem) -> None:
     with suppress(PlannerRefuses):

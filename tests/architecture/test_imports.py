@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -107,15 +108,21 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted((ROOT / "remat_cli").rglob("*.py"))}
 
 
-def imports_of(module: str, *, late: bool = True) -> set[str]:
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+@cache
+def imports_of(module: str, *, late: bool = True) -> frozenset[str]:
     """Return what `module` imports: modules of ours by their full name, others as written.
 
     Args:
         module: its full name.
         late: also what functions import when they are called.
     """
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    return {name for node in (ast.walk(tree) if late else tree.body) for name in _imported(node)}
+    tree = tree_of(module)
+    return frozenset(name for node in (ast.walk(tree) if late else tree.body) for name in _imported(node))
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
@@ -176,8 +183,8 @@ def test_no_planner_judges_itself() -> None:
 def test_only_solve_and_auto_call_planners() -> None:
     callers = {
         module
-        for module, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for module in MODULES
+        for node in ast.walk(tree_of(module))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "plan"
     }
     assert {module for module in callers if not is_in(module, "remat_cli.planners.auto")} == {"remat_cli.solve"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from remat_cli import session_options
 from remat_cli.schedule import STEP_NAMES, with_frees
 from tests.cli.calls import Remat
+from tests.documents import changed
 from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node, weight
 from tests.unit.runtime.onnx.rewriting import planned
 
@@ -101,14 +101,6 @@ def test_a_dash_writes_to_stdout_and_moves_the_report_to_stderr(model: Path, sch
     done = subprocess.run(command, capture_output=True, check=True)
     assert len(onnx.load_model_from_string(done.stdout).graph.node) == 7
     assert b"1 of them repeats" in done.stderr
-
-
-def changed(schedule: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    document = json.loads(schedule.read_text())
-    change(document)
-    path = schedule.with_name("changed.json")
-    path.write_text(json.dumps(document))
-    return path
 
 
 class TestRefusals:

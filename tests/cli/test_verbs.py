@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,15 @@ from typing import Any
 import pytest
 
 from remat_cli.cli import EXIT_CODES, VERBS, cli
+from remat_cli.config import GraphOptions
+from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.planners import PLANNERS
+from remat_cli.planners.dtr.planner import DTR
+from remat_cli.prepare import prepare
+from remat_cli.problem import Bound, Observer, PlanResult, Problem, Scope, Status
+from remat_cli.schedule import plain_run
 from tests.cli.calls import Ended, Remat
-from tests.documents import chain_document
+from tests.documents import chain_document, changed
 
 
 @pytest.fixture
@@ -126,6 +133,50 @@ class TestPlan:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["chain.json", "s.json"]
 
 
+class TestFalseClaims:
+    """What the judge refutes costs the claim, not the plan."""
+
+    @pytest.fixture
+    def plan(self, remat: Remat, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+        """Plan by a planner of whose result something is changed."""
+        honest = DTR.plan
+
+        def call(**claims: Any) -> Ended:
+            def claim(planner: DTR, problem: Problem, observe: Observer) -> PlanResult:
+                return replace(honest(planner, problem, Observer()), **claims)
+
+            monkeypatch.setattr(DTR, "plan", claim)
+            return remat("plan", graph, "--budget", "70%", "--planner", "dtr", "-o", tmp_path / "s.json", "--json")
+
+        return call
+
+    @pytest.mark.parametrize("status", [Status.FEASIBLE, Status.OPTIMAL])
+    def test_a_bound_above_the_plan_is_dropped_and_the_plan_stays(
+        self, status: Status, plan: Callable[..., Ended], remat: Remat, graph: Path, tmp_path: Path
+    ) -> None:
+        ended = plan(status=status, bounds=(Bound(10**9, Scope.ANY_ORDER),))
+        assert ended.code == 0
+        assert "a bound (any-order) is wrong: a plan takes " in ended.err
+        assert (ended.json["status"], len(ended.json["warnings"])) == ("feasible", 1)
+        assert remat("verify", graph, tmp_path / "s.json", "-q").code == 0
+
+    def test_a_plan_that_fits_after_all_is_taken(self, plan: Callable[..., Ended], tmp_path: Path) -> None:
+        honest = plan().json
+        schedule = read_schedule(tmp_path / "s.json").schedule
+        ended = plan(status=Status.INFEASIBLE, scope=Scope.ANY_ORDER, schedule=None, closest=schedule, bounds=())
+        assert ended.code == 0
+        assert "the proof that no plan fits (any-order) is wrong: there is one, and it is kept" in ended.err
+        assert ended.json["time"] == honest["time"]
+
+    def test_without_a_plan_that_fits_it_ends_as_any_search_that_found_none(
+        self, plan: Callable[..., Ended], graph: Path
+    ) -> None:
+        too_large = plain_run(prepare(graph, GraphOptions()).graph)
+        ended = plan(schedule=too_large, bounds=())
+        assert ended.code == 4
+        assert "above the budget" in ended.err
+
+
 class TestVerify:
     @pytest.fixture
     def schedule(self, remat: Remat, graph: Path, tmp_path: Path) -> Path:
@@ -150,15 +201,8 @@ class TestVerify:
         remat("plan", graph, "--mode", "inference", "--planner", "keep_all", "--budget", "100%", "-o", path)
         assert remat("verify", graph, path).code == 0
 
-    def changed(self, schedule: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-        document = json.loads(schedule.read_text())
-        change(document)
-        path = schedule.with_name("changed.json")
-        path.write_text(json.dumps(document))
-        return path
-
     def test_names_the_first_broken_step(self, remat: Remat, graph: Path, schedule: Path) -> None:
-        ended = remat("verify", graph, self.changed(schedule, lambda document: document["steps"].pop(0)))
+        ended = remat("verify", graph, changed(schedule, lambda document: document["steps"].pop(0)))
         assert ended.code == 5
         assert "step 0 (compute 'op1'): tensor 'y0' is not in memory" in ended.err
 
@@ -196,7 +240,7 @@ class TestVerify:
     def test_does_not_believe_what_the_file_says_of_itself(
         self, change: dict[str, Any], message: str, remat: Remat, graph: Path, schedule: Path
     ) -> None:
-        ended = remat("verify", graph, self.changed(schedule, lambda document: document.update(change)))
+        ended = remat("verify", graph, changed(schedule, lambda document: document.update(change)))
         assert ended.code == 5
         assert message in ended.err
         differences = ended.err.partition("hint")[0].splitlines()
@@ -206,15 +250,15 @@ class TestVerify:
     def test_does_not_believe_what_the_file_says_of_the_graph(
         self, key: str, said: object, remat: Remat, graph: Path, schedule: Path
     ) -> None:
-        changed = self.changed(schedule, lambda document: document["graph"].update({key: said}))
-        ended = remat("verify", graph, changed)
+        other = changed(schedule, lambda document: document["graph"].update({key: said}))
+        ended = remat("verify", graph, other)
         assert ended.code == 5
         assert f"the file says graph.{key} {said!r}, but" in ended.err
 
     def test_names_each_difference(self, remat: Remat, graph: Path, schedule: Path) -> None:
         change = {"time": 7, "overhead": 9.0, "budget_bytes": 9, "peak_bytes": 8}
-        changed = self.changed(schedule, lambda document: document.update(change))
-        ended = remat("verify", graph, changed, "--budget", "100%")
+        other = changed(schedule, lambda document: document.update(change))
+        ended = remat("verify", graph, other, "--budget", "100%")
         assert ended.code == 5
         assert all(f"the file says {place} {said}" in ended.err for place, said in change.items())
 
@@ -224,7 +268,7 @@ class TestVerify:
             document["overhead"] = document["bound"]["overhead"] = (document["time"] - plain) / plain
             document["status"] = "optimal"
 
-        assert remat("verify", graph, self.changed(schedule, otherwise)).code == 0
+        assert remat("verify", graph, changed(schedule, otherwise)).code == 0
 
     def test_what_the_file_leaves_out_is_not_held_against_it(self, remat: Remat, graph: Path, schedule: Path) -> None:
         def strip(document: dict[str, Any]) -> None:
@@ -232,11 +276,11 @@ class TestVerify:
             for key in document.keys() - {"format", "steps", "graph"}:
                 del document[key]
 
-        assert remat("verify", graph, self.changed(schedule, strip)).code == 0
+        assert remat("verify", graph, changed(schedule, strip)).code == 0
 
     @pytest.mark.parametrize("place", ["time", "overhead", "budget_bytes"])
     def test_numbers_beyond_arithmetic_are_refused(self, place: str, remat: Remat, graph: Path, schedule: Path) -> None:
-        ended = remat("verify", graph, self.changed(schedule, lambda document: document.update({place: 10**400})))
+        ended = remat("verify", graph, changed(schedule, lambda document: document.update({place: 10**400})))
         assert ended.code == 6
         assert f"{place}: 1000000" in ended.err
         assert "is too large" in ended.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from remat_cli.errors import PlannerRefuses
@@ -13,13 +13,16 @@ from remat_cli.planners.retention.planner import OrderChoice, Retention
 from remat_cli.problem import Planner, Problem, Scope, Status
 from remat_cli.schedule import Schedule
 from remat_cli.solve import Solution, solve
-from tests.oracle import least_time
+from tests.oracle import Optimum, least_peak, least_time
 
 _BY_ORACLE = (Scope.ANY_ORDER, Scope.FIXED_ORDER)
 
 
 def planners(**limits: Any) -> Mapping[str, Planner]:
-    """Return every planner, those that plan in one order or another in both, within limits where they know them."""
+    """Return every planner, within limits where they know them.
+
+    Those that plan in one order or another do so in both; those that have limits are also starved of them.
+    """
     made: dict[str, Planner] = {
         name: planner(**{key: value for key, value in limits.items() if key in {f.name for f in fields(planner)}})
         for name, planner in PLANNERS.items()
@@ -27,7 +30,20 @@ def planners(**limits: Any) -> Mapping[str, Planner]:
     given = {key: value for key, value in limits.items() if key == "time_limit"}
     made["retention in input order"] = Retention(order=OrderChoice.INPUT, **given)
     made["moccasin in any order"] = Moccasin(order=Order.FREE, **given)
+    made |= {f"{name}, starved": starved(name) for name in PLANNERS if starved_options(name)}
     return made
+
+
+def starved_options(name: str) -> Mapping[str, object]:
+    """Return the options that leave a planner no room to work; empty for one that has no limits."""
+    options = getattr(PLANNERS[name], "starved", None)
+    assert options is not None, f"{PLANNERS[name].__name__} says nothing of how to starve it"
+    return dict(options)
+
+
+def starved(name: str) -> Planner:
+    """Return a planner without any room to work."""
+    return replace(PLANNERS[name](), **starved_options(name))
 
 
 # Those that prove something of graphs of any size, quickly; and one that only plans.
@@ -52,23 +68,30 @@ def check_by_oracle(problem: Problem, **limits: Any) -> None:
     """Hold the claims of every planner against the truth."""
     budget = problem.budget.device_bytes
     truth = {scope: least_time(problem.graph, budget, scope) for scope in _BY_ORACLE}
-    best = truth[Scope.ANY_ORDER]
+    least = least_peak(problem.graph).peak_bytes
     for name, solution in solutions(problem, **limits).items():
-        if solution.trace is not None:
-            assert best is not None, f"{name} has a plan where there is none"
-            assert solution.trace.time >= best.time, f"{name} beats the oracle"
-        for bound in solution.result.bounds:
-            least = truth.get(bound.scope)
-            assert least is None or bound.time <= least.time, (
-                f"{name}: {bound} is above {least.time if least else None}"
-            )
-        least = truth.get(solution.scope)
-        if solution.scope in _BY_ORACLE and solution.status is Status.INFEASIBLE:
-            assert least is None, f"{name}: a plan fits, {solution.scope}"
-        if solution.scope in _BY_ORACLE and solution.status is Status.OPTIMAL:
-            assert least is not None
-            assert solution.trace is not None
-            assert solution.trace.time == least.time, f"{name}: not optimal, {solution.scope}"
+        _check(name, solution, truth, least)
+
+
+def _check(name: str, solution: Solution, truth: Mapping[Scope, Optimum | None], least_peak_bytes: int) -> None:
+    best = truth[Scope.ANY_ORDER]
+    if solution.closest is not None:
+        assert solution.closest.peak_bytes >= least_peak_bytes, f"{name} has a smaller peak than the oracle"
+    if solution.trace is not None:
+        assert best is not None, f"{name} has a plan where there is none"
+        assert solution.trace.time >= best.time, f"{name} beats the oracle"
+    for bound in solution.result.bounds:
+        least = truth.get(bound.scope)
+        assert least is None or bound.time <= least.time, f"{name}: {bound} is above {least.time if least else None}"
+    if solution.scope not in _BY_ORACLE:
+        return
+    least = truth[solution.scope]
+    if solution.status is Status.INFEASIBLE:
+        assert least is None, f"{name}: a plan fits, {solution.scope}"
+    if solution.status is Status.OPTIMAL:
+        assert least is not None
+        assert solution.trace is not None
+        assert solution.trace.time == least.time, f"{name}: not optimal, {solution.scope}"
 
 
 def check_by_each_other(problem: Problem, names: Collection[str] = (), **limits: Any) -> None:

@@ -15,20 +15,29 @@ from tests.graphs import graph_of, op, small_graphs, training_chain, training_gr
 
 # Together the times of a graph stay below the 2^60 that the format allows.
 _LONGEST = 2**53
-SIZES = ("as drawn", "nearly equal", "bytes beside terabytes", "any")
+SIZES = ("as drawn", "equal", "nearly equal", "bytes beside terabytes", "any")
 TIMES = ("as drawn", "nanoseconds", "the longest")
 
 
-def resized(graph: Graph, seed: int) -> Graph:
-    """Return the graph with other sizes and times; those that were 0 stay 0, as views must."""
+def resized(graph: Graph, seed: int, sizes: str | None = None, times: str | None = None) -> Graph:
+    """Return the graph with other sizes and times; those that were 0 stay 0, as views must.
+
+    Args:
+        graph: of which all else is left as it is.
+        seed: of what is drawn.
+        sizes: of which kind; None to draw one.
+        times: of which kind; None to draw one.
+    """
     rng = random.Random(seed)
-    sizes, times = rng.choice(SIZES), rng.choice(TIMES)
+    sizes, times = sizes or rng.choice(SIZES), times or rng.choice(TIMES)
     base = rng.randrange(10**9, 10**10)
 
     def size(tensor: Tensor) -> int:
         if tensor.bytes == 0:
             return 0
         match sizes:
+            case "equal":
+                return base
             case "nearly equal":
                 return rng.choice([base, base, base, base + 4, base - 4, 2 * base, base // 2, 1024, 4])
             case "bytes beside terabytes":
@@ -92,6 +101,8 @@ LARGER = st.one_of(
 )
 
 
-def problems(graphs: st.SearchStrategy[Graph]) -> st.SearchStrategy[Problem]:
-    """Draw graphs, then other sizes and times, then budgets."""
-    return st.builds(with_budget, st.builds(resized, graphs, _SEEDS), _SEEDS)
+def problems(
+    graphs: st.SearchStrategy[Graph], sizes: str | None = None, times: str | None = None
+) -> st.SearchStrategy[Problem]:
+    """Draw graphs, then other sizes and times (of these kinds, or of any), then budgets."""
+    return st.builds(with_budget, st.builds(resized, graphs, _SEEDS, st.just(sizes), st.just(times)), _SEEDS)

@@ -290,6 +290,7 @@ def _scaled_down(values: Ints, factor: Fraction) -> Ints:
     odd, exponent = factor.numerator >> zeros, zeros - (factor.denominator.bit_length() - 1)
     if exponent >= 0:
         return (values * odd) << exponent
-    # What would not fit 64 bits is shifted away first.
-    first = max(0, int(values.max(initial=0)).bit_length() + odd.bit_length() - 62)
-    return ((values >> first) * odd) >> (-exponent - first)
+    # In two parts, each rounded down, where the product would not fit 64 bits.
+    low_bits = max(0, int(values.max(initial=0)).bit_length() + odd.bit_length() - 62)
+    high, low = values >> low_bits, values & ((1 << low_bits) - 1)
+    return ((high * odd) >> (-exponent - low_bits)) + ((low * odd) >> -exponent)

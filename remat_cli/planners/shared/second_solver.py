@@ -81,6 +81,10 @@ def _rows(proto: Any, bound: int | None) -> Iterator[tuple[list[int], list[int],
 
 def _clause(literals: list[int]) -> tuple[list[int], list[int], float, float]:
     """Return the row that says that one of the literals is true."""
-    sign = {literal if literal >= 0 else -literal - 1: 1 if literal >= 0 else -1 for literal in literals}
-    negated = sum(value < 0 for value in sign.values())
-    return list(sign), list(sign.values()), 1.0 - negated, inf
+    distinct = sorted(set(literals))
+    weights = dict.fromkeys((max(literal, -literal - 1) for literal in distinct), 0)
+    for literal in distinct:
+        # A variable and its negation make the clause true: they cancel out, and the row asks for nothing.
+        weights[max(literal, -literal - 1)] += 1 if literal >= 0 else -1
+    negated = sum(literal < 0 for literal in distinct)
+    return list(weights), list(weights.values()), 1.0 - negated, inf

@@ -12,6 +12,7 @@ from remat_cli.batch.job import Job, Outcome
 from remat_cli.batch.loop import Interruption, run_jobs
 from remat_cli.batch.result_lines import JobLine
 from remat_cli.problem import Observer
+from tests.plans import Told
 from tests.unit.batch.models import Here, jobs_on, write_graphs
 
 
@@ -26,25 +27,17 @@ class Slots(Here):
         return [self._ended.pop(0)] if self._ended else []
 
 
-class Phases(Observer):
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def phase(self, text: str) -> None:
-        self.told.append(text)
-
-
 def record(job: Job, outcome: Outcome) -> JobLine:
     return JobLine(**vars(outcome.ended), job=job.key, graph=job.graph.stem, budget="", config="", planner="")
 
 
 def test_every_job_is_run_in_order_and_told(tmp_path: Path) -> None:
     jobs = jobs_on(*write_graphs(tmp_path, "a", "b", "c"))
-    executor, observe = Slots(), Phases()
+    executor, observe = Slots(), Told()
     with Interruption() as interruption:
         lines = run_jobs(jobs, executor, record, interruption, observe)
     assert [line.graph for line in lines] == ["a", "b", "c"]
-    assert observe.told == [
+    assert observe.phases == [
         "0 of 3 jobs done · 2 running",
         "1 of 3 jobs done · 2 running",
         "2 of 3 jobs done · 1 running",

@@ -12,6 +12,9 @@ from rich.console import Console, RenderableType
 from remat_cli.graph import Graph
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Budget, Observer, PlanResult, Problem
+from remat_cli.reports.timeline import Run
+from remat_cli.schedule import Schedule, input_order, with_frees
+from remat_cli.simulate import simulate
 from remat_cli.solve import Solution, solve
 
 
@@ -51,3 +54,15 @@ class Claims:
 def solved(graph: Graph, budget_bytes: int, result: PlanResult) -> Solution:
     """Return what `solve` makes of a planner's claim."""
     return solve(Problem(graph, Budget(budget_bytes)), Claims(result))
+
+
+def run_of(graph: Graph, *computes: str) -> Run:
+    """Return the run of some computes, each tensor freed as early as can be."""
+    schedule = with_frees(graph, computes)
+    return Run(graph, schedule, simulate(graph, schedule))
+
+
+def two_again(graph: Graph) -> Schedule:
+    """Return the schedule in which the first two of six forward ops run again, which takes the peak from 7 to 5."""
+    order = input_order(graph)
+    return with_frees(graph, [*order[:10], "f1", "f2", *order[10:]])

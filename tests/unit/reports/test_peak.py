@@ -6,17 +6,12 @@ from fractions import Fraction
 
 import pytest
 
-from remat_cli.graph import Graph
 from remat_cli.reports.peak import Fate, count_fates, tensors_at_peak
 from remat_cli.reports.timeline import Run
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait, with_frees
+from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait
 from remat_cli.simulate import simulate
 from tests.graphs import chain, graph_of, op, training_chain
-
-
-def run_of(graph: Graph, *computes: str) -> Run:
-    schedule = with_frees(graph, computes)
-    return Run(graph, schedule, simulate(graph, schedule))
+from tests.unit.reports.rendering import run_of
 
 
 def test_the_plain_run_keeps_everything_largest_first() -> None:

@@ -11,12 +11,12 @@ from remat_cli.graph import Graph
 from remat_cli.planners import PLANNERS
 from remat_cli.problem import ModelFigure, PlanResult, Scope, Status
 from remat_cli.reports.summary import budget_summary, inspect_summary, plan_summary, planners_summary, verify_summary
-from remat_cli.schedule import Schedule, input_order, with_frees
+from remat_cli.schedule import Schedule
 from remat_cli.simulate import simulate
 from remat_cli.studies.budget_search import SmallestBudget
 from remat_cli.training import KeptForBackward
 from tests.graphs import training_chain
-from tests.unit.reports.rendering import prepared, solved
+from tests.unit.reports.rendering import prepared, solved, two_again
 
 
 @pytest.fixture
@@ -26,8 +26,7 @@ def graph() -> Graph:
 
 @pytest.fixture
 def schedule(graph: Graph) -> Schedule:
-    order = input_order(graph)
-    return with_frees(graph, [*order[:10], "f1", "f2", *order[10:]])
+    return two_again(graph)
 
 
 def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:

@@ -18,6 +18,7 @@ from remat_cli.problem import Observer, Planner, PlanResult, Problem, Scope, Sta
 from remat_cli.schedule import with_frees
 from remat_cli.studies.fit import Fit, Question, fit, largest
 from tests.graphs import training_chain
+from tests.plans import Told
 from tests.unit.reports.rendering import prepared
 
 
@@ -233,14 +234,9 @@ def test_an_interruption_with_nothing_found_goes_on() -> None:
 
 
 def test_progress_names_the_value() -> None:
-    heard: list[str] = []
-
-    class Listener(Observer):
-        def phase(self, text: str) -> None:
-            heard.append(text)
-
-    fit(Question("batch", 4, at_most=1), chain, Recomputing(), Listener())
-    assert heard == ["reading the model at batch=1", "batch=1 · planning"]
+    told = Told()
+    fit(Question("batch", 4, at_most=1), chain, Recomputing(), told)
+    assert told.phases == ["reading the model at batch=1", "batch=1 · planning"]
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 300))

@@ -19,7 +19,7 @@ from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.studies.sweep import Curve, Point, Sweep, sweep
 from remat_cli.units import parse_budgets
 from tests.graphs import training_chain, training_unet
-from tests.plans import told
+from tests.plans import Told, told
 
 # The plain run peaks at 5 bytes and takes 13; recomputing f1 brings that to 4 and 14; recomputing it twice, to 15.
 GRAPH = training_chain(4)
@@ -252,12 +252,11 @@ def test_rotor_makes_its_table_once_for_all_budgets() -> None:
 
 
 def test_progress_names_the_planner_and_how_far_it_is() -> None:
-    heard: list[str] = []
-
-    class Listener(Observer):
-        def phase(self, text: str) -> None:
-            heard.append(text)
-
+    told = Told()
     named: dict[str, Planner] = {"first": Answers({6: PlannerRefuses("no")}), "second": KeepAll()}
-    sweep(GRAPH, named, parse_budgets("4,6"), Listener())
-    assert heard == ["1/4 · first at 6 B: starting", "3/4 · second at 6 B: starting", "4/4 · second at 4 B: starting"]
+    sweep(GRAPH, named, parse_budgets("4,6"), told)
+    assert told.phases == [
+        "1/4 · first at 6 B: starting",
+        "3/4 · second at 6 B: starting",
+        "4/4 · second at 4 B: starting",
+    ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
+from time import monotonic
 from typing import Any
 
 import pytest
 
-from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
-from remat_cli.graph import Graph
+from remat_cli.generate.unet import UNet
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.auto.portfolio import Portfolio
 from remat_cli.planners.dtr.planner import DTR
@@ -18,47 +19,34 @@ from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
-from remat_cli.prepare import prepare
-from remat_cli.problem import Bound, Budget, Observer, Plan, Problem, Scope, Status
+from remat_cli.planners.shared import limits
+from remat_cli.problem import Bound, Budget, Observer, Problem, Scope, Status
 from remat_cli.schedule import Offload, Schedule, plain_run
-from remat_cli.solve import baseline_of, solve
+from remat_cli.solve import Solution, baseline_of, solve
+from remat_cli.synthesis import synthesize
 from tests.graphs import diamond, graph_of, op, training_chain, training_unet
 from tests.oracle import least_peak
-from tests.places import GRAPHS
+from tests.plans import Impatient, Told, at_share
 
 NO_CLOCK = 600.0
 
 
-def problem_of(graph: Graph, share: float) -> Problem:
-    return Problem(graph, Budget(int(baseline_of(graph).peak_bytes * share)))
-
-
+@cache
 def unet(share: float) -> Problem:
-    return problem_of(prepare(GRAPHS / "unet.onnx", GraphOptions(dims={"batch": 8})).graph, share)
+    return at_share(synthesize(UNet(), ops=70).graph, share)
 
 
-class Notes(Observer):
-    """Writes down what is told."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.bounds: list[Bound] = []
-        self.standings: list[tuple[float, float, str | None]] = []
-
-    def asks(self, planner: str) -> None:
-        self.asked.append(planner)
-
-    def bound(self, bound: Bound) -> None:
-        self.bounds.append(bound)
-
-    def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
-        self.standings.append((overhead, bound, found_by))
+@cache
+def unet_planned(share: float) -> tuple[Solution, Told]:
+    """Plan a U-Net as far as it goes; return also what was told on the way."""
+    told = Told()
+    return solve(unet(share), Auto(time_limit=NO_CLOCK), told), told
 
 
-@pytest.mark.parametrize("share", [0.9, 0.7, 0.6])
+@pytest.mark.parametrize("share", [0.9, 0.6])
 def test_is_no_worse_than_its_members(share: float) -> None:
     problem = unet(share)
-    auto = solve(problem, Auto(time_limit=NO_CLOCK))
+    auto, _ = unet_planned(share)
     assert auto.trace is not None
     for member in (DTR(), Rotor(), ApproxDP(), MinCut(), Retention(time_limit=NO_CLOCK)):
         trace = solve(problem, member).trace
@@ -67,34 +55,33 @@ def test_is_no_worse_than_its_members(share: float) -> None:
 
 
 def test_tells_bound_overhead_and_who_found_it_first_to_last() -> None:
-    notes = Notes()
-    solution = solve(unet(0.6), Auto(time_limit=NO_CLOCK), notes)
-    assert notes.asked[:3] == ["keep_all", "dtr", "min_cut"]
-    assert {bound.scope for bound in notes.bounds} == {Scope.ANY_ORDER, Scope.FIXED_ORDER}
-    overheads = [overhead for overhead, _, _ in notes.standings]
+    solution, told = unet_planned(0.6)
+    assert told.asked[:3] == ["keep_all", "dtr", "min_cut"]
+    assert {bound.scope for bound in told.bounds} == {Scope.ANY_ORDER, Scope.FIXED_ORDER}
+    overheads = [overhead for overhead, _, _ in told.standings]
     assert overheads == sorted(overheads, reverse=True)
-    assert notes.standings[0][2] == "dtr"
-    assert notes.standings[-1] == (solution.overhead, solution.bound_overhead, solution.result.found_by)
+    assert told.standings[0][2] == "dtr"
+    assert told.standings[-1] == (solution.overhead, solution.bound_overhead, solution.result.found_by)
 
 
 def test_an_ample_budget_is_settled_by_the_plain_run() -> None:
-    notes = Notes()
-    solution = solve(problem_of(training_unet(4), 1.0), Auto(), notes)
+    told = Told()
+    solution = solve(at_share(training_unet(4), 1.0), Auto(), told)
     assert (solution.status, solution.scope, solution.result.found_by) == (
         Status.OPTIMAL,
         Scope.ANY_ORDER,
         "keep_all",
     )
-    assert notes.asked == ["keep_all"]
+    assert told.asked == ["keep_all"]
 
 
 def test_ends_as_soon_as_the_bound_is_met() -> None:
     graph = training_chain(12, size=10)
-    problem = problem_of(graph, 0.9)
-    notes = Notes()
-    solution = solve(problem, Auto(), notes)
+    problem = at_share(graph, 0.9)
+    told = Told()
+    solution = solve(problem, Auto(), told)
     assert (solution.status, solution.scope) == (Status.OPTIMAL, Scope.ANY_ORDER)
-    assert "retention" not in notes.asked
+    assert "retention" not in told.asked
 
 
 def test_an_order_that_needs_no_recomputation_is_found() -> None:
@@ -134,40 +121,33 @@ def test_what_only_the_search_did_not_find_is_unknown() -> None:
 
 
 def test_bounds_of_a_planners_own_plans_are_not_passed_on() -> None:
-    notes = Notes()
-    problem = problem_of(training_unet(4), 0.8)
-    portfolio = Portfolio(problem, Auto(), notes)
+    told = Told()
+    problem = at_share(training_unet(4), 0.8)
+    portfolio = Portfolio(problem, Auto(), told)
     time = problem.graph.total_time
     portfolio.bound(Bound(2 * time, Scope.PLANNER))
-    assert notes.bounds == []
+    assert told.bounds == []
     for bound in (Bound(time + 2, Scope.FIXED_ORDER), Bound(time + 1, Scope.ANY_ORDER)):
         portfolio.bound(bound)
-        assert notes.bounds[-1] == bound
+        assert told.bounds[-1] == bound
 
 
 def test_without_time_the_plain_run_is_the_closest() -> None:
-    problem = problem_of(training_unet(4), 0.9)
+    problem = at_share(training_unet(4), 0.9)
     solution = solve(problem, Auto(time_limit=0.0))
     assert solution.status is Status.UNKNOWN
     assert solution.closest is not None
     assert solution.closest.peak_bytes == baseline_of(problem.graph).peak_bytes
 
 
-class Interrupt(Notes):
-    """Presses Ctrl-C when the first plan has come."""
-
-    def found(self, plan: Plan) -> None:
-        raise KeyboardInterrupt
-
-
 def test_ctrl_c_keeps_the_best_plan_and_who_found_it() -> None:
-    solution = solve(unet(0.6), Auto(), Interrupt())
+    solution = solve(unet(0.6), Auto(), Impatient())
     assert solution.interrupted
     assert solution.status is Status.FEASIBLE
     assert solution.result.found_by == "dtr"
 
 
-class InterruptTheProof(Notes):
+class InterruptTheProof(Told):
     """Presses Ctrl-C when the bound is being proven."""
 
     def phase(self, text: str) -> None:
@@ -181,8 +161,58 @@ def test_ctrl_c_in_the_proof_keeps_a_plan() -> None:
     assert solution.status is Status.FEASIBLE
 
 
+class Late(Told):
+    """Lets time pass, far beyond any limit, where one of the phases begins."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.now = monotonic()
+        self._at = at
+
+    def clock(self) -> float:
+        return self.now
+
+    def phase(self, text: str) -> None:
+        super().phase(text)
+        if len(self.phases) == self._at:
+            self.now += 1e9
+
+
+class BeforeAnyProof(Told):
+    """Counts the plans that there are when the first proof begins."""
+
+    plans_before: int | None = None
+
+    def phase(self, text: str) -> None:
+        super().phase(text)
+        if "proving" in text and self.plans_before is None:
+            self.plans_before = len(self.plans)
+
+
+def test_a_plan_comes_before_any_proof() -> None:
+    told = BeforeAnyProof()
+    solve(at_share(training_unet(4), 0.8), Auto(time_limit=NO_CLOCK), told)
+    assert told.plans_before
+
+
+# None of these waits: the clock is the test's.
+@pytest.mark.parametrize("late_at", range(1, 20))
+def test_whatever_phase_the_time_is_up_in_it_ends_with_the_plan_so_far(
+    late_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Late(late_at)
+    monkeypatch.setattr(limits, "monotonic", told.clock)
+    solution = solve(at_share(training_unet(4), 0.8), Auto(time_limit=10.0), told)
+    assert len(told.phases) >= late_at
+    has_plan = bool(told.plans)
+    assert (solution.status in (Status.FEASIBLE, Status.OPTIMAL)) == has_plan
+    assert has_plan or late_at == 1
+    # A planner may announce what comes next before it looks at the clock.
+    assert len(told.phases) <= late_at + 2
+
+
 def test_a_limit_of_work_gives_the_same_plan_again() -> None:
-    problem = unet(0.7)
+    problem = at_share(training_unet(5), 0.8)
     planner = Auto(work_limit=0.2, seed=3)
     first, second = (planner.plan(problem, Observer()) for _ in range(2))
     assert first == second
@@ -196,8 +226,8 @@ def sent(schedule: Schedule | None) -> int:
 
 
 def test_offloads_only_where_it_may_and_then_proves_nothing_of_recomputation() -> None:
-    problem = replace(unet(0.6), bytes_per_time=Fraction(12))
-    stays, moves = (solve(problem, Auto(offload=offload)) for offload in (False, True))
+    problem = replace(at_share(training_unet(5), 0.8), bytes_per_time=Fraction(4))
+    stays, moves = (solve(problem, Auto(offload=offload, time_limit=NO_CLOCK)) for offload in (False, True))
     assert sent(stays.result.schedule) == 0
     assert sent(moves.result.schedule) > 0
     assert moves.result.found_by == "pofo"
@@ -208,8 +238,8 @@ def test_offloads_only_where_it_may_and_then_proves_nothing_of_recomputation() -
 
 
 def test_without_a_link_it_offloads_nothing() -> None:
-    may, may_not = (solve(unet(0.8), Auto(offload=offload)) for offload in (True, False))
-    assert may.result == may_not.result
+    may = solve(unet(0.9), Auto(offload=True, time_limit=NO_CLOCK))
+    assert may.result == unet_planned(0.9)[0].result
 
 
 @pytest.mark.parametrize("option", ["time_limit", "gap", "patience", "cores", "seed"])

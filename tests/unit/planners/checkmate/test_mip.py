@@ -236,3 +236,43 @@ def test_no_solver_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UsageError, match="installed") as caught:
             installed_solver(wanted)
         assert "pip install" in caught.value.hint
+
+
+@st.composite
+def programs_of_terabytes(draw: st.DrawFn) -> tuple[list[int], list[tuple[dict[int, int], int]]]:
+    """Rows of single bytes beside 3.6 TB, whose limits some of them just reach."""
+    size = draw(st.integers(2, 6))
+    costs = draw(st.lists(st.integers(1, 9), min_size=size, max_size=size))
+    sizes = st.sampled_from([1, 2, 3_600_000_000_000, 3_600_000_000_001]) | st.integers(1, 4 * 10**12)
+    rows = []
+    for _ in range(draw(st.integers(1, 3))):
+        terms = draw(st.dictionaries(st.integers(0, size - 1), sizes, min_size=1))
+        some = draw(st.lists(st.sampled_from(sorted(terms)), min_size=1, unique=True))
+        rows.append((terms, sum(terms[i] for i in some) + draw(st.sampled_from([0, 0, 1, -1]))))
+    return costs, rows
+
+
+@each_solver
+@given(program=programs_of_terabytes())
+def test_bytes_beside_terabytes_never_prove_too_much(
+    solver: SolverName, program: tuple[list[int], list[tuple[dict[int, int], int]]]
+) -> None:
+    costs, rows = program
+    best = best_cost(costs, rows)
+    outcome = program_of(costs, *rows).solve(solver, AMPLE)
+    if best is None:
+        return
+    assert outcome.status is Status.OPTIMAL
+    assert outcome.bound is not None
+    assert outcome.bound <= best
+
+
+def test_no_number_that_a_solver_is_given_is_large() -> None:
+    # Solvers' tolerances are absolute: HiGHS was wrong once in 4,300 programs that it was given as they were.
+    program = program_of([10**18, 1], ({0: 3_600_000_000_001, 1: 1}, 7), ({0: 2**50, 1: -(2**49)}, 2**49))
+    program.relax(SOLVERS[0], AMPLE)
+    given = program.problem.toDict()
+    factors = [term["value"] for row in given["constraints"] for term in row["coefficients"]]
+    assert len(factors) == 4
+    assert all(abs(factor) <= 2**24 for factor in factors)
+    assert all(abs(term["value"]) <= 1e6 for term in given["objective"]["coefficients"])

@@ -9,23 +9,21 @@ from remat_cli.generate.chain import Chain
 from remat_cli.generate.layered import Layered
 from remat_cli.generate.transformer import Transformer
 from remat_cli.generate.unet import UNet
-from remat_cli.graph import Graph
 from remat_cli.planners.min_cut import search
 from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Bound, Budget, Observer, Plan, Problem, Scope, Status
+from remat_cli.problem import Budget, Observer, Problem, Scope, Status
 from remat_cli.schedule import plain_run
 from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of, solve
+from remat_cli.solve import solve
 from remat_cli.synthesis import synthesize
 from tests.graphs import graph_of, op, training_chain
+from tests.plans import Told, at_share
 
-
-def at_share(graph: Graph, share: float) -> Problem:
-    return Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes)))
+UNET = synthesize(UNet(), ops=150).graph
 
 
 @pytest.mark.parametrize(
@@ -58,23 +56,22 @@ def test_plain_run_that_fits_is_proven_the_best() -> None:
 
 def test_how_many_processes_search_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_WORTH_PROCESSES", 0.0)
-    graph = synthesize(UNet(), ops=150).graph
-    problem = at_share(graph, 0.35)
-    alone, together = (MinCut(work_limit=0.3, cores=jobs).plan(problem, Observer()) for jobs in (1, 2))
+    problem = at_share(UNET, 0.35)
+    alone, together = (MinCut(work_limit=0.15, cores=jobs).plan(problem, Observer()) for jobs in (1, 2))
     assert alone.stats["rounds"] > 1
     assert alone == together
 
 
 def test_other_seeds_find_other_plans() -> None:
-    problem = at_share(synthesize(UNet(), ops=150).graph, 0.35)
-    plans = {MinCut(work_limit=0.3, seed=seed).plan(problem, Observer()).schedule for seed in range(4)}
+    problem = at_share(UNET, 0.35)
+    plans = {MinCut(work_limit=0.1, seed=seed).plan(problem, Observer()).schedule for seed in range(3)}
     assert len(plans) > 1
 
 
 def test_more_work_is_never_worse() -> None:
-    problem = at_share(synthesize(UNet(), ops=150).graph, 0.35)
+    problem = at_share(UNET, 0.35)
     times = []
-    for work in (0.05, 0.3, 1.0):
+    for work in (0.02, 0.1, 0.3):
         trace = solve(problem, MinCut(work_limit=work)).trace
         assert trace is not None
         times.append(trace.time)
@@ -104,26 +101,15 @@ def test_plans_in_the_order_of_what_it_starts_from() -> None:
 
 
 def test_tells_of_each_better_plan_and_of_its_bound() -> None:
-    class Listener(Observer):
-        def __init__(self) -> None:
-            self.found_times: list[int] = []
-            self.bounds: list[Bound] = []
-
-        def found(self, plan: Plan) -> None:
-            self.found_times.append(plan.time)
-
-        def bound(self, bound: Bound) -> None:
-            self.bounds.append(bound)
-
-    graph = synthesize(UNet(), ops=150).graph
-    listener = Listener()
-    result = MinCut(work_limit=0.3).plan(at_share(graph, 0.35), listener)
-    assert len(listener.found_times) > 1
-    assert listener.found_times == sorted(listener.found_times, reverse=True)
-    times = [bound.time for bound in listener.bounds]
+    told = Told()
+    result = MinCut(work_limit=0.3).plan(at_share(UNET, 0.35), told)
+    found = [plan.time for plan in told.plans]
+    assert len(found) > 1
+    assert found == sorted(found, reverse=True)
+    times = [bound.time for bound in told.bounds]
     assert times == sorted(set(times))
-    assert listener.bounds[-1] == result.bound
-    assert listener.bounds[-1].scope is Scope.FIXED_ORDER
+    assert told.bounds[-1] == result.bound
+    assert told.bounds[-1].scope is Scope.FIXED_ORDER
 
 
 def test_real_sizes_that_need_one_choice_are_proven_optimal() -> None:

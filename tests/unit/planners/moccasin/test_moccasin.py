@@ -16,10 +16,9 @@ from remat_cli.planners.moccasin.slots import Slots, line_slots, staged_slots
 from remat_cli.planners.shared.cp_sat import solve_model
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import Rounding
-from remat_cli.problem import Bound, Budget, Observer, Plan, Problem, Scope, Status
+from remat_cli.problem import Budget, Observer, Problem, Scope, Status
 from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
-from remat_cli.solve import solve
+from remat_cli.solve import baseline_of, solve
 from tests.graphs import (
     chain,
     diamond,
@@ -34,12 +33,9 @@ from tests.graphs import (
     training_unet,
     with_workspace,
 )
+from tests.plans import Impatient, Told, at_share
 
 LIMITS = Limits.of(1e5)
-
-
-def plain_peak(graph: Graph) -> int:
-    return simulate(graph, plain_run(graph)).peak_bytes
 
 
 def skip() -> Graph:
@@ -123,11 +119,11 @@ def test_plans_are_complete_hints(problem: Problem, max_retentions: int, which: 
         return IntervalModel(graph, slots)
 
     plain = model()
-    unit = plain.minimise_peak(0, plain_peak(graph) - graph.fixed_bytes)
+    unit = plain.minimise_peak(0, baseline_of(graph).peak_bytes - graph.fixed_bytes)
     plain.hint(slots.plain_starts)
     outcome = solve_model(plain.model, LIMITS, rounding=Rounding.RELAX, settings=fix)
     assert outcome.bound is not None
-    assert outcome.bound * unit == plain_peak(graph) - graph.fixed_bytes
+    assert outcome.bound * unit == baseline_of(graph).peak_bytes - graph.fixed_bytes
     first = model()
     first.minimise_time(max(0, room))
     found = solve_model(first.model, LIMITS, rounding=Rounding.RELAX)
@@ -150,44 +146,27 @@ def test_peak_of_the_model_is_the_peak_of_the_judge(graph: Graph) -> None:
     unit = model.minimise_peak(0, 100)
     outcome = solve_model(model.model, LIMITS, rounding=Rounding.RELAX)
     assert outcome.bound is not None
-    assert graph.fixed_bytes + outcome.bound * unit == plain_peak(graph)
-
-
-class Recorder(Observer):
-    """Keeps what it is told; presses Ctrl-C at a number of plans."""
-
-    def __init__(self, press_at: int = 0) -> None:
-        self.times: list[int] = []
-        self.bounds: list[int] = []
-        self._press_at = press_at
-
-    def found(self, plan: Plan) -> None:
-        self.times.append(len(plan.schedule.computes))
-        if len(self.times) == self._press_at:
-            raise KeyboardInterrupt
-
-    def bound(self, bound: Bound) -> None:
-        assert bound.scope is Scope.PLANNER
-        self.bounds.append(bound.time)
+    assert graph.fixed_bytes + outcome.bound * unit == baseline_of(graph).peak_bytes
 
 
 def tight_unet() -> Problem:
-    graph = training_unet(6)
-    return Problem(graph, Budget(plain_peak(graph) * 8 // 10))
+    return at_share(training_unet(6), 0.8)
 
 
 def test_plans_and_bounds_are_told_as_they_come_up() -> None:
-    recorder = Recorder()
-    solution = solve(tight_unet(), Moccasin(), recorder)
+    told = Told()
+    solution = solve(tight_unet(), Moccasin(), told)
     assert solution.status is Status.OPTIMAL
     assert solution.trace is not None
-    assert recorder.times
-    assert recorder.bounds[-1] == solution.trace.time
-    assert recorder.bounds == sorted(recorder.bounds)
+    assert told.plans
+    assert all(bound.scope is Scope.PLANNER for bound in told.bounds)
+    times = [bound.time for bound in told.bounds]
+    assert times[-1] == solution.trace.time
+    assert times == sorted(times)
 
 
 def test_ctrl_c_keeps_the_best_plan() -> None:
-    solution = solve(tight_unet(), Moccasin(), Recorder(press_at=1))
+    solution = solve(tight_unet(), Moccasin(), Impatient())
     assert solution.interrupted
     assert solution.status is Status.FEASIBLE
     assert solution.trace is not None
@@ -203,7 +182,7 @@ def test_stopped_early_it_proves_nothing_and_says_how_close_it_came() -> None:
 
 def test_infeasible_speaks_of_this_kind_of_plan_only() -> None:
     graph = training_chain(4)
-    result = Moccasin(max_retentions=1).plan(Problem(graph, Budget(plain_peak(graph) - 1)), Observer())
+    result = Moccasin(max_retentions=1).plan(Problem(graph, Budget(baseline_of(graph).peak_bytes - 1)), Observer())
     assert result.status is Status.INFEASIBLE
     assert result.scope is Scope.PLANNER
     assert "1 run" in result.reason

@@ -15,25 +15,12 @@ from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.rotor.search import rotor_plans
 from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.chain.model import Chain
-from remat_cli.problem import Budget, Observer, Plan, PlanResult, Problem, Status
+from remat_cli.problem import Budget, Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule
 from remat_cli.simulate import Trace, simulate
 from remat_cli.solve import baseline_of
 from tests.graphs import graph_of, op, training_chain, training_unet
-
-
-class Listener(Observer):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.phases: list[str] = []
-        self.schedules: list[Schedule] = []
-
-    def phase(self, text: str) -> None:
-        self.phases.append(text)
-
-    def found(self, plan: Plan) -> None:
-        self.schedules.append(plan.schedule)
+from tests.plans import Told
 
 
 def planned(graph: Graph, budget: int, planner: Rotor | None = None) -> PlanResult:
@@ -146,15 +133,14 @@ def test_where_nothing_fits_the_closest_plan_is_told() -> None:
 
 def test_chain_is_described_and_each_better_plan_is_told() -> None:
     graph = training_chain(12)
-    listener = Listener()
-    result = Rotor().plan(Problem(graph, Budget(9)), listener)
+    told = Told()
+    result = Rotor().plan(Problem(graph, Budget(9)), told)
     assert (
-        listener.phases[0]
-        == "planning a chain of 13 layers; the largest has 1 of 12 forward ops (8.33 %), which make 1 B"
+        told.phases[0] == "planning a chain of 13 layers; the largest has 1 of 12 forward ops (8.33 %), which make 1 B"
     )
-    times = [simulate(graph, schedule).time for schedule in listener.schedules]
+    times = [simulate(graph, plan.schedule).time for plan in told.plans]
     assert times == sorted(times, reverse=True)
-    assert listener.schedules[-1] == result.schedule
+    assert told.plans[-1].schedule == result.schedule
     assert result.stats["segments"] == 12
     assert result.stats["largest_segment_ops"] == 1
 

@@ -7,16 +7,21 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from functools import partial
+from itertools import product
+from operator import mul
+from typing import Any
 
 import numpy as np
 import pytest
 from ortools.sat.python.cp_model import CpModel, IntVar
 
-from remat_cli.planners.shared.cp_sat import Values, _solver, solve_model
+from remat_cli.planners.shared import cp_sat, second_solver
+from remat_cli.planners.shared.cp_sat import Values, _solver, prove, solve_model
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import Rounding
-from remat_cli.problem import Status
+from remat_cli.problem import Basis, Status
 
 AMPLE = Limits.of(1e5)
 
@@ -180,3 +185,133 @@ def test_a_model_with_a_hint_has_one_thread() -> None:
     model.add_hint(x, 3)
     model.add_hint(y, 4)
     assert solve(model, limits).bound == 5
+
+
+class Knapsack:
+    """Items that cover every row, at the least cost."""
+
+    def __init__(self, sizes: list[int], rows: list[tuple[str, int]], costs: list[int]) -> None:
+        self.costs = costs
+        self.rows = [
+            ([size if letter in which else 0 for size, letter in zip(sizes, "abcdefgh", strict=False)], least)
+            for which, least in rows
+        ]
+
+    def model(self) -> CpModel:
+        model = CpModel()
+        items = [model.new_bool_var("") for _ in self.costs]
+        for coefficients, least in self.rows:
+            # What is left out, as planners write it: at most what there is beyond the least.
+            terms = (size * (1 - item) for size, item in zip(coefficients, items, strict=True))
+            model.add(sum(terms) <= sum(coefficients) - least)
+        model.minimize(sum(cost * item for cost, item in zip(self.costs, items, strict=True)))
+        return model
+
+    def covers(self, chosen: Iterable[int]) -> bool:
+        chosen = list(chosen)
+        return all(sum(map(mul, sizes, chosen)) >= least for sizes, least in self.rows)
+
+    def cost(self, chosen: Iterable[int]) -> int:
+        return sum(map(mul, self.costs, chosen))
+
+    @property
+    def least_cost(self) -> int:
+        return min(self.cost(chosen) for chosen in product((0, 1), repeat=len(self.costs)) if self.covers(chosen))
+
+
+# Sizes, and for each row which of them count and how much of them it takes at the least; then what items cost. OR-tools
+# 9.15, left to itself, calls solutions optimal that cost more than the best (google/or-tools issue 5293).
+KNAPSACKS = [
+    Knapsack(
+        [5351711367, 3116859719, 7655478711, 993410279, 8278129981, 4, 15310957422, 7655478715],
+        [("abc efgh", 15642271743), ("abcd f h", 11414057117)],
+        [19, 40, 39, 91, 75, 5, 86, 72],
+    ),
+    Knapsack(
+        [7902668641, 7902668641, 7902668645, 4024722147, 4, 1024, 75437046, 1024],
+        [("abcd fgh", 19830060457), ("abcd  g ", 15880774328), (" bc ef h", 968974440)],
+        [17, 63, 98, 17, 93, 79, 42, 13],
+    ),
+    Knapsack(
+        [928242946357, 928242946357, 928242946361, 928242946361, 1856485892714, 928242946357, 4],
+        [("abcdefg", 928242946365), ("abc efg", 1340502217642), ("abcdefg", 2784728839071)],
+        [100, 63, 43, 84, 54, 98, 11],
+    ),
+    Knapsack(
+        [1788507114, 364972155, 894253557, 894253561, 894253557, 4, 894253557, 1024],
+        [("abcd fgh", 121220102), ("abcdefgh", 1788507113), ("abcdefgh", 894254585)],
+        [7, 26, 24, 79, 19, 28, 71, 10],
+    ),
+]
+
+
+# What keeps the solver from going wrong: settings, and scaling. Either is enough by itself.
+@pytest.mark.parametrize("undone", ["", "_SAFE_SETTINGS", "scale_model"])
+@pytest.mark.parametrize("knapsack", KNAPSACKS)
+def test_what_is_proven_of_knapsacks_of_gigabytes_is_never_too_much(
+    knapsack: Knapsack, undone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without: dict[str, Any] = {"_SAFE_SETTINGS": {}, "scale_model": lambda model, rounding: 1}
+    if undone:
+        monkeypatch.setattr(cp_sat, undone, without[undone])
+    outcome = solve(knapsack.model(), AMPLE)
+    assert outcome.status is Status.OPTIMAL
+    assert outcome.bound is not None
+    assert 0 < outcome.bound <= knapsack.least_cost
+
+
+@pytest.mark.parametrize("knapsack", KNAPSACKS)
+def test_what_is_found_within_restricted_rows_covers_them(knapsack: Knapsack) -> None:
+    outcome = solve_model(knapsack.model(), AMPLE, rounding=Rounding.RESTRICT)
+    assert outcome.values is not None
+    assert knapsack.covers(outcome.values.tolist())
+    assert outcome.bound == knapsack.cost(outcome.values.tolist()) >= knapsack.least_cost
+
+
+@pytest.mark.parametrize("knapsack", KNAPSACKS)
+def test_what_is_proven_two_solvers_come_to(knapsack: Knapsack) -> None:
+    outcome = prove(knapsack.model(), AMPLE)
+    assert outcome.bound is not None
+    assert 0 < outcome.bound <= knapsack.least_cost
+    assert outcome.basis is Basis.TWO_SOLVERS
+
+
+def test_a_second_solver_that_does_not_agree_leaves_one_solvers_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_solver, "agrees", lambda *_: False)
+    knapsack = KNAPSACKS[0]
+    outcome = prove(knapsack.model(), AMPLE)
+    assert (outcome.bound, outcome.basis) == (knapsack.least_cost, Basis.ONE_SOLVER)
+
+
+def test_a_bound_that_is_known_already_is_not_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def agrees(_: CpModel, bound: int | None, __: Limits) -> bool:
+        asked.append(bound)
+        return True
+
+    monkeypatch.setattr(second_solver, "agrees", agrees)
+    knapsack = KNAPSACKS[0]
+    prove(knapsack.model(), AMPLE, known=knapsack.least_cost)
+    assert not asked
+    prove(knapsack.model(), AMPLE, known=knapsack.least_cost - 1)
+    assert asked == [knapsack.least_cost]
+
+
+@pytest.mark.parametrize("time", [2**59, 2**60])
+def test_bounds_on_times_that_64_bits_just_hold_are_never_too_high(time: int) -> None:
+    model = CpModel()
+    items = [model.new_bool_var("") for _ in range(3)]
+    model.add_at_least_one(items)
+    model.minimize(sum((time - number) * item for number, item in enumerate(items)))
+    outcome = prove(model, AMPLE)
+    assert outcome.bound is not None
+    assert (time - 2) * (1 - 1e-9) <= outcome.bound <= time - 2
+
+
+def test_rows_of_large_numbers_must_have_an_upper_limit_only() -> None:
+    model = CpModel()
+    x, y = model.new_bool_var(""), model.new_bool_var("")
+    model.add(2**40 * x + 2**40 * y >= 2**40)
+    with pytest.raises(ValueError, match="upper limit only"):
+        solve(model, AMPLE)

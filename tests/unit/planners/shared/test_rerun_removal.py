@@ -12,21 +12,13 @@ from hypothesis import strategies as st
 from remat_cli.graph import Graph
 from remat_cli.planners.shared.rerun_removal import _ShrinkingSequence, without_needless_reruns
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.simulate import Trace, simulate
-from tests.graphs import compute_sequences, graph_of, in_place, op, small_graphs, training_graphs
+from tests.graphs import graph_of, in_place, op, small_graphs, training_graphs
+from tests.plans import judged, sequences
+
+GRAPHS = small_graphs() | training_graphs()
 
 
-def judged(sequence: RematSequence) -> Trace:
-    return simulate(sequence.graph, sequence.schedule())
-
-
-@st.composite
-def sequences(draw: st.DrawFn) -> RematSequence:
-    graph = draw(small_graphs() | training_graphs())
-    return RematSequence.of_names(graph, draw(compute_sequences(graph)))
-
-
-@given(sequence=sequences(), seed=st.integers(0, 1000))
+@given(sequence=sequences(GRAPHS), seed=st.integers(0, 1000))
 def test_memory_stays_right_when_runs_are_left_out(sequence: RematSequence, seed: int) -> None:
     shrinking = _ShrinkingSequence(sequence)
     reruns = list(shrinking.reruns())
@@ -40,7 +32,7 @@ def test_memory_stays_right_when_runs_are_left_out(sequence: RematSequence, seed
         assert shrinking.memory[shrinking.memory >= 0].tolist() == shrinking.left().memory.tolist()
 
 
-@given(sequence=sequences(), spare=st.integers(0, 6))
+@given(sequence=sequences(GRAPHS), spare=st.integers(0, 6))
 def test_what_is_left_runs_within_the_budget_in_no_more_time(sequence: RematSequence, spare: int) -> None:
     before = judged(sequence)
     after = judged(without_needless_reruns(sequence, before.peak_bytes + spare))
@@ -48,7 +40,7 @@ def test_what_is_left_runs_within_the_budget_in_no_more_time(sequence: RematSequ
     assert after.time <= before.time
 
 
-@given(sequence=sequences())
+@given(sequence=sequences(GRAPHS))
 def test_without_a_limit_nothing_is_run_twice(sequence: RematSequence) -> None:
     left = without_needless_reruns(sequence, 2**60)
     assert sorted(left.ops.tolist()) == list(range(len(sequence.graph.ops)))

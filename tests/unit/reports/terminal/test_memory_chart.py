@@ -13,17 +13,10 @@ from remat_cli.graph import Graph
 from remat_cli.reports.safe_text import Report
 from remat_cli.reports.terminal.memory_chart import MemoryTimeline, StaysBar, largest_per_column, marks
 from remat_cli.reports.timeline import Lifetime, Run
-from remat_cli.schedule import with_frees
-from remat_cli.simulate import simulate
 from tests.graphs import chain, compute_sequences, graph_of, op, small_graphs, training_chain
-from tests.unit.reports.rendering import rendered
+from tests.unit.reports.rendering import rendered, run_of
 
 MB = 1_000_000
-
-
-def run_of(graph: Graph, *computes: str) -> Run:
-    schedule = with_frees(graph, computes)
-    return Run(graph, schedule, simulate(graph, schedule))
 
 
 @pytest.fixture

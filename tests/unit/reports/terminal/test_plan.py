@@ -23,7 +23,6 @@ from remat_cli.schedule import (
     Schedule,
     Step,
     Wait,
-    input_order,
     plain_run,
     with_frees,
 )
@@ -32,7 +31,7 @@ from remat_cli.solve import Solution, baseline_of
 from remat_cli.studies.budget_search import SmallestBudget, at_budget
 from remat_cli.training import KeptForBackward
 from tests.graphs import chain, graph_of, op, training_chain
-from tests.unit.reports.rendering import prepared, rendered, solved
+from tests.unit.reports.rendering import prepared, rendered, solved, two_again
 
 MB = 1_000_000
 WIDTHS = (80, 100, 120, 200)
@@ -46,8 +45,7 @@ def graph() -> Graph:
 @pytest.fixture
 def schedule(graph: Graph) -> Schedule:
     """The first two ops run again, which takes the peak from 7 MB to 5 MB."""
-    order = input_order(graph)
-    return with_frees(graph, [*order[:10], "f1", "f2", *order[10:]])
+    return two_again(graph)
 
 
 @pytest.fixture

@@ -81,3 +81,8 @@ def assert_follows(result: Rewritten, original: onnx.ModelProto, folder: Path) -
     outputs, order = run(result.proto, feeds, folder)
     assert_same_bits(run(original, feeds, folder)[0], outputs)
     assert order == result.order
+
+
+def stored(name: str, *dims: int) -> onnx.TensorProto:
+    """Return a float32 initializer of random numbers."""
+    return onnx.numpy_helper.from_array(np.random.default_rng(0).random(dims, dtype=np.float32), name)

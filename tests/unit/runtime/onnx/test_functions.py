@@ -13,13 +13,9 @@ import pytest
 from remat_cli.formats.onnx.expansion import WITHOUT_KERNEL
 from remat_cli.formats.reader import Aliasing
 from tests.unit.formats.onnx.models import Model, float_input, integers, node, scalar
-from tests.unit.runtime.onnx.rewriting import assert_same_bits, drawn, planned, rewritten, run
+from tests.unit.runtime.onnx.rewriting import assert_same_bits, drawn, planned, rewritten, run, stored
 
 LABELS = onnx.numpy_helper.from_array(np.random.default_rng(0).integers(0, 4, (2, 6, 6)), "labels")
-
-
-def stored(name: str, *dims: int) -> onnx.TensorProto:
-    return onnx.numpy_helper.from_array(np.random.default_rng(0).random(dims, dtype=np.float32), name)
 
 
 # Op: the opsets to try it at, its inputs after the first, its attributes, and what is stored.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -12,16 +11,12 @@ import pytest
 from remat_cli.formats import Aliasing, ReadOptions, read_graph
 from remat_cli.schedule import input_order
 from tests.unit.formats.onnx.models import Model, float_input, integers, node
-from tests.unit.runtime.onnx.rewriting import assert_follows, planned, rewritten
+from tests.unit.runtime.onnx.rewriting import assert_follows, planned, rewritten, stored
 
 LEVELS = {
     "EXTENDED": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "ALL": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
-
-
-def stored(name: str, *dims: int) -> onnx.TensorProto:
-    return onnx.numpy_helper.from_array(np.random.default_rng(0).random(dims, dtype=np.float32), name)
 
 
 CONVOLUTIONS = Model(

@@ -25,6 +25,7 @@ from remat_cli.problem import Observer
 from remat_cli.schedule import Compute, Inplace, with_frees
 from remat_cli.simulate import simulate
 from tests.graphs import chain, diamond, graph_of, in_place, op, scaled, small_graphs, training_chain, training_graphs
+from tests.plans import Told
 
 DATA = os.environ.get("REMAT_DATA")
 NO_CLOCK = float("inf")
@@ -266,14 +267,6 @@ class TestSearchOrders:
         assert (best.peak_bytes, best.order.tolist()) == (6, [0, 2, 1, 3])
 
 
-class Phases(Observer):
-    def __init__(self) -> None:
-        self.phases: list[str] = []
-
-    def phase(self, text: str) -> None:
-        self.phases.append(text)
-
-
 class TestWhenThereIsNothingToSearch:
     @pytest.mark.parametrize(
         ("graph", "room", "limits"),
@@ -285,7 +278,7 @@ class TestWhenThereIsNothingToSearch:
         ids=["it fits", "no time", "no work"],
     )
     def test_the_input_order_is_returned_at_once(self, graph: Graph, room: int, limits: Limits) -> None:
-        phases = Phases()
+        phases = Told()
         found = search_orders(graph, room, limits, phases)
         assert [each.order.tolist() for each in found] == [list(range(len(graph.ops)))]
         assert phases.phases == []
