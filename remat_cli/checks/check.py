@@ -162,6 +162,11 @@ def _result_of(future: Future[Outcome], model: ModelCheck, baseline: Mapping[str
         return Outcome(model, None, baseline.get(model.name), (failure,), ExitCode.NO_PLAN)
 
 
+def _in_yaml(error: RematError) -> tuple[str, ...]:
+    """Return what an error says is to be done, in words for the project file; none where it says nothing."""
+    return (as_text(error.remedy, in_config),) if error.remedy else ()
+
+
 class _Check:
     """One model while it is checked."""
 
@@ -179,8 +184,7 @@ class _Check:
         try:
             self.measure()
         except RematError as error:
-            remedies = (as_text(error.remedy, in_config),) if error.remedy else ()
-            self.failures.append(Failure("error", error.message, remedies))
+            self.failures.append(Failure("error", error.message, _in_yaml(error)))
             return error.exit_code
         except MemoryError:
             remedies = ("use a planner for large graphs, such as dtr",)
@@ -274,7 +278,7 @@ class _Check:
         )
         broken = execution.broken(prepared.graph)
         if broken is not None:
-            yield Failure("execute", broken.message, (broken.hint,) if broken.hint else ())
+            yield Failure("execute", broken.message, _in_yaml(broken))
 
     def remedies(self, prepared: Prepared, refusal: Solution, limits: Mapping[str, int]) -> tuple[str, ...]:
         """Return what was tried and found to help: a larger budget; a smaller batch, for the budget that there is."""

@@ -38,9 +38,9 @@ def command(
 ) -> int:
     """Search the largest value of a dimension of MODEL that fits: the largest batch, say, that can be trained.
 
-    MODEL is ONNX with a symbolic dimension, named by --dim without a value. Three answers: what fits without a plan;
-    what a plan was found for, with that plan; and beyond what no plan in any order fits. Each value that is tried
-    gives the planner 10 seconds, unless --time-limit or a config says otherwise.
+    MODEL is ONNX with a symbolic dimension, or a PyTorch step; --dim without a value names the dimension. Three
+    answers: what fits without a plan; what a plan was found for, with that plan; and beyond what no plan in any order
+    fits. Each value that is tried gives the planner 10 seconds, unless --time-limit or a config says otherwise.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def command(
     limited = with_short_limit(choice)
     question = Question(dim, _budget_bytes(config.budget), config.max_overhead, multiple_of, at_most)
     if has_fixed_sizes(model):
-        raise UsageError(f"{model}: sizes in a JSON graph are fixed", hint="give the ONNX model that it came from")
+        raise UsageError(f"{model}: sizes in a JSON graph are fixed", hint="give the model that it came from")
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, *config.files))
     options = config.graph
     if options.measurements is not None and dim in load_measurements(Path(options.measurements)).dims:

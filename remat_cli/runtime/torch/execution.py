@@ -27,6 +27,7 @@ from remat_cli.runtime.torch.memory import Allocations, allocations_of, peak_of,
 from remat_cli.runtime.torch.planned import self_test
 from remat_cli.runtime.torch.program import Watch, divided
 from remat_cli.schedule import Compute, Schedule, plain_run
+from remat_cli.settings import Setting
 from remat_cli.simulate import simulate
 from remat_cli.units import format_bytes
 
@@ -129,7 +130,10 @@ class Execution:
         return InvalidSchedule(
             f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, "
             f"{format_bytes(peak.predicted)}; they part most at {at}",
-            hint="its kernel may take memory of its own: plan with what 'remat measure' writes, by --measurements",
+            hint=(
+                "its kernel may take memory of its own: plan with what 'remat measure' writes, by ",
+                Setting("measurements", "FILE"),
+            ),
         )
 
 
