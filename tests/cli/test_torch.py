@@ -78,7 +78,9 @@ def test_schedule_of_another_size_is_refused(remat: Remat, small: str, tmp_path:
 
 
 def test_largest_batch_is_searched(remat: Remat, small: str) -> None:
-    ended = remat("fit", small, "--dim", "batch", "--budget", "200kB", "--planner", "keep_all", "--json")
+    ended = remat(
+        "fit", small, "--dim", "batch", "--budget", "200kB", "--at-most", "256", "--planner", "keep_all", "--json"
+    )
     assert ended.code == 0
     assert ended.json["plain"]["value"] == ended.json["found"]["value"] > 100
 
