@@ -12,6 +12,7 @@ from remat_cli import __version__
 from remat_cli.errors import ScheduleFileError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.source import parse_json, read_bytes
+from remat_cli.graph import Graph
 from remat_cli.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
 from remat_cli.solve import Solution
 
@@ -65,6 +66,7 @@ def _document(solution: Solution, mode: str, planner: str, options: Mapping[str,
             "kind": str(graph.kind),
             "ops": len(graph.ops),
             "mode": mode,
+            **_structure(graph),
         },
         "planner": {"name": planner, "options": options},
         "status": str(result.status),
@@ -86,6 +88,12 @@ def _document(solution: Solution, mode: str, planner: str, options: Mapping[str,
     }
 
 
+def _structure(graph: Graph) -> dict[str, dict[str, str]]:
+    """Return what whoever runs the plan recognises the graph by, where the graph says it."""
+    signatures = {op.name: op.signature for op in graph.ops if op.signature is not None}
+    return {"structure": signatures} if signatures else {}
+
+
 def _written(step: Step) -> list[str]:
     return [STEP_NAMES[type(step)], step.op if isinstance(step, Compute | Inplace) else step.tensor]
 
@@ -97,6 +105,7 @@ class ScheduleFile:
     Attributes:
         schedule: the steps.
         sha256: hash of the graph that it was made for.
+        structure: signatures of that graph's ops by name; None where it says none.
         mode: "training" or "inference".
         planner: name of the planner.
         status: how the planner's run ended.
@@ -109,6 +118,7 @@ class ScheduleFile:
 
     schedule: Schedule
     sha256: str | None
+    structure: Mapping[str, str] | None
     mode: str | None
     planner: str | None
     status: str | None
@@ -143,6 +153,7 @@ def read_schedule(path: Path) -> ScheduleFile:
     return ScheduleFile(
         schedule=Schedule(tuple(_step(item, f"{path}: steps[{i}]") for i, item in enumerate(steps))),
         sha256=_said(document, "graph.sha256", str, path),
+        structure=_said(document, "graph.structure", dict, path),
         mode=_said(document, "graph.mode", str, path),
         planner=_said(document, "planner.name", str, path),
         status=_said(document, "status", str, path),

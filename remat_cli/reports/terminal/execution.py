@@ -12,6 +12,7 @@ from remat_cli.formats.native import graph_sha256
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean, shorten
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
+from remat_cli.reports.terminal.step_execution import executed_step_report, step_execution_summary
 from remat_cli.simulate import Trace
 from remat_cli.solve import baseline_of
 from remat_cli.units import format_bytes
@@ -19,6 +20,7 @@ from remat_cli.units import format_bytes
 if TYPE_CHECKING:
     from remat_cli.runtime.onnx.execution import Execution, Peak
     from remat_cli.runtime.onnx.rewrite import Rewritten
+    from remat_cli.runtime.torch.execution import Execution as StepExecution
 
 _LONGEST_NAME = 40
 _HOW_TO_RUN = """\
@@ -83,10 +85,12 @@ def apply_summary(prepared: Prepared, trace: Trace, rewritten: Rewritten, output
     }
 
 
-def executed_report(report: RenderableType, execution: Execution | None) -> RenderableType:
-    """Return the report of `remat verify` with what came of running the model, where it was run."""
+def executed_report(report: RenderableType, execution: Execution | StepExecution | None) -> RenderableType:
+    """Return the report of `remat verify` with what came of running the model or step, where it was run."""
     if execution is None:
         return report
+    if execution.runtime == "torch":
+        return executed_step_report(report, execution)
     style = "green" if execution.holds else "red"
     verdict = "The model runs as planned." if execution.holds else "The model does not run as planned."
     return Report(
@@ -129,10 +133,12 @@ def _weights(execution: Execution) -> list[tuple[str, Cell]]:
     return [("weights", f"{execution.random_weights:,} drawn at random: their files are not there")]
 
 
-def execution_summary(execution: Execution | None) -> dict[str, Any]:
-    """Return what is added to the summary of `remat verify`; empty where the model was not run."""
+def execution_summary(execution: Execution | StepExecution | None) -> dict[str, Any]:
+    """Return what is added to the summary of `remat verify`; empty where nothing was run."""
     if execution is None:
         return {}
+    if execution.runtime == "torch":
+        return step_execution_summary(execution)
     peaks = {"plain": execution.plain, "plan": execution.plan}
     measured = {
         name: {"predicted_bytes": peak.predicted, "measured_bytes": peak.measured, "agrees": peak.agrees}
