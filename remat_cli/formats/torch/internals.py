@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from remat_cli.errors import UsageError
 
@@ -114,28 +115,52 @@ def _backend(divide: Divide) -> Callable[..., Any]:
             partition_fn=partition,
             keep_inference_input_mutations=True,
         )
-        _without_onednn_lstm(module.graph)
+        _recurrent_layers_written_out(module.graph)
         with torch._functorch.config.patch(_FUNCTORCH):
             return compiler(module, inputs)
 
     return backend
 
 
-def _without_onednn_lstm(graph: fx.Graph) -> None:
-    """Have LSTMs traced step by step: torch captures oneDNN's fused layer without what its backward needs."""
+def _recurrent_layers_written_out(graph: fx.Graph) -> None:
+    """Have recurrent layers traced step by step, with the dropout between them.
+
+    torch captures oneDNN's fused LSTM without what its backward needs, and forgets dropout where it writes layers out.
+    """
     for node in graph.nodes:
-        if getattr(node.target, "__name__", "") == "lstm":
-            node.target = _written_out(node.target)
+        if getattr(node.target, "__name__", "") in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+            node.target = _without_onednn(_layer_by_layer(node.target))
 
 
-def _written_out(lstm: Callable[..., Any]) -> Callable[..., Any]:
+def _without_onednn(function: Callable[..., Any]) -> Callable[..., Any]:
     def traced(*args: Any, **kwargs: Any) -> Any:
         before = torch._C._get_mkldnn_enabled()
         torch._C._set_mkldnn_enabled(False)
         try:
-            return lstm(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
             torch._C._set_mkldnn_enabled(before)
+
+    return traced
+
+
+def _layer_by_layer(recurrent: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(
+        x: Any, states: Any, weights: Any, biases: Any, layers: Any, dropout: Any, train: Any, *form: Any
+    ) -> Any:
+        if len(form) != 2 or not (dropout and train):  # a packed sequence has another form, which torch itself refuses
+            return recurrent(x, states, weights, biases, layers, dropout, train, *form)
+        bidirectional, batch_first = form
+        directions, each = 1 + bidirectional, len(weights) // layers
+        x = x.transpose(0, 1) if batch_first else x  # dropout draws in this order
+        last = []
+        for layer in range(layers):
+            own = pytree.tree_map(lambda state, of=layer * directions: state[of : of + directions], states)
+            of_layer = weights[layer * each : (layer + 1) * each]
+            x, *final = recurrent(x, own, of_layer, biases, 1, 0.0, train, bidirectional, False)
+            last.append(final)
+            x = nn.functional.dropout(x, dropout) if layer < layers - 1 else x
+        return x.transpose(0, 1) if batch_first else x, *(torch.cat(parts) for parts in zip(*last, strict=True))
 
     return traced
 
