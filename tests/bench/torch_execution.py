@@ -1,8 +1,8 @@
 """Training steps in PyTorch: plans predicted and measured, beside what torch itself offers, at equal measured peaks.
 
 `python -m tests.bench.torch_execution gpt unet` runs these models only. Peaks are beside parameters, buffers and
-inputs. Times are those of a step, against the plain schedule carried out in the same way; each is a median of runs that
-take turns with those of the plain schedule. Run it with one thread, and nothing beside it.
+inputs. What is recomputed is the measured time of the ops that run more than in the step without it, as a share of
+that step: for torch's checkpoints the eager one, else the plain schedule.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +38,7 @@ from remat_cli.schedule import Schedule, plain_run
 from remat_cli.simulate import simulate
 from remat_cli.studies.budget_search import plan_at
 from remat_cli.units import format_bytes, format_share, parse_budget
+from tests.bench.torch_op_times import OpTimes
 
 Call = Callable[..., Any]
 
@@ -46,17 +47,21 @@ MODELS = (
     "efficientnet_b0", "gpt_bfloat16", "whisper", "mixture_of_experts", "lstm", "resnet50",
 )  # fmt: skip
 SHARES = ("80%", "60%", "40%")
-SECONDS = 10.0
+SECONDS = 5.0
 SOLVERS, STOCK_BUDGETS = ("dp", "ilp", "greedy"), (0.8, 0.6, 0.4, 0.2, 0.0)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of running a call: its peak in bytes, its overhead as a share, and how its results differ."""
+    """What came of running a call: peak in bytes, the time of its ops in nanoseconds, how its results differ."""
 
     peak: int
-    overhead: float
+    time: int
     results: str
+
+    def beside(self, time: int) -> str:
+        """Return what it takes more than this time, as a share."""
+        return format_share(self.time / time - 1)
 
 
 @dataclass
@@ -69,6 +74,12 @@ class Trial:
     plain: Call
     eager_results: dict[str, torch.Tensor]
     plain_results: dict[str, torch.Tensor]
+    op_times: OpTimes
+    eager_time: int = field(init=False)
+    plain_time: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.eager_time, self.plain_time = self.time(callable_of(self.step.model)), self.time(self.plain)
 
     @classmethod
     def of(cls, name: str) -> Trial:
@@ -82,7 +93,8 @@ class Trial:
         step = as_step(load_function(reference)(), reference)
         runs = StepRuns(step, reference, prepared.graph, 0, False)
         plain = runs.planned(plain_run(prepared.graph))
-        return cls(step, prepared, runs, plain, runs.results(callable_of(step.model)), runs.results(plain))
+        eager_results, times = runs.results(callable_of(step.model)), OpTimes(taken.device)
+        return cls(step, prepared, runs, plain, eager_results, runs.results(plain), times)
 
     def schedule(self, budget: str) -> Schedule | None:
         """Return a plan for a budget, or for the smallest that is found where there is none; None without any."""
@@ -91,9 +103,14 @@ class Trial:
         return found or plan_at(self.prepared.graph, parse_budget("min"), planner).result.schedule
 
     def measured(self, call: Call, beside: dict[str, torch.Tensor]) -> Measured:
-        results = self.runs.results(call)
-        overhead = self.runs.overhead(self.plain, call)
-        return Measured(self.runs.peak(call), overhead, difference(beside, results))
+        """Return what comes of a call, its results beside these."""
+        found = difference(beside, self.runs.results(call))
+        return Measured(self.runs.peak(call), self.time(call), found)
+
+    def time(self, call: Call) -> int:
+        """Return the measured time of all ops that run in a call, in nanoseconds."""
+        self.runs.reset()
+        return self.op_times.total(lambda: self.runs.run(call))
 
 
 def difference(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> str:
@@ -114,10 +131,10 @@ def difference(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
 def plans(console: Console, name: str, trial: Trial) -> None:
     """Print plans at shares of the plain peak: predicted and measured."""
     table = Table(title=f"{name}, {len(trial.prepared.graph.ops):,} ops", title_justify="left", box=MARKDOWN)
-    for column in ("budget", "peak predicted", "measured", "overhead predicted", "measured", "to plain", "to eager"):
+    for column in ("budget", "peak predicted", "measured", "recomputed predicted", "measured", "to plain", "to eager"):
         table.add_column(column, justify="left" if column == "budget" else "right")
     runs, eager = trial.runs, callable_of(trial.step.model)
-    table.add_row("eager", "", format_bytes(runs.peak(eager)), "", format_share(runs.overhead(trial.plain, eager)))
+    table.add_row("eager", "", format_bytes(runs.peak(eager)))
     graph = trial.prepared.graph
     beside = difference(trial.eager_results, trial.plain_results)
     plain = plain_run(graph)
@@ -138,7 +155,7 @@ def plans(console: Console, name: str, trial: Trial) -> None:
             format_bytes(runs.predicted(schedule)),
             format_bytes(found.peak),
             format_share(overhead),
-            format_share(found.overhead),
+            found.beside(trial.plain_time),
             found.results,
         )
     console.print(table)
@@ -147,10 +164,10 @@ def plans(console: Console, name: str, trial: Trial) -> None:
 def side_by_side(console: Console, model: str, trial: Trial) -> None:
     """Print what torch offers, each beside a plan whose measured peak is no higher."""
     table = Table(title=f"{model}: beside torch's own", title_justify="left", box=MARKDOWN)
-    for column in ("torch's own", "peak", "overhead", "to eager", "plan: peak", "overhead"):
+    for column in ("torch's own", "peak", "recomputed", "to eager", "plan: peak", "recomputed"):
         table.add_column(column, justify="left" if column == "torch's own" else "right")
     seen: set[int | str] = set()
-    for label, offered in own(trial.step):
+    for label, offered, eager in own(trial.step):
         with offered as call:
             try:
                 theirs = trial.measured(call, trial.eager_results)
@@ -163,8 +180,9 @@ def side_by_side(console: Console, model: str, trial: Trial) -> None:
             continue
         seen.add(theirs.peak)
         ours = beside_peak(trial, theirs.peak)
-        plan = ("", "") if ours is None else (format_bytes(ours.peak), format_share(ours.overhead))
-        table.add_row(label, format_bytes(theirs.peak), format_share(theirs.overhead), theirs.results, *plan)
+        plan = ("none found", "") if ours is None else (format_bytes(ours.peak), ours.beside(trial.plain_time))
+        share = theirs.beside(trial.eager_time if eager else trial.plain_time)
+        table.add_row(label, format_bytes(theirs.peak), share, theirs.results, *plan)
     console.print(table)
 
 
@@ -176,14 +194,14 @@ def beside_peak(trial: Trial, peak: int) -> Measured | None:
     return None if schedule is None else trial.measured(trial.runs.planned(schedule), trial.plain_results)
 
 
-def own(step: Step) -> Iterator[tuple[str, Any]]:
-    """Yield the ways of torch itself, and what gives the call of each."""
+def own(step: Step) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the ways of torch itself, what gives the call of each, and whether it runs as the eager step does."""
     for stride, label in ((1, "checkpoint every block"), (2, "every second block")):
         if blocks := blocks_of(step):
-            yield label, checkpointed(step, blocks[::stride])
+            yield label, checkpointed(step, blocks[::stride]), True
     for solver in SOLVERS:
         for share in STOCK_BUDGETS:
-            yield f"memory budget {share:g}, {solver}", stock(step, share, solver)
+            yield f"memory budget {share:g}, {solver}", stock(step, share, solver), False
 
 
 def blocks_of(step: Step) -> list[nn.Module]:

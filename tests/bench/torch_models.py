@@ -81,7 +81,7 @@ def unet(batch: int = 4, size: int = 96) -> Step:
     return UNet(), (torch.randn(batch, 3, size, size), torch.randint(5, (batch, size, size)))
 
 
-def lstm(batch: int = 8, length: int = 24, width: int = 128) -> Step:
+def lstm(batch: int = 64, length: int = 8, width: int = 128) -> Step:
     class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -122,7 +122,7 @@ def swin(batch: int = 4, size: int = 64) -> Step:
     from transformers import SwinConfig, SwinForImageClassification
 
     config = SwinConfig(
-        image_size=size, patch_size=2, embed_dim=32, depths=[2, 2, 4], num_heads=[2, 4, 8], window_size=4, num_labels=10
+        image_size=size, patch_size=2, embed_dim=32, depths=[2, 2, 2], num_heads=[2, 4, 8], window_size=4, num_labels=10
     )
     return _images(SwinForImageClassification(config), batch, size)
 
@@ -176,7 +176,7 @@ def t5(batch: int = 4, length: int = 64) -> Step:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
-        vocab_size=512, d_model=128, d_ff=512, d_kv=32, num_layers=4, num_heads=4, decoder_start_token_id=0,
+        vocab_size=512, d_model=128, d_ff=512, d_kv=32, num_layers=2, num_heads=4, decoder_start_token_id=0,
         use_cache=False,
     )  # fmt: skip
     return _language(T5ForConditionalGeneration(config), 512, batch, length)
@@ -186,7 +186,7 @@ def whisper(batch: int = 4, length: int = 64) -> Step:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     config = WhisperConfig(
-        vocab_size=512, num_mel_bins=40, encoder_layers=4, decoder_layers=4, encoder_attention_heads=4,
+        vocab_size=512, num_mel_bins=40, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=512, decoder_ffn_dim=512, d_model=128, max_source_positions=length,
         max_target_positions=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
         use_cache=False,
@@ -200,7 +200,7 @@ def mixture_of_experts(batch: int = 4, length: int = 64) -> Step:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
-        vocab_size=512, hidden_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=512, hidden_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=192, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=length,
     )  # fmt: skip
     model = MixtralForCausalLM(config)

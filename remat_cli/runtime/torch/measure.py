@@ -64,7 +64,7 @@ def _measured(op: JointOp, node: fx.Node, device: str) -> tuple[int, int]:
         call = _call(node)
         call()
         taken = peak_of(call, device)
-        return _time(call, device), max(0, taken - sum(storage.bytes for storage in op.makes))
+        return median_time(call, device), max(0, taken - sum(storage.bytes for storage in op.makes))
     except RuntimeError as error:
         at = f" ({place})" if (place := source_of(node)) else ""
         reason = (str(error).splitlines() or [""])[0]
@@ -74,7 +74,7 @@ def _measured(op: JointOp, node: fx.Node, device: str) -> tuple[int, int]:
         ) from error
 
 
-def _time(call: Callable[[], object], device: str) -> int:
+def median_time(call: Callable[[], object], device: str) -> int:
     """Return the median of several runs, in nanoseconds."""
     times: list[int] = []
     while len(times) < _FEWEST_RUNS or (len(times) < _MOST_RUNS and sum(times) < _ENOUGH_NS):
@@ -84,13 +84,13 @@ def _time(call: Callable[[], object], device: str) -> int:
 
 def _call(node: fx.Node) -> Callable[[], object]:
     bounds = dict(_index_bounds(node))
-    drawn = {source: _drawn(source.meta["val"], bounds.get(source, 1)) for source in node.all_input_nodes}
+    drawn = {source: drawn_like(source.meta["val"], bounds.get(source, 1)) for source in node.all_input_nodes}
     args, kwargs = map_arg((node.args, node.kwargs), drawn.__getitem__)
     assert callable(node.target)
     return partial(torch.no_grad()(node.target), *args, **kwargs)
 
 
-def _drawn(value: Any, bound: int) -> Any:
+def drawn_like(value: Any, bound: int) -> Any:
     """Return a random tensor of the shape, strides and element type of a fake one; of indices, below `bound`."""
     if not isinstance(value, torch.Tensor):
         return value
