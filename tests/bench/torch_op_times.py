@@ -64,6 +64,8 @@ def _described(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _drawn(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with other numbers; integers are kept, as they may be indices."""
+    """Return a tensor with other numbers; integers stay as they are, as they may be indices."""
+    if not value.dtype.is_floating_point:
+        return value.clone()
     drawn: torch.Tensor = drawn_like(value, 1)
-    return drawn if value.dtype.is_floating_point else drawn.copy_(value)
+    return drawn
