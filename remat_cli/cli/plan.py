@@ -20,7 +20,8 @@ from remat_cli.prepare import prepare
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="Total device memory: 8GB (10^9), 8GiB (2^30), bytes, 80% of the plain run's peak, or min.",
+    help="Total device memory: 8GB (10^9), 8GiB (2^30), bytes, 80% of the plain run's peak, '60% of activations', "
+    "or min.",
 )
 @click.option("--max-overhead", metavar="SHARE", help="With --budget min: the smallest budget at this overhead.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
@@ -34,6 +35,7 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
     \b
     Examples:
       remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json
+      remat plan model.onnx --dim batch=8 --budget '60% of activations'
       remat plan graph.json --budget 80% --planner approx_dp --option strategy=time
       remat plan graph.json --budget min -c approx_dp
       remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json --html report.html
@@ -62,7 +64,8 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
             max_overhead=config.max_overhead,
         )
     if output is not None:
-        streams.write(output, schedule_bytes(solution, prepared.mode, choice.name, choice.all_options()))
+        read_with = prepared.options.recorded
+        streams.write(output, schedule_bytes(solution, prepared.mode, choice.name, choice.all_options(), read_with))
     if html is not None:
         from remat_cli.reports.html.page import plan_page
 

@@ -8,7 +8,7 @@ from remat_cli.problem import Basis, Scope, Status
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import SmallestBudget
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import format_bytes, format_share, meant_as_share
 
 # To be read after "plans" or "no plan".
 WITHOUT_TRANSFERS = " without transfers"
@@ -78,6 +78,15 @@ def resident_in_words(graph: Graph) -> str:
     return "weights" if graph.kind is Kind.INFERENCE else "parameters, gradients, optimizer state"
 
 
+def share_of_plain_peak(budget_bytes: int, plain_peak_bytes: int, fixed_bytes: int) -> str:
+    """Return a budget as a share of the plain run's peak; and of its activations, where they are the smaller part."""
+    share = f"{format_share(budget_bytes / max(1, plain_peak_bytes))} of the plain peak"
+    activations = plain_peak_bytes - fixed_bytes
+    if not 0 < activations < fixed_bytes <= budget_bytes:
+        return share
+    return f"{share}, {format_share((budget_bytes - fixed_bytes) / activations)} of activations"
+
+
 def smallest_budget(search: SmallestBudget) -> str:
     """Return what a search for the smallest budget has shown, in one sentence."""
     within = "" if search.max_overhead is None else f" at no more than {format_share(search.max_overhead)} overhead"
@@ -125,7 +134,8 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
     """
     if solution.trace is not None:
         return []
-    advice = [_budget_that_fits(solution)]
+    meant = meant_as_share(solution.problem.budget.device_bytes, solution.baseline.peak_bytes)
+    advice = [*([meant] if meant else []), _budget_that_fits(solution)]
     if solution.problem.budget.device_bytes < solution.working_set.bytes:
         advice.append("Make the tensors smaller: a smaller batch or shorter sequence (--dim), a narrower data type.")
         if optimizer not in (None, "sgd"):
