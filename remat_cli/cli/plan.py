@@ -9,7 +9,7 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
-from remat_cli.cli.output import Output
+from remat_cli.cli.output import STDOUT, Output
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import prepare
@@ -40,6 +40,7 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
       remat plan graph.json --budget min -c approx_dp
       remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json --html report.html
     """
+    from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.summary import plan_summary
     from remat_cli.reports.terminal.plan import plan_report
     from remat_cli.studies.budget_search import plan_at
@@ -70,8 +71,11 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
         from remat_cli.reports.html.page import plan_page
 
         streams.write(html, plan_page(solution, prepared, planner=choice.name, options=choice.options))
+    steps = next_steps(solution, graph, None if output == STDOUT else output)
     streams.report(
-        lambda: plan_report(solution, prepared, planner=choice.name, options=choice.options, shown=config.report),
+        lambda: plan_report(
+            solution, prepared, planner=choice.name, options=choice.options, shown=config.report, next_steps=steps
+        ),
         lambda: plan_summary(solution, prepared, planner=choice.name, options=choice.all_options()),
     )
     return ExitCode.INTERRUPTED if solution.interrupted else solution.status.exit_code

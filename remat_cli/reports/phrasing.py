@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from shlex import quote
+
 from remat_cli.bounds import WorkingSet
 from remat_cli.graph import Graph, Kind
 from remat_cli.problem import Basis, Scope, Status
 from remat_cli.reports.safe_text import clean, shorten
+from remat_cli.schedule import Offload
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import SmallestBudget
 from remat_cli.units import format_bytes, format_share, meant_as_share
@@ -154,6 +158,34 @@ def _budget_that_fits(solution: Solution) -> str:
         return f"A budget below {least} never fits; `remat budget` searches for the smallest that does."
     peak = solution.closest.peak_bytes
     return f"The smallest peak found is {format_bytes(peak)}: plan with --budget {peak}, or with --budget min."
+
+
+def next_steps(solution: Solution, graph_file: Path, schedule_file: Path | None) -> list[str]:
+    """Return what to do with a plan; empty where there is none.
+
+    Args:
+        solution: the result.
+        graph_file: what was planned.
+        schedule_file: where the plan was written; None where it was not, or not to a file.
+    """
+    if solution.trace is None or solution.result.schedule is None:
+        return []
+    moves = any(isinstance(step, Offload) for step in solution.result.schedule.steps)
+    if not solution.trace.recomputations and not moves:
+        return ["The plan runs nothing again: run the model as you do."]
+    if schedule_file is None:
+        return ["To keep the plan, write it: -o schedule.json."]
+    files = " ".join(quote(clean(str(path))) for path in (graph_file, schedule_file))
+    shown = f"`remat report {files} -o report.html` shows which ops are run again, and when."
+    if solution.problem.graph.kind is Kind.TRAINING:
+        return [
+            shown,
+            "To carry it out, checkpoint these ops in the framework that trains the model: in PyTorch, "
+            "torch.utils.checkpoint around the modules that they come from.",
+        ]
+    if graph_file.suffix == ".onnx" and not moves:
+        return [shown, f"`remat apply {files} -o planned.onnx` writes the model that runs it."]
+    return [shown]
 
 
 def room_in_words(plain_peak_bytes: int, working_set: WorkingSet) -> str:

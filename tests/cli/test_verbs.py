@@ -86,6 +86,33 @@ class TestPlan:
         shown = remat("plan", graph, "--budget", "70% of activations").out
         assert f"{100 * summary['budget_bytes'] / plain:.2f} % of the plain peak, 70.00 % of activations" in shown
 
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (("--budget", "60%", "-o", "s.json"), "checkpoint these ops in the framework that trains the model"),
+            (("--budget", "60%"), "write it: -o schedule.json"),
+            (("--budget", "100%", "--planner", "keep_all"), "The plan runs nothing again"),
+        ],
+    )
+    def test_the_report_says_what_to_do_next(
+        self, remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], says: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        shown = remat("plan", UNET, "--dim", "batch=2", "--planner", "dtr", *options).out
+        assert says in " ".join(shown.partition("\nNext\n")[2].split())
+
+    def test_a_plan_for_inference_is_applied_next(
+        self, remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        model = UNET.with_name("long_skip.onnx")
+        call = ("plan", model, "--mode", "inference", "--input-shape", "image:1,16,64,64", "--budget", "60%")
+        shown = remat(*call, "--planner", "dtr", "-o", "s.json").out
+        assert f"`remat apply {model} s.json -o planned.onnx`" in " ".join(shown.split())
+
+    def test_without_a_plan_there_is_nothing_next(self, remat: Remat) -> None:
+        assert "\nNext\n" not in remat("plan", UNET, "--dim", "batch=2", "--budget", "1MB").out
+
     def test_a_budget_of_80_may_be_a_percentage(self, remat: Remat) -> None:
         ended = remat("plan", UNET, "--dim", "batch=2", "--budget", "80")
         assert ended.code == 3

@@ -31,6 +31,8 @@ from remat_cli import session_options
 session = InferenceSession({path!r}, session_options())"""
 _WARNINGS = (
     "With other options onnxruntime merges the repeats again, or runs in another order.",
+    "session_options() also makes glibc give freed memory back, in the whole process; with another allocator the "
+    "process may hold more.",
     "Do not optimise this file: onnxslim, onnxsim and the like merge the repeats, too.",
     "It holds for the sizes that were planned, which are fixed in it.",
 )

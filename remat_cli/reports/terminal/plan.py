@@ -47,6 +47,7 @@ def plan_report(
     planner: str,
     options: Mapping[str, object],
     shown: ReportOptions | None = None,
+    next_steps: Sequence[str] = (),
 ) -> Report:
     """Return the report of `remat plan`.
 
@@ -56,12 +57,14 @@ def plan_report(
         planner: name of the planner.
         options: its options, as the user would write them.
         shown: what to show; by default everything.
+        next_steps: what to do with the plan.
     """
     title = facts(plan_facts(solution, prepared, planner, options))
     verdict = Text(phrasing.verdict(solution), f"bold {STATUS_STYLES[solution.status]}")
     why = why_there_is_no_plan(solution, prepared.optimizer)
     findings = _findings(solution, shown or ReportOptions())
-    return Report(title, verdict, *why, *findings, *notes_section(prepared))
+    steps = [section("Next", bullets(next_steps))] if next_steps else []
+    return Report(title, verdict, *why, *findings, *notes_section(prepared), *steps)
 
 
 def plan_facts(
