@@ -86,6 +86,12 @@ class FalseClaim(RematError):
     exit_code = ExitCode.FALSE_SCHEDULE
 
 
+class DoesNotFit(RematError):
+    """No plan fits the budget, or none was found."""
+
+    exit_code = ExitCode.NO_FIT
+
+
 class ClusterLost(RematError):
     """The machines on which jobs run cannot be reached any more."""
 

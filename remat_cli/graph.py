@@ -42,6 +42,10 @@ class Phase(StrEnum):
     BACKWARD = "backward"
 
 
+# The op that stands for the caller between the passes of a captured training step: it reads what the forward pass
+# returns, and makes the gradients that the backward pass begins with.
+BOUNDARY_TYPE = "Boundary"
+
 TIME_UNITS = ("ns", "flop", "unit")
 
 
@@ -86,6 +90,9 @@ class Op:
         moved_bytes: bytes read and written, from which a cost model derives `time`.
         grad_flops: `flops` of the backward op. Known only to graphs read from operators; not part of the file format,
             which carries the result as `grad_time`.
+        module: path of the part of the model that it belongs to, for people.
+        source: file and line of the code that it comes from, for people.
+        signature: hash of what it does, by which whoever runs a plan recognises it; None where nobody can.
     """
 
     name: str
@@ -104,6 +111,9 @@ class Op:
     flops: int | None = None
     moved_bytes: int | None = None
     grad_flops: int | None = None
+    module: str | None = None
+    source: str | None = None
+    signature: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from remat_cli.config import GIVEN_COSTS, GraphOptions, load_device, load_measurements
-from remat_cli.costs import COST_MODELS, CostModel, Device, annotate_work, apply_costs
+from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, read_graph
 from remat_cli.graph import Graph, Kind
+from remat_cli.operators import Operator
 from remat_cli.settings import Setting
 from remat_cli.training import (
     KeptForBackward,
@@ -132,6 +134,10 @@ def _with_operators(
         optimizer whose state is resident.
     """
     graph, operators = reading.graph, reading.operators
+    if options.accumulate and (graph.kind is not Kind.TRAINING or not operators):
+        raise UsageError("--accumulate needs a PyTorch step", hint="other graphs have their gradients resident anyway")
+    if operators and graph.kind is Kind.TRAINING:
+        return _with_step(reading, options, notes)
     if not operators:
         if options.optimizer is not None:
             raise UsageError(
@@ -147,19 +153,39 @@ def _with_operators(
                 "there is no normalization beside the convolutions: if the model has any, an export for inference "
                 "folded it away, and training keeps more than this graph shows; export it in training mode"
             )
-    graph, uncosted = annotate_work(graph, operators)
-    for names, what in (
-        (uncosted, "no formula for the work of {}; counted by the bytes moved"),
-        (conservative, "what the backward of {} reads is not known; taken to be all inputs and outputs"),
-    ):
-        if names:
-            _tell(what.format(_listed(names)), options.strict, notes)
+    graph = _with_work(graph, operators, options, notes)
+    if conservative:
+        text = f"what the backward of {_listed(conservative)} reads is not known; taken to be all inputs and outputs"
+        _tell(text, options.strict, notes)
     if mode == "inference":
         return graph, sum(parameter.bytes for parameter in reading.parameters), None
     trainable = trainable_parameters(operators, reading.parameters)
     optimizer = options.optimizer or _DEFAULT_OPTIMIZER
     resident = training_resident_bytes(graph.resident_bytes, trainable, optimizer)
     return replace(graph, resident_bytes=resident), sum(parameter.bytes for parameter in trainable), optimizer
+
+
+def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> tuple[Graph, int, str | None]:
+    """Derive the same for a training step that has its backward ops already: it makes its gradients itself."""
+    if options.optimizer is not None and reading.optimizer is not None:
+        raise UsageError(
+            f"--optimizer {options.optimizer}: the step brings one, {reading.optimizer}", hint="leave one of them out"
+        )
+    graph = _with_work(reading.graph, reading.operators, options, notes)
+    optimizer = options.optimizer or _DEFAULT_OPTIMIZER
+    resident = training_resident_bytes(
+        graph.resident_bytes, reading.parameters, optimizer, gradients=options.accumulate
+    )
+    parameter_bytes = sum(parameter.bytes for parameter in reading.parameters)
+    return replace(graph, resident_bytes=resident), parameter_bytes, reading.optimizer or optimizer
+
+
+def _with_work(graph: Graph, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]) -> Graph:
+    graph, uncosted = annotate_work(graph, operators)
+    if uncosted:
+        text = f"no formula for the work of {_listed(uncosted)}; counted by the bytes moved"
+        _tell(text, options.strict, notes)
+    return graph
 
 
 def _tell(text: str, strict: bool, notes: list[str]) -> None:
@@ -192,24 +218,36 @@ def _with_costs(graph: Graph, options: GraphOptions, *, has_operators: bool) -> 
             "the measured cost model needs a table of times", hint=("give ", Setting("measurements", "FILE"))
         )
     if name == GIVEN_COSTS and has_operators:
-        raise UsageError("an ONNX file holds no times", hint=("use ", Setting("cost_model", " or ".join(COST_MODELS))))
+        raise UsageError("operators come without times", hint=("use ", Setting("cost_model", " or ".join(COST_MODELS))))
     device = None
     if options.device is not None or name == "roofline":
         device = load_device(options.device or _DEFAULT_DEVICE)
+    measured = _measured(graph, options)
+    if measured is not None:
+        graph = measured.with_workspace(graph)
     if name == GIVEN_COSTS:
         return graph, "times as given in the file", device
-    described = f"{name}, {device.name}" if name == "roofline" and device is not None else name
-    return apply_costs(graph, _cost_model(name, device, options.measurements)), described, device
+    described = name
+    if name == "roofline" and device is not None:
+        described = f"{name}, {device.name}"
+    elif name == "measured" and measured is not None and measured.machine:
+        described = f"{name}, {measured.machine}"
+    return apply_costs(graph, _cost_model(name, device, measured)), described, device
 
 
-def _cost_model(name: str, device: Device | None, measurements: str | None) -> CostModel:
+def _measured(graph: Graph, options: GraphOptions) -> Measurements | None:
+    if options.measurements is None:
+        return None
+    measured = load_measurements(Path(options.measurements))
+    measured.check(graph, options.dims, options.measurements)
+    return measured
+
+
+def _cost_model(name: str, device: Device | None, measured: Measurements | None) -> CostModel:
     """Build a cost model from what it needs to know: its fields."""
     model = COST_MODELS[name]
-    needed = {item.name for item in fields(model)}
-    known: dict[str, Any] = {"device": device}
-    if "times_ns" in needed and measurements is not None:
-        known["times_ns"] = load_measurements(Path(measurements))
-    return model(**{key: value for key, value in known.items() if key in needed})
+    known: dict[str, Any] = {"device": device, "times_ns": None if measured is None else measured.times_ns}
+    return model(**{item.name: known[item.name] for item in fields(model)})
 
 
 def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) -> Fraction | None:

@@ -229,6 +229,8 @@ class _Judge(Observer):
         Raises:
             FalseClaim: it does not run.
         """
+        if schedule is plain_run(self._problem.graph):
+            return self.baseline
         if self._judged is None or self._judged[0] is not schedule:
             try:
                 trace = simulate(self._problem.graph, schedule, bytes_per_time=self._problem.bytes_per_time)

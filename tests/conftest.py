@@ -7,6 +7,10 @@ wished.
 
 from __future__ import annotations
 
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -30,3 +34,19 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in _TERMINAL:
         monkeypatch.delenv(name, raising=False)
+
+
+# What a test of PyTorch imports; without torch, its file says so instead of its tests.
+_NEEDS_TORCH = re.compile(r"^(import torch$|from (torch|tests\.torch_steps|remat_cli\.runtime\.torch)\b)", re.MULTILINE)
+
+
+class _WithoutTorch(pytest.Module):
+    def collect(self) -> list[pytest.Item]:
+        pytest.skip("the extra 'torch' is not installed", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Skip files that test PyTorch where there is none."""
+    if find_spec("torch") is None and _NEEDS_TORCH.search(module_path.read_text(encoding="utf-8")):
+        return _WithoutTorch.from_parent(parent, path=module_path)
+    return None

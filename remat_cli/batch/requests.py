@@ -18,6 +18,7 @@ from remat_cli.batch.job import Job
 from remat_cli.batch.run_job import sha256_of
 from remat_cli.config import GraphOptions, PlannerChoice, RunConfig, load_device, load_measurements
 from remat_cli.errors import GraphError, UsageError
+from remat_cli.formats.torch import names_function
 from remat_cli.units import BudgetSpec
 
 
@@ -60,6 +61,11 @@ def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
         return (path,)
     if isdir(path):
         raise GraphError(f"{path} is a directory", hint=f"name the files in it, such as '{path / '*.onnx'}'")
+    if names_function(path):
+        # What it comes to depends on more than its file, so that nobody could tell whether a result is still of today.
+        raise GraphError(
+            f"{path} is Python, not a graph file", hint=f"remat convert {path} -o graph.json, and name that"
+        )
     if not has_magic(pattern):
         raise GraphError(f"{path}: no such file", hint="check the path")
     found = sorted(folder / name for name in glob(pattern, root_dir=folder, recursive=True))
@@ -147,7 +153,7 @@ def _content(options: GraphOptions) -> dict[str, Any]:
     if options.device is not None:
         values["device"] = asdict(load_device(options.device))
     if options.measurements is not None:
-        values["measurements"] = load_measurements(Path(options.measurements))
+        values["measurements"] = asdict(load_measurements(Path(options.measurements)))
     return values
 
 

@@ -22,6 +22,7 @@ from remat_cli.graph import Graph
 from remat_cli.planners import PLANNERS
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.problem import Budget, Observer, Problem, Status
+from remat_cli.runtime.execution import check_can_execute, execute_plan
 from remat_cli.settings import as_text, in_config
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, solve
@@ -162,6 +163,11 @@ def _result_of(future: Future[Outcome], model: ModelCheck, baseline: Mapping[str
         return Outcome(model, None, baseline.get(model.name), (failure,), ExitCode.NO_PLAN)
 
 
+def _in_yaml(error: RematError) -> tuple[str, ...]:
+    """Return what an error says is to be done, in words for the project file; none where it says nothing."""
+    return (as_text(error.remedy, in_config),) if error.remedy else ()
+
+
 class _Check:
     """One model while it is checked."""
 
@@ -179,8 +185,7 @@ class _Check:
         try:
             self.measure()
         except RematError as error:
-            remedies = (as_text(error.remedy, in_config),) if error.remedy else ()
-            self.failures.append(Failure("error", error.message, remedies))
+            self.failures.append(Failure("error", error.message, _in_yaml(error)))
             return error.exit_code
         except MemoryError:
             remedies = ("use a planner for large graphs, such as dtr",)
@@ -209,6 +214,8 @@ class _Check:
                     plan_time=solution.trace.time,
                 )
             self.failures.extend(self.plan_failures(prepared, solution, limits))
+            if self.model.execute and not self.failures:
+                self.failures.extend(self.execution_failures(prepared, solution))
         if self.model.max_regression is not None and not self.accept:
             self.failures.extend(self.regressions(self.figures))
 
@@ -261,6 +268,18 @@ class _Check:
         if refusal.status is Status.INFEASIBLE:
             reason += f"; proven: {_which_plan(refusal)} keeps to it"
         yield Failure("max_overhead", reason, (*remedies, wider))
+
+    def execution_failures(self, prepared: Prepared, solution: Solution) -> Iterator[Failure]:
+        """Run the plan, and yield what it does otherwise than it says."""
+        assert solution.result.schedule is not None
+        options = replace(self.model.graph, mode=prepared.mode)
+        check_can_execute(self.model.path, options, solution.result.schedule)
+        execution = execute_plan(
+            self.model.path, options, prepared.graph, solution.result.schedule, observe=self.observe
+        )
+        broken = execution.broken(prepared.graph)
+        if broken is not None:
+            yield Failure("execute", broken.message, _in_yaml(broken))
 
     def remedies(self, prepared: Prepared, refusal: Solution, limits: Mapping[str, int]) -> tuple[str, ...]:
         """Return what was tried and found to help: a larger budget; a smaller batch, for the budget that there is."""

@@ -47,6 +47,7 @@ class ModelCheck:
         max_peak: bytes that may be needed: by the plan where there is a budget, else by the plain run.
         max_regression: how much more than in the baseline is allowed: of the plain run's peak as a share of what it
             was, of the overhead as a share of the plain run's time.
+        execute: the plan must run as planned: in onnxruntime, or in torch.
         files: that it is read from.
     """
 
@@ -59,6 +60,7 @@ class ModelCheck:
     max_overhead: Fraction | None = None
     max_peak: int | None = None
     max_regression: Fraction | None = None
+    execute: bool = False
     files: tuple[Path, ...] = ()
 
 
@@ -96,6 +98,7 @@ class _Defaults(GraphOptions):
     max_overhead: str | float | None = None
     max_peak: str | int | None = None
     max_regression: str | float | None = None
+    execute: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +116,7 @@ class _Limits:
     run: RunConfig = field(default_factory=RunConfig)
     max_peak: int | None = None
     max_regression: Fraction | None = None
+    execute: bool | None = None
 
 
 def load_project(path: Path) -> Project:
@@ -160,6 +164,8 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path) -> Mo
         )
     if raw.max_overhead is not None and run.budget is None:
         raise UsageError(f"{here.place(('max_overhead',))}: needs a budget", hint="add 'budget: 80%'")
+    if raw.execute and run.budget is None:
+        raise UsageError(f"{here.place(('execute',))}: needs a budget", hint="add 'budget: 80%'")
     planner = _repeatable(run.planner or PlannerChoice())
     planner.planner(source=str(document.source))
     model, graph = folder / raw.path, run.graph.beside(folder)
@@ -173,6 +179,7 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path) -> Mo
         max_overhead=run.max_overhead,
         max_peak=limits.max_peak,
         max_regression=limits.max_regression,
+        execute=bool(limits.execute),
         files=(model, *run.sources, *graph.files),
     )
 
@@ -198,6 +205,7 @@ def _limits(raw: _Defaults, document: Document, below: _Limits, folder: Path) ->
         run=run,
         max_peak=_parsed(document, "max_peak", raw.max_peak, parse_bytes, else_=below.max_peak),
         max_regression=_parsed(document, "max_regression", raw.max_regression, parse_share, else_=below.max_regression),
+        execute=below.execute if raw.execute is None else raw.execute,
     )
 
 

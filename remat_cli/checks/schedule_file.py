@@ -82,8 +82,8 @@ def _read_as_planned(graph: Path, options: GraphOptions, file: ScheduleFile) -> 
         as_it_is = prepare(graph, replace(options, mode=planned.mode))
         if file.sha256 in (None, graph_sha256(as_it_is.graph)):
             return as_it_is
-        # An optimizer is recorded of a file that has parameters, which JSON has not.
-        planned = replace(planned, optimizer=options.optimizer)
+        # These are recorded of what has parameters, which JSON has not.
+        planned = replace(planned, optimizer=options.optimizer, accumulate=options.accumulate)
     return prepare(graph, planned)
 
 

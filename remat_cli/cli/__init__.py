@@ -30,6 +30,7 @@ VERBS: Mapping[str, str] = {
     "compare": "Set planners side by side on one or more graphs.",
     "fit": "Search the largest batch (or other dimension) that fits, with and without a plan.",
     "verify": "Replay a schedule on its graph; name the first broken step.",
+    "measure": "Run each op of a model on this machine, and write what it takes.",
     "check": "Hold the models of a project to budgets and limits: memory as a CI check.",
     "report": "Write a schedule as an HTML page: memory, the life of every tensor, overhead by op.",
     "batch": "Plan many graphs, on one machine or a cluster; what fails is recorded, the rest goes on.",

@@ -13,9 +13,10 @@ from remat_cli.cli.comparison_options import with_short_limit
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import output_options, planner_options, read_call, searched_graph_options
 from remat_cli.cli.output import Output
+from remat_cli.config import load_measurements
 from remat_cli.errors import ExitCode, UsageError
+from remat_cli.formats import has_fixed_sizes
 from remat_cli.formats.schedule_json import schedule_bytes
-from remat_cli.formats.source import Source
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.units import BudgetSpec
 
@@ -37,9 +38,9 @@ def command(
 ) -> int:
     """Search the largest value of a dimension of MODEL that fits: the largest batch, say, that can be trained.
 
-    MODEL is ONNX with a symbolic dimension, named by --dim without a value. Three answers: what fits without a plan;
-    what a plan was found for, with that plan; and beyond what no plan in any order fits. Each value that is tried
-    gives the planner 10 seconds, unless --time-limit or a config says otherwise.
+    MODEL is ONNX with a symbolic dimension, or a PyTorch step; --dim without a value names the dimension. Three
+    answers: what fits without a plan; what a plan was found for, with that plan; and beyond what no plan in any order
+    fits. Each value that is tried gives the planner 10 seconds, unless --time-limit or a config says otherwise.
 
     \b
     Examples:
@@ -54,10 +55,15 @@ def command(
     config, choice = read_call({**given, "dims": values})
     limited = with_short_limit(choice)
     question = Question(dim, _budget_bytes(config.budget), config.max_overhead, multiple_of, at_most)
-    if Source(model).is_json:
-        raise UsageError(f"{model}: sizes in a JSON graph are fixed", hint="give the ONNX model that it came from")
+    if has_fixed_sizes(model):
+        raise UsageError(f"{model}: sizes in a JSON graph are fixed", hint="give the model that it came from")
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, *config.files))
     options = config.graph
+    if options.measurements is not None and dim in load_measurements(Path(options.measurements)).dims:
+        raise UsageError(
+            f"{options.measurements} was measured at one size of {dim!r}, and fit tries many",
+            hint="search without it; then measure and plan at the size that was found",
+        )
 
     def prepare_at(value: int) -> Prepared:
         return prepare(model, replace(options, dims={**options.dims, dim: value}))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat_cli.cli.streams import reader_may_leave, stdout_is_closed
 from remat_cli.errors import UsageError
+from remat_cli.formats.torch import file_of
 from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.problem import Observer
 from remat_cli.units import format_share
@@ -58,7 +59,7 @@ class Output:
             raise UsageError(f"{to_stdout[0]} -: there is no stdout", hint=f"name a file: {to_stdout[0]} FILE")
         self._stdout_is_taken = bool(to_stdout)
         logs = [Path(log.baseFilename) for log in _LOG.handlers if isinstance(log, logging.FileHandler)]
-        check_writes({option: path for option, path in asked.items() if path != STDOUT}, (*reads, *logs))
+        check_writes({option: path for option, path in asked.items() if path != STDOUT}, (*map(file_of, reads), *logs))
 
     def report(self, renderable: Callable[[], RenderableType], summary: Callable[[], Mapping[str, Any]]) -> None:
         """Show the report or, where that was asked for, the summary; only what is shown is made."""

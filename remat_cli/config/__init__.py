@@ -6,12 +6,14 @@ a device profile, a table of measured times. Files:
 - `document`: YAML with the place of each value, and dataclasses built from it;
 - `graph_options`: how a file becomes the graph that is planned; add an option here;
 - `planner_choice`: a planner and its options; `run_config`: a whole config file;
-- `shipped`, `tables`, `generators`: files that come with remat, device profiles and times, families of graphs.
+- `shipped`, `tables`, `generators`: files that come with remat, device profiles, families of graphs;
+- `measurements`: what `remat measure` wrote, and plain tables of times.
 """
 
 from remat_cli.config.document import Document, checked, placed, read_yaml, unknown_name
 from remat_cli.config.generators import make_generator
 from remat_cli.config.graph_options import GIVEN_COSTS, GraphOptions
+from remat_cli.config.measurements import load_measurements, measurements_bytes
 from remat_cli.config.planner_choice import (
     DEFAULT_PLANNER,
     PlannerChoice,
@@ -23,7 +25,7 @@ from remat_cli.config.planner_choice import (
 )
 from remat_cli.config.run_config import ReportOptions, RunConfig, load_config
 from remat_cli.config.shipped import beside, shipped_names
-from remat_cli.config.tables import load_device, load_measurements
+from remat_cli.config.tables import load_device
 
 __all__ = [
     "DEFAULT_PLANNER",
@@ -39,6 +41,7 @@ __all__ = [
     "load_device",
     "load_measurements",
     "make_generator",
+    "measurements_bytes",
     "named_planner",
     "option_name",
     "parse_option",

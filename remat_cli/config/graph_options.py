@@ -24,17 +24,21 @@ class GraphOptions(ReadOptions):
     The fields are at once the options of the command line and the keys of a config file.
 
     Attributes:
-        optimizer: whose state is resident, where the file tells parameters apart (ONNX). By default sgd: none.
+        optimizer: whose state is resident, where the file tells parameters apart (ONNX, PyTorch). By default sgd: none.
+        accumulate: a PyTorch step adds to gradients that are there before; else it makes them.
         cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
         device: profile for the roofline model, and for the link to the host.
-        measurements: table of measured times, for the measured model.
+        measurements: what was measured of ops: times for the measured model, and workspace.
         link_bandwidth: of the link to the host; by default the device profile's, where one is given.
     """
 
     optimizer: str | None = setting(None, "Whose state stays in memory.", choices=tuple(OPTIMIZERS))
+    accumulate: bool = setting(False, "A PyTorch step adds to gradients that are there before.")
     cost_model: str | None = setting(None, "What gives each op its time.", choices=(GIVEN_COSTS, *COST_MODELS))
     device: str | None = setting(None, "Device profile, such as a100, or a YAML file.", metavar="NAME|FILE")
-    measurements: str | None = setting(None, "Measured times: op names or types to nanoseconds.", metavar="FILE")
+    measurements: str | None = setting(
+        None, "What 'remat measure' wrote, or nanoseconds by op or type.", metavar="FILE"
+    )
     link_bandwidth: str | float | None = setting(None, "Of the link to the host, such as 12GB/s.", metavar="RATE")
 
     @property
@@ -54,7 +58,7 @@ class GraphOptions(ReadOptions):
             del said[name]
         if self.device not in shipped_names("configs/devices"):
             del said["device"]
-        return {name: value for name, value in said.items() if value is not None and value != {}}
+        return {name: value for name, value in said.items() if value}
 
     def beside(self, folder: Path) -> GraphOptions:
         """Return the options with the files that they name taken from `folder`, that of the file that names them."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from remat_cli.costs.flops import Flops
-from remat_cli.costs.measured import Measured
+from remat_cli.costs.measured import Measured, Measurements
 from remat_cli.costs.model import CostModel, apply_costs
 from remat_cli.costs.roofline import Device, Roofline
 from remat_cli.costs.unit import Unit
@@ -23,6 +23,7 @@ __all__ = [
     "Device",
     "Flops",
     "Measured",
+    "Measurements",
     "Roofline",
     "Unit",
     "annotate_work",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import log2, prod
 
+from remat_cli.costs.aten import aten_flops
+from remat_cli.graph import BOUNDARY_TYPE
 from remat_cli.operators import Operand, Operator
 
 
@@ -22,6 +24,8 @@ def flops_of(operator: Operator) -> int:
     Raises:
         UnknownWork: see there.
     """
+    if operator.type.startswith("aten."):
+        return _known(aten_flops(operator), operator)
     if operator.type in _DATA_MOVEMENT:
         return 0
     if operator.type in _PER_RESULT_ELEMENT:
@@ -32,6 +36,12 @@ def flops_of(operator: Operator) -> int:
     if formula is None:
         raise UnknownWork(operator.type)
     return formula(operator)
+
+
+def _known(flops: int | None, operator: Operator) -> int:
+    if flops is None:
+        raise UnknownWork(operator.type)
+    return flops
 
 
 # --- Shapes and attributes --------------------------------------------------------------------------------------------
@@ -235,6 +245,6 @@ _DATA_MOVEMENT = frozenset((
     "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxUnpool", "NegativeLogLikelihoodLoss", "OneHot",
     "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth",
     "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "com.microsoft.nchwc.ReorderInput",
-    "com.microsoft.nchwc.ReorderOutput",
+    "com.microsoft.nchwc.ReorderOutput", BOUNDARY_TYPE,
 ))
 # fmt: on

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from remat_cli.costs.aten import READS_WHAT_IT_WRITES
 from remat_cli.costs.formulas import CONTRACTED_OPERANDS, UnknownWork, flops_of
 from remat_cli.graph import Graph, Op, Tensor
 from remat_cli.operators import Operand, Operator, Role
 
 # These read only as much of their first input as they write.
-_READS_WHAT_IT_WRITES = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Expand"})
+_READS_WHAT_IT_WRITES = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Expand"}) | READS_WHAT_IT_WRITES
 # These read only the shape of their input.
 _READS_SHAPE_ONLY = frozenset({"Shape", "Size"})
 

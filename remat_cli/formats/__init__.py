@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from remat_cli.errors import GraphError
-from remat_cli.formats import native, node_link, onnx
+from remat_cli.errors import GraphError, UsageError
+from remat_cli.formats import native, node_link, onnx, torch
 from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source, read_bytes
 
-__all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "portable_bytes", "read_graph"]
+__all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "has_fixed_sizes", "portable_bytes", "read_graph"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,16 @@ READERS: Mapping[str, Reader] = {
 
 
 def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
-    """Read the graph in the file at `path`, whatever its format.
+    """Read the graph in the file at `path`, whatever its format; or that of the function that `path` names.
 
     Raises:
         GraphError: the file or the graph in it is bad.
         UsageError: the options do not fit the file (dimensions left open, unknown names).
     """
+    if torch.names_function(path):
+        return torch.read(path, options or ReadOptions())
+    if path.suffix.rstrip(":") == ".py":
+        raise UsageError(f"{path} names no function", hint=f"write {str(path).rstrip(':')}:NAME, NAME being one in it")
     source = Source(path)
     for reader in READERS.values():
         if reader.recognises(source):
@@ -54,10 +58,22 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
     )
 
 
+def has_fixed_sizes(path: Path) -> bool:
+    """Tell whether the graph at `path` has the sizes that it has: no dimension can be given or searched.
+
+    Raises:
+        GraphError: the file cannot be read.
+    """
+    return not torch.names_function(path) and Source(path).is_json
+
+
 def portable_bytes(path: Path) -> bytes:
     """Return a file from which the same graph is read as from the one at `path`, without weights: to be sent elsewhere.
 
     Raises:
         GraphError: the file cannot be read.
+        UsageError: it is a function, which may need more than the file that it is in.
     """
+    if torch.names_function(path):
+        raise UsageError(f"{path} is Python, which is not sent elsewhere", hint="remat convert it, and name the result")
     return read_bytes(path) if Source(path).is_json else onnx.portable_bytes(path)

@@ -80,10 +80,12 @@ class Reading:
     """What a file says.
 
     Attributes:
-        graph: with views resolved. Read from operators, its resident bytes are one copy of the weights and constants,
-            its times are 0 until a cost model gives them, and `saves` and `grad_inputs` are not set.
-        operators: by op name, for files that describe operators (ONNX); empty otherwise.
+        graph: with views resolved. Read from operators, its times are 0 until a cost model gives them. A forward graph
+            from operators has one copy of the weights and constants as resident bytes, and `saves` and `grad_inputs`
+            are not set.
+        operators: by op name, for what describes operators (ONNX, PyTorch); empty otherwise.
         parameters: the trainable weights, each once.
+        optimizer: name of the optimizer whose state is among the graph's resident bytes; None where none is.
         notes: what the user should know about the reading (what was scaled, sorted, ignored), one line each.
         estimated: names of ops whose sizes are estimates.
     """
@@ -91,5 +93,6 @@ class Reading:
     graph: Graph
     operators: Mapping[str, Operator] = field(default_factory=dict)
     parameters: tuple[Operand, ...] = ()
+    optimizer: str | None = None
     notes: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()

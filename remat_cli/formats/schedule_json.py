@@ -71,6 +71,7 @@ def _graph_section(graph: Graph, mode: str, read_with: Mapping[str, object]) -> 
         "ops": len(graph.ops),
         "mode": mode,
         "options": dict(read_with),
+        **_structure(graph),
     }
 
 
@@ -102,6 +103,12 @@ def _document(
     }
 
 
+def _structure(graph: Graph) -> dict[str, dict[str, str]]:
+    """Return what whoever runs the plan recognises the graph by, where the graph says it."""
+    signatures = {op.name: op.signature for op in graph.ops if op.signature is not None}
+    return {"structure": signatures} if signatures else {}
+
+
 def _written(step: Step) -> list[str]:
     return [STEP_NAMES[type(step)], step.op if isinstance(step, Compute | Inplace) else step.tensor]
 
@@ -113,6 +120,7 @@ class ScheduleFile:
     Attributes:
         schedule: the steps.
         sha256: hash of the graph that it was made for.
+        structure: signatures of that graph's ops by name; None where it says none.
         mode: "training" or "inference".
         read_with: further options with which the graph was read, by name, as the file has them: not checked yet.
         planner: name of the planner.
@@ -126,6 +134,7 @@ class ScheduleFile:
 
     schedule: Schedule
     sha256: str | None
+    structure: Mapping[str, str] | None
     mode: str | None
     read_with: Mapping[str, Any] | None
     planner: str | None
@@ -169,6 +178,7 @@ def read_schedule(path: Path) -> ScheduleFile:
     return ScheduleFile(
         schedule=Schedule(tuple(_step(item, f"{path}: steps[{i}]") for i, item in enumerate(steps))),
         sha256=_said(document, "graph.sha256", str, path),
+        structure=_said(document, "graph.structure", dict, path),
         mode=_said(document, "graph.mode", str, path),
         read_with=_said(document, "graph.options", dict, path),
         planner=_said(document, "planner.name", str, path),

@@ -6,6 +6,7 @@ from pathlib import Path
 from shlex import quote
 
 from remat_cli.bounds import WorkingSet
+from remat_cli.formats.torch import names_function
 from remat_cli.graph import Graph, Kind
 from remat_cli.problem import Basis, Scope, Status
 from remat_cli.reports.safe_text import clean, shorten
@@ -177,11 +178,14 @@ def next_steps(solution: Solution, graph_file: Path, schedule_file: Path | None)
         return ["To keep the plan, write it: -o schedule.json."]
     files = " ".join(quote(clean(str(path))) for path in (graph_file, schedule_file))
     shown = f"`remat report {files} -o report.html` shows which ops are run again, and when."
+    if names_function(graph_file):
+        plan = clean(repr(str(schedule_file)))
+        return [shown, f"To train by it: `from remat_cli.torch import planned`, then `model = planned(model, {plan})`."]
     if solution.problem.graph.kind is Kind.TRAINING:
         return [
             shown,
-            "To carry it out, checkpoint these ops in the framework that trains the model: in PyTorch, "
-            "torch.utils.checkpoint around the modules that they come from.",
+            "To carry it out, checkpoint these ops in the framework that trains the model. PyTorch carries out a plan "
+            "of the training step itself: `remat plan train.py:step` (see remat_cli/runtime/torch/README.md).",
         ]
     if graph_file.suffix == ".onnx" and not moves:
         return [shown, f"`remat apply {files} -o planned.onnx` writes the model that runs it."]

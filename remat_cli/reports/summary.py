@@ -19,6 +19,7 @@ from remat_cli.settings import Setting
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, share_over
 from remat_cli.studies.budget_search import SmallestBudget
+from remat_cli.training import kept_by_module
 
 Summary = dict[str, Any]
 
@@ -116,7 +117,11 @@ def inspect_summary(prepared: Prepared) -> Summary:
         "input_bytes": graph.fixed_bytes - graph.resident_bytes,
         "kept_for_backward": None
         if kept is None
-        else {"float_bytes": kept.float_bytes, "integer_bytes": kept.integer_bytes},
+        else {
+            "float_bytes": kept.float_bytes,
+            "integer_bytes": kept.integer_bytes,
+            "by_module": [asdict(part) for part in kept_by_module(graph, kept)],
+        },
         "plain": {"peak_bytes": plain.trace.peak_bytes, "time": plain.trace.time, "op_at_peak": plain.peak_op},
         "at_peak": [
             {"tensor": tensor.name, "bytes": tensor.bytes, "op": tensor.producer} for tensor in tensors_at_peak(plain)

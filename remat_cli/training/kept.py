@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat_cli.graph import Graph, Phase
+from remat_cli.graph import BOUNDARY_TYPE, Graph, Phase, Tensor
 from remat_cli.training.annotate import is_differentiable
+from remat_cli.training.derive import LOSS_TYPE
+
+# What seeds the gradients reads the outputs, which are no activations.
+_BETWEEN_PASSES = (LOSS_TYPE, BOUNDARY_TYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +27,34 @@ class KeptForBackward:
     tensors: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class KeptOfModule:
+    """What a part of the model keeps.
+
+    Attributes:
+        module: path of the part; empty for what belongs to none.
+        bytes: of all that its forward ops keep.
+        tensors: how many these are.
+        largest: the name of the largest.
+        source: file and line of the code that makes the largest; None where that is not known.
+    """
+
+    module: str
+    bytes: int
+    tensors: int
+    largest: str
+    source: str | None
+
+
 def kept_for_backward(training: Graph) -> KeptForBackward:
     """Return what the backward ops of a training graph read of what its forward ops made.
 
-    Parameters and graph inputs do not count, as they are there anyway, nor does what only the loss reads: a backward op
-    is one with `grad_of`.
+    Parameters and graph inputs do not count, as they are there anyway, nor does what only the loss reads, or whoever
+    stands between the two passes.
     """
     made = {name for op in training.ops if op.phase is Phase.FORWARD for name in op.outputs}
-    read = (name for op in training.ops if op.grad_of is not None for name in op.inputs)
+    backward = (op for op in training.ops if op.phase is Phase.BACKWARD and op.type not in _BETWEEN_PASSES)
+    read = (name for op in backward for name in op.inputs)
     storages = dict.fromkeys(training.tensors[name].view_of or name for name in read)
     kept = [training.tensors[name] for name in storages if name in made]
     return KeptForBackward(
@@ -38,3 +62,20 @@ def kept_for_backward(training: Graph) -> KeptForBackward:
         integer_bytes=sum(tensor.bytes for tensor in kept if not is_differentiable(tensor.dtype)),
         tensors=tuple(tensor.name for tensor in kept),
     )
+
+
+def kept_by_module(training: Graph, kept: KeptForBackward) -> tuple[KeptOfModule, ...]:
+    """Return what each part of the model keeps, the most first; nothing where the graph does not know its parts."""
+    parts: dict[str, list[Tensor]] = {}
+    for name in kept.tensors:
+        parts.setdefault(training.producer[name].module or "", []).append(training.tensors[name])
+    if not any(parts):
+        return ()
+    found = (_of_module(training, module, tensors) for module, tensors in parts.items())
+    return tuple(sorted(found, key=lambda part: -part.bytes))
+
+
+def _of_module(training: Graph, module: str, tensors: list[Tensor]) -> KeptOfModule:
+    largest = max(tensors, key=lambda tensor: tensor.bytes)
+    size = sum(tensor.bytes for tensor in tensors)
+    return KeptOfModule(module, size, len(tensors), largest.name, training.producer[largest.name].source)

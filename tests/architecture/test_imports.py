@@ -32,10 +32,11 @@ LAYERS = (
     ("remat_cli.config",),
     ("remat_cli.prepare", "remat_cli.synthesis"),
     ("remat_cli.studies",),
+    ("remat_cli.runtime",),
+    ("remat_cli.torch",),
     ("remat_cli.checks",),
     ("remat_cli.api",),
     ("remat_cli.batch",),
-    ("remat_cli.runtime",),
     ("remat_cli.reports",),
     ("remat_cli.cli",),
     ("remat_cli.__main__",),
@@ -73,6 +74,7 @@ HOMES = {
     "rich": ("remat_cli.reports", "remat_cli.cli"),
     "onnx": ("remat_cli.formats.onnx", "remat_cli.runtime.onnx"),
     "onnxruntime": ("remat_cli.runtime.onnx",),
+    "torch": ("remat_cli.formats.torch", "remat_cli.runtime.torch"),
     "google": ("remat_cli.formats.onnx",),
     "ortools": ("remat_cli.planners",),
     "pulp": ("remat_cli.planners",),
@@ -94,6 +96,7 @@ HEAVY = (
     "pulp",
     "pydantic",
     "rich",
+    "torch",
 )
 
 

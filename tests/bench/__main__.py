@@ -143,6 +143,15 @@ def published_tables(console: Console) -> None:
         moccasin(console, Path(os.environ["REMAT_DATA"]) / "moccasin")
 
 
+def torch_table(console: Console) -> None:
+    """Training steps in PyTorch, where it is installed."""
+    try:
+        from tests.bench.torch_execution import torch_steps
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    torch_steps(console)
+
+
 TABLES: Mapping[str, Callable[[Console], None]] = {
     "planning": planning,
     "lower_sets": lower_sets,
@@ -152,12 +161,13 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "scale": scale,
     "commands": commands,
     "execution": execution,
+    "torch": torch_table,
 }
 
 
 def main() -> None:
-    """Print the tables that are named, or all of them."""
-    named = sys.argv[1:] or list(TABLES)
+    """Print the tables that are named, or all but that of PyTorch, which takes an hour."""
+    named = sys.argv[1:] or [name for name in TABLES if name != "torch"]
     if unknown := [name for name in named if name not in TABLES]:
         sys.exit(f"there is no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
     console = Console(width=max(110, Console().width))

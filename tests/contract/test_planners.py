@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_cli.errors import PlannerRefuses
+from remat_cli.config import PlannerChoice
+from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph
 from remat_cli.planners import PLANNERS
 from remat_cli.problem import Budget, Observer, Planner, PlanResult, Problem, Status
@@ -155,3 +156,9 @@ def test_docstring_describes_every_option(name: str) -> None:
     docstring = inspect.getdoc(PLANNERS[name]) or ""
     for field in dataclasses.fields(PLANNERS[name]):
         assert f"\n    {field.name}: " in docstring
+
+
+@pytest.mark.parametrize("name", [name for name in PLANNERS if PlannerChoice(name).has("work_limit")])
+def test_less_than_no_work_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="work_limit is -1"):
+        PlannerChoice(name, {"work_limit": -1.0}).planner()

@@ -47,6 +47,7 @@ PAGE_OF_VERB = {
     "compare": "remat_cli/studies",
     "fit": "remat_cli/studies",
     "verify": "remat_cli/runtime",
+    "measure": "remat_cli/config",
     "check": "remat_cli/checks",
     "report": "remat_cli/reports",
     "batch": "remat_cli/batch",

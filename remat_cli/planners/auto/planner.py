@@ -45,7 +45,7 @@ class Auto:
     starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
 
     def __post_init__(self) -> None:
-        check_least(self, time_limit=0, gap=0, patience=0, cores=0, seed=0)
+        check_least(self, time_limit=0, work_limit=0, gap=0, patience=0, cores=0, seed=0)
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""

@@ -92,7 +92,7 @@ def _choice(
     cut_point: CutPoint, room: int, weights: NDArray[np.float64], prices: Prices | None, limits: Limits
 ) -> Bools | None:
     """Return which runs to carry out again, exactly in a window if the prices ask for one; None where nothing fits."""
-    choice = cut_point.cheapest(room, weights)
+    choice = cut_point.cheapest(room, weights, limits)
     if choice is None or prices is None or not prices.window:
         return None if choice is None else choice.again
     most = max(0, cut_point.at - prices.window)

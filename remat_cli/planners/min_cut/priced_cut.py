@@ -168,16 +168,22 @@ class CutPoint:
             time=int(self.sequence.run_time[: self.at][again].sum()),
         )
 
-    def cheapest(self, room: int, weights: NDArray[np.float64]) -> Choice | None:
+    def cheapest(self, room: int, weights: NDArray[np.float64], limits: Limits) -> Choice | None:
         """Return the choice of the least time, of those that are the best at some price, that fits; None if none does.
 
         Args:
             room: bytes for what is kept, what the moment's run itself needs left out.
             weights: [T] factors on the price of the bytes of each tensor.
+            limits: no further price is tried at their end.
         """
         weighted = self.sequence.bytes[: self._count] * weights[self.sequence.made[1][: self._count]]
-        choices = (choice for _, choice, _ in self._choices(room, weighted))
-        return min((each for each in choices if each.bytes <= room), key=lambda each: each.time, default=None)
+        best = None
+        for _, choice, _ in self._choices(room, weighted):
+            if choice.bytes <= room and (best is None or choice.time < best.time):
+                best = choice
+            if limits.is_over:
+                break
+        return best
 
     def bound(self, room: int, limits: Limits | None = None) -> int:
         """Return a lower bound on the time that is run again after the moment, whatever is kept and made again.

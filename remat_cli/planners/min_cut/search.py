@@ -155,9 +155,13 @@ class MinCutSearch:
             return
         began = monotonic()
         sequence = fit(self._plain, self._budget, prices, self.limits, most_cuts)
+        found = monotonic()
         self._take(sequence)
         if sequence.peak <= self._budget:
-            self._take(without_needless(sequence, self._budget, self.limits))
+            # What comes of it is to be judged within the limits, too.
+            limits = replace(self.limits, deadline=self.limits.deadline - (monotonic() - found))
+            self._take(without_needless(sequence, self._budget, limits))
+            self.limits.work = limits.work
         self._longest_part = max(self._longest_part, monotonic() - began)
 
     def _improve(self) -> None:

@@ -56,11 +56,9 @@ class Moccasin:
     starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
 
     def __post_init__(self) -> None:
-        check_least(self, max_retentions=1, phases=1, time_limit=0, cores=0, seed=0)
+        check_least(self, max_retentions=1, phases=1, time_limit=0, work_limit=0, cores=0, seed=0)
         if self.phases > 2:
             raise UsageError(f"phases is {self.phases}", hint="give 2, or 1 to leave out the first")
-        if self.work_limit is not None and self.work_limit < 0:
-            raise UsageError(f"work_limit is {self.work_limit}", hint="give 0 or more")
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""

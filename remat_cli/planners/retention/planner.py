@@ -55,7 +55,7 @@ class Retention:
     starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
 
     def __post_init__(self) -> None:
-        check_least(self, orders=1, depth=1, time_limit=0, patience=0, cores=0, seed=0)
+        check_least(self, orders=1, depth=1, time_limit=0, work_limit=0, patience=0, cores=0, seed=0)
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""

@@ -6,11 +6,12 @@ from remat_cli.errors import UsageError
 
 
 def check_least(planner: object, **least: int) -> None:
-    """Check that options are not below the least value that makes sense.
+    """Check that options that are given are not below the least value that makes sense.
 
     Raises:
         UsageError: one is; it is named.
     """
     for name, value in least.items():
-        if getattr(planner, name) < value:
-            raise UsageError(f"{name} is {getattr(planner, name)}", hint=f"give {value} or more")
+        said = getattr(planner, name)
+        if said is not None and said < value:
+            raise UsageError(f"{name} is {said}", hint=f"give {value} or more")

@@ -27,6 +27,8 @@ def without_needless_reruns(sequence: RematSequence, budget_bytes: int, limits: 
         budget_bytes: device memory, resident bytes and graph inputs included, in which the sequence fits.
         limits: at their end, what was left out until then stays so.
     """
+    if limits is not None and limits.is_over:
+        return sequence
     shrinking = _ShrinkingSequence(sequence)
     time, runs = sequence.graph.arrays.op_time.tolist(), sequence.ops.tolist()
     waiting = sorted(shrinking.reruns(), key=lambda at: (-time[runs[at]] / max(shrinking.bytes_made(at), 1), at))

@@ -15,7 +15,7 @@ import numpy as np
 
 from remat_cli.graph import Graph
 from remat_cli.planners.shared.stages import Bools, Ints, Ragged
-from remat_cli.schedule import Schedule, with_frees
+from remat_cli.schedule import Schedule, plain_run, with_frees
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,8 @@ class RematSequence:
 
     def schedule(self) -> Schedule:
         """Return the steps, each tensor freed as early as can be."""
-        return with_frees(self.graph, self.names)
+        is_plain = len(self.ops) == len(self.graph.ops) and self.keeps_input_order
+        return plain_run(self.graph) if is_plain else with_frees(self.graph, self.names)
 
     @property
     def first_runs(self) -> Ints:

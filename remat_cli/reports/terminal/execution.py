@@ -14,6 +14,7 @@ from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean, shorten
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import taken_facts
+from remat_cli.reports.terminal.step_execution import executed_step_report, step_execution_summary
 from remat_cli.settings import Setting
 from remat_cli.simulate import Trace
 from remat_cli.solve import baseline_of
@@ -22,6 +23,7 @@ from remat_cli.units import format_bytes
 if TYPE_CHECKING:
     from remat_cli.runtime.onnx.execution import Execution, Peak
     from remat_cli.runtime.onnx.rewrite import Rewritten
+    from remat_cli.runtime.torch.execution import Execution as StepExecution
 
 _LONGEST_NAME = 40
 _HOW_TO_RUN = """\
@@ -95,10 +97,12 @@ def apply_summary(
     }
 
 
-def executed_report(report: RenderableType, execution: Execution | None) -> RenderableType:
-    """Return the report of `remat verify` with what came of running the model, where it was run."""
+def executed_report(report: RenderableType, execution: Execution | StepExecution | None) -> RenderableType:
+    """Return the report of `remat verify` with what came of running the model or step, where it was run."""
     if execution is None:
         return report
+    if execution.runtime == "torch":
+        return executed_step_report(report, execution)
     style = "green" if execution.holds else "red"
     verdict = "The model runs as planned." if execution.holds else "The model does not run as planned."
     return Report(
@@ -141,10 +145,12 @@ def _weights(execution: Execution) -> list[tuple[str, Cell]]:
     return [("weights", f"{execution.random_weights:,} drawn at random: their files are not there")]
 
 
-def execution_summary(execution: Execution | None) -> dict[str, Any]:
-    """Return what is added to the summary of `remat verify`; empty where the model was not run."""
+def execution_summary(execution: Execution | StepExecution | None) -> dict[str, Any]:
+    """Return what is added to the summary of `remat verify`; empty where nothing was run."""
     if execution is None:
         return {}
+    if execution.runtime == "torch":
+        return step_execution_summary(execution)
     peaks = {"plain": execution.plain, "plan": execution.plan}
     measured = {
         name: {"predicted_bytes": peak.predicted, "measured_bytes": peak.measured, "agrees": peak.agrees}

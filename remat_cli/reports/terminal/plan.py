@@ -10,7 +10,7 @@ from rich.text import Text
 
 from remat_cli.bounds import WorkingSet, largest_working_set
 from remat_cli.config import ReportOptions
-from remat_cli.graph import Graph, Phase
+from remat_cli.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Status
 from remat_cli.reports import phrasing
@@ -26,11 +26,13 @@ from remat_cli.settings import Setting, on_command_line
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import SmallestBudget
+from remat_cli.training import kept_by_module
 from remat_cli.units import format_bytes, format_share, format_time
 
 _LONGEST_NAME = 40
 _LONGEST_IN_HEADING = 32
 _LONGEST_TYPE = 20
+_LONGEST_MODULE = 26
 _MOST_TYPES = 8
 STATUS_STYLES = {
     Status.OPTIMAL: "green",
@@ -207,7 +209,7 @@ def inspect_report(prepared: Prepared, *, shown: ReportOptions | None = None) ->
     if shown.timeline:
         parts.append(_chart(MemoryTimeline(plain), "plain run"))
     if shown.largest:
-        parts.append(_peak(plain, None, shown.largest))
+        parts += [_peak(plain, None, shown.largest), *_kept_by_module(prepared, shown.largest)]
     return Report(*parts, section("Room for a plan", bullets(room)), *notes_section(prepared))
 
 
@@ -232,7 +234,7 @@ def _sizes(prepared: Prepared) -> list[Row]:
         made[op.phase] += graph.tensors[name].bytes
     rows: list[Row] = [
         ["resident", format_bytes(graph.resident_bytes), _resident(prepared)],
-        ["graph inputs", format_bytes(graph.fixed_bytes - graph.resident_bytes), "in memory from start to end"],
+        ["graph inputs", format_bytes(graph.fixed_bytes - graph.resident_bytes), _inputs(prepared)],
         ["activations", format_bytes(made[Phase.FORWARD]), "all that forward ops make"],
     ]
     if made[Phase.BACKWARD]:
@@ -243,14 +245,53 @@ def _sizes(prepared: Prepared) -> list[Row]:
     return rows
 
 
+def _kept_by_module(prepared: Prepared, most: int) -> list[RenderableType]:
+    """Return a section of what each part of the model keeps for the backward; none where the parts are not known."""
+    parts = () if prepared.kept is None else kept_by_module(prepared.graph, prepared.kept)
+    if not parts:
+        return []
+    whole = max(1, sum(part.bytes for part in parts))
+
+    def row(name: str, size: int, tensors: int, source: str) -> Row:
+        return [name, format_bytes(size), format_share(size / whole), f"{tensors:,}", source]
+
+    rows = [
+        row(
+            shorten(part.module or "(none)", _LONGEST_MODULE),
+            part.bytes,
+            part.tensors,
+            shorten(part.source or "", _LONGEST_MODULE),
+        )
+        for part in parts[:most]
+    ]
+    if rest := parts[most:]:
+        size, tensors = sum(part.bytes for part in rest), sum(part.tensors for part in rest)
+        rows.append(row(f"and {len(rest):,} more", size, tensors, ""))
+    table = columns(["module", "size", "of all", "tensors", "largest made at"], rows, right=(1, 2, 3))
+    return [section("Kept for the backward pass, by module", table)]
+
+
 def _resident(prepared: Prepared) -> str:
     """Return what the resident bytes are, as far as the file tells parameters apart."""
     if not prepared.parameter_bytes:
         return phrasing.resident_in_words(prepared.graph)
+    if _is_captured(prepared.graph):
+        return f"state of optimizer {clean(prepared.optimizer or '')}, unread parameters"
     parameters = f"parameters {format_bytes(prepared.parameter_bytes)}"
     if prepared.optimizer is None:
         return f"{parameters}, constants"
     return f"{parameters}, as much for gradients; optimizer {clean(prepared.optimizer)}"
+
+
+def _inputs(prepared: Prepared) -> str:
+    if prepared.parameter_bytes and _is_captured(prepared.graph):
+        return f"always in memory; trained parameters {format_bytes(prepared.parameter_bytes)}"
+    return "in memory from start to end"
+
+
+def _is_captured(graph: Graph) -> bool:
+    """Tell whether the graph is that of a framework's own training step, which has its parameters as inputs."""
+    return any(op.type == BOUNDARY_TYPE for op in graph.ops)
 
 
 def _limits(plain: Run, working_set: WorkingSet) -> list[Row]:

@@ -18,6 +18,7 @@ from remat_cli.formats.onnx.reader import SizedModel, read_sized
 from remat_cli.formats.onnx.walk import all_graphs
 from remat_cli.formats.reader import Aliasing
 from remat_cli.formats.source import Source
+from remat_cli.formats.torch import names_function
 from remat_cli.graph import Graph
 from remat_cli.runtime.onnx.rewrite import Rewritten, rewrite
 from remat_cli.schedule import Offload, Prefetch, Schedule, Wait
@@ -40,6 +41,11 @@ def check_can_apply(path: Path, options: GraphOptions, schedule: Schedule) -> No
     Raises:
         UsageError: it could not; says why, and what to do.
     """
+    if names_function(path):
+        raise UsageError(
+            f"{path} is no ONNX model",
+            hint="a PyTorch step needs no rewriting: remat_cli.torch.planned(model, schedule)",
+        )
     if Source(path).is_json:
         raise UsageError(f"{path} is no ONNX model: there is nothing to run", hint="name the model that was planned")
     if options.mode != "inference":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
@@ -28,6 +28,7 @@ from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.runtime.onnx.session import import_onnxruntime
 from remat_cli.schedule import Compute, Inplace, Schedule, plain_run, with_frees
 from remat_cli.simulate import simulate
+from remat_cli.units import format_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -80,6 +81,8 @@ class Execution:
         random_weights: number of weights whose files are not there, and which were drawn instead.
     """
 
+    runtime: ClassVar[Literal["onnxruntime"]] = "onnxruntime"
+
     version: str
     plain: Peak
     plan: Peak
@@ -100,6 +103,39 @@ class Execution:
     def takes_more(self) -> bool:
         """Whether the rewritten model was measured to need more memory than the model as it is."""
         return self.plan.measured > self.plain.measured + NOISE_BYTES
+
+    def broken(self, graph: Graph) -> InvalidSchedule | None:
+        """Return the error for what the rewritten model does otherwise than `graph` and schedule say; None if all."""
+        if self.changed:
+            random = [op.name for op in graph.ops if not op.recomputable]
+            return InvalidSchedule(
+                f"the rewritten model gives other bits at its outputs: {', '.join(map(repr, self.changed))}",
+                hint=f"it may draw random numbers: {', '.join(map(repr, random[:4]))}"
+                if random
+                else "a kernel of this onnxruntime does not repeat itself; compare the two models' outputs",
+            )
+        if self.out_of_order is not None:
+            place, planned, ran = self.out_of_order
+            return InvalidSchedule(
+                f"at place {place} of the executed order ran {ran!r}, where the schedule has {planned!r}",
+                hint="onnxruntime runs an op as several nodes, not one: it has no kernel for it or its type "
+                "(float16 on the CPU); export the model without it",
+            )
+        peak = self.plan
+        if peak.agrees and self.takes_more:
+            return InvalidSchedule(
+                f"the plan raises memory: it was measured at {format_bytes(peak.measured)}, and the model as it is at "
+                f"{format_bytes(self.plain.measured)}",
+                hint="run the model as it is; the plan's saving is less than what cannot be predicted",
+            )
+        if peak.agrees:
+            return None
+        at = "no single op" if self.parted_at is None else f"op {self.parted_at!r}"
+        return InvalidSchedule(
+            f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, "
+            f"{format_bytes(peak.predicted)}; they part at {at}",
+            hint="its kernel takes memory that is not known to remat, or shares it in another way; please report it",
+        )
 
 
 def execute(
@@ -164,6 +200,37 @@ def execute(
         parted_at=parted_at,
         random_weights=len(child.request["random_weights"]),
     )
+
+
+def times_of(
+    path: Path, model: SizedModel, rewritten: Rewritten, *, runs: int, seed: int = 0, time_limit: float = 600
+) -> tuple[str, dict[str, list[int]]]:
+    """Run a rewritten model several times, on random inputs, and take down what each node takes.
+
+    Args:
+        path: the model as it is.
+        model: what was read of it.
+        rewritten: the model as rewritten.
+        runs: how often.
+        seed: of the random inputs and, where there are none, weights.
+        time_limit: seconds that this may take.
+
+    Returns:
+        The version of onnxruntime; by the name of each node, nanoseconds of each run.
+
+    Raises:
+        UsageError: as `check_can_measure`, or an input is of a type that cannot be drawn.
+        GraphError: onnxruntime cannot run the model.
+        InvalidSchedule: a process was killed or took too long.
+    """
+    check_can_measure()
+    with TemporaryDirectory(prefix="remat-") as folder:
+        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        try:
+            found = child.run_proto(rewritten.proto, profile=True, runs=runs)
+        except _Failed as failed:
+            raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
+    return found["version"], found["times_ns"]
 
 
 def check_can_measure() -> None:
@@ -255,14 +322,14 @@ class _Child:
     request: Mapping[str, Any]
     time_limit: float
 
-    def run_proto(self, model: onnx.ModelProto, *, profile: bool = False) -> dict[str, Any]:
-        """Run a model that is not in a file yet: for its peak, or with `profile` for its order."""
+    def run_proto(self, model: onnx.ModelProto, *, profile: bool = False, runs: int = 1) -> dict[str, Any]:
+        """Run a model that is not in a file yet: for its peak, or with `profile` for its order and times."""
         path = self.folder / "model.onnx"
         path.write_bytes(model.SerializeToString())
         read = _read_in(model)
         weights = [weight for weight in self.request["random_weights"] if weight[0] in read]
         prefix = str(self.folder / "profile") if profile else None
-        return self.run(path, random_weights=weights, profile_prefix=prefix)
+        return self.run(path, random_weights=weights, profile_prefix=prefix, runs=runs)
 
     def run(self, model: Path, **particular: Any) -> dict[str, Any]:
         """Run the model in a file.
@@ -271,7 +338,7 @@ class _Child:
             _Failed: see there.
         """
         asked, result = self.folder / "request.json", self.folder / "result.json"
-        request = {"profile_prefix": None, **self.request, "model": str(model), **particular}
+        request = {"profile_prefix": None, "runs": 1, **self.request, "model": str(model), **particular}
         asked.write_text(json.dumps(request), encoding="utf-8")
         result.unlink(missing_ok=True)
         command = [sys.executable, "-P", "-m", "remat_cli.runtime.onnx.measured_process", str(asked), str(result)]

@@ -59,10 +59,12 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         asked: `model`, a path; `weights_folder`, for its external data; `dims`, sizes of symbols; `seed`; `inputs` and
-            `random_weights`, as lists of name, type and shape; `profile_prefix`, a path or None.
+            `random_weights`, as lists of name, type and shape; `profile_prefix`, a path or None; `runs`, how often it
+            is run with a profile.
 
     Returns:
-        `version` of onnxruntime; `outputs` by name; `peak_bytes` beyond what is there before the run, or `order`.
+        `version` of onnxruntime; `outputs` by name; `peak_bytes` beyond what is there before the run, or `order` and
+        `times_ns`: for each node what every run of it took.
     """
     runtime = import_onnxruntime()
     runtime.set_default_logger_severity(4)
@@ -84,8 +86,14 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
         for name, dtype, dims in asked["inputs"]
     }
     if asked["profile_prefix"] is not None:
-        outputs = session.run_with_ort_values(None, feeds)
-        return _described(session, outputs) | {"version": runtime.__version__, "order": _order(session.end_profiling())}
+        for _ in range(asked["runs"]):
+            outputs = session.run_with_ort_values(None, feeds)
+        nodes = _nodes_run(session.end_profiling())
+        times: dict[str, list[int]] = {}
+        for name, time_ns in nodes:
+            times.setdefault(name, []).append(time_ns)
+        order = [name for name, _ in nodes]
+        return _described(session, outputs) | {"version": runtime.__version__, "order": order, "times_ns": times}
     session.run_with_ort_values(None, feeds)
     before = _start_of_measurement()
     outputs = session.run_with_ort_values(None, feeds)
@@ -126,12 +134,12 @@ def _status_bytes(key: str) -> int:
     raise OSError(f"/proc/self/status does not tell {key}")
 
 
-def _order(profile: str) -> list[str]:
-    """Return the names of the nodes in the order in which they ran, those in bodies among them."""
+def _nodes_run(profile: str) -> list[tuple[str, int]]:
+    """Return names and nanoseconds of the nodes in the order in which they ran, those in bodies among them."""
     suffix = "_kernel_time"
     events: Iterable[Mapping[str, Any]] = json.loads(Path(profile).read_text(encoding="utf-8"))
-    names = [event["name"] for event in events if event.get("cat") == "Node"]
-    return [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+    nodes = [(event["name"], 1000 * event["dur"]) for event in events if event.get("cat") == "Node"]
+    return [(name.removesuffix(suffix), time_ns) for name, time_ns in nodes if name.endswith(suffix)]
 
 
 def _described(session: Any, outputs: Sequence[Any]) -> dict[str, Any]:

@@ -225,19 +225,6 @@ def test_schemas_name_every_option_of_every_planner() -> None:
     }
 
 
-def test_measured_times_are_read_from_yaml_and_json(tmp_path: Path) -> None:
-    for name, text in (("t.yaml", "conv1: 812500\nRelu: 3\n"), ("t.json", '{"conv1": 812500, "Relu": 3}')):
-        path = tmp_path / name
-        path.write_text(text)
-        assert load_measurements(path) == {"conv1": 812500, "Relu": 3}
-
-
-@pytest.mark.parametrize("time", ["-1", "1.5", "fast", "true"])
-def test_a_measured_time_is_a_whole_number(time: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"c\.yaml:1: conv1: .* is not a whole number of nanoseconds"):
-        load_measurements(written(tmp_path, f"conv1: {time}\n"))
-
-
 def test_a_planner_without_options_is_made_without_the_library_that_checks_them() -> None:
     script = "import sys, remat_cli.config as c; c.PlannerChoice('auto').planner(); print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)

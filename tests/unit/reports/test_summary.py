@@ -83,7 +83,7 @@ def test_the_summary_of_an_inspection(graph: Graph) -> None:
     assert summary["ops"] == {"forward": 6, "backward": 7}
     assert summary["types"] == {"Test": 13}
     assert (summary["parameter_bytes"], summary["optimizer"]) == (3, "adam")
-    assert summary["kept_for_backward"] == {"float_bytes": 5, "integer_bytes": 1}
+    assert summary["kept_for_backward"] == {"float_bytes": 5, "integer_bytes": 1, "by_module": []}
     assert summary["plain"] == {"peak_bytes": 7, "time": 19, "op_at_peak": "loss"}
     assert summary["at_peak"][0] == {"tensor": "a1", "bytes": 1, "op": "f1"}
     assert len(summary["at_peak"]) == 7

@@ -102,7 +102,8 @@ def test_running_again_after_a_moment_leaves_what_was_chosen_in_memory(
     sequence: RematSequence, data: st.DataObject
 ) -> None:
     cut_point = CutPoint(sequence, data.draw(st.integers(0, len(sequence) - 1)))
-    choice = cut_point.cheapest(data.draw(st.integers(0, 20)), np.ones(len(sequence.reads.graph.tensors)))
+    room, weights = data.draw(st.integers(0, 20)), np.ones(len(sequence.reads.graph.tensors))
+    choice = cut_point.cheapest(room, weights, Limits())
     if choice is None:
         return
     changed = sequence.with_reruns(cut_point.at, choice.again)

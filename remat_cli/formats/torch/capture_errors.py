@@ -1,0 +1,111 @@
+"""What torch says where it cannot capture a step, put as: what, where in the user's code, what to do."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch._dynamo import exc
+
+from remat_cli.errors import GraphError, RematError
+from remat_cli.formats.torch.places import last_place, shown_place
+
+_DATA_DEPENDENT = (
+    "a plan needs sizes and branches that do not depend on data: use torch.where or a mask instead, or compute this "
+    "outside the step"
+)
+_WHOLE = (
+    "the whole step must be captured by torch.compile(fullgraph=True): change this line, or move it out of the step"
+)
+_INPLACE = "PyTorch itself could not differentiate this: do it out of place, or on a copy (clone)"
+_EXPLANATION = re.compile(r"^\s*Explanation: (.*)$", re.MULTILINE)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn what torch raises while it captures a step into an error for the user, and keep its log to itself.
+
+    Args:
+        what: what is captured, for messages.
+
+    Raises:
+        GraphError: the step cannot be captured.
+        RematError: what remat itself raised meanwhile.
+    """
+    logger = logging.getLogger("torch")
+    level = logger.level
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        logger.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        except exc.TorchDynamoException as error:
+            raise explanation(error, what, [str(warning.message) for warning in warned]) from error
+        finally:
+            logger.setLevel(level)
+
+
+def explanation(error: exc.TorchDynamoException, what: str, warned: Sequence[str] = ()) -> RematError:
+    """Return the error for the user: what remat raised while torch called it, or what torch means.
+
+    Args:
+        error: as torch raised it.
+        what: what is captured.
+        warned: what autograd warned of meanwhile, which says where its error came from.
+    """
+    own: BaseException | None = error
+    while own is not None and not isinstance(own, RematError):
+        own = getattr(own, "inner_exception", None)
+    return _explained(error, what, warned) if own is None else own
+
+
+def _explained(error: exc.TorchDynamoException, what: str, warned: Sequence[str]) -> GraphError:
+    text = str(error)
+    if isinstance(error, exc.BackendCompilerFailed):
+        return _differentiated(error, what, warned)
+    reason = text.splitlines()[0] if text else type(error).__name__
+    details = _EXPLANATION.search(text)
+    if isinstance(error, exc.TorchRuntimeError) or "Observed exception" in reason:
+        reason = _raised(error, text)
+        hint = "does the step run by itself, without remat?"
+    else:
+        reason = f"{reason}: {details[1]}" if details else reason
+        hint = _DATA_DEPENDENT if _depends_on_data(text) else _WHOLE
+    return GraphError(f"{what} cannot be captured{_where(error)}: {reason.rstrip('.:')}", hint=hint)
+
+
+def _where(error: Any) -> str:
+    frames = list(getattr(error, "real_stack", None) or ())
+    return f" at {shown_place(frames[-1].filename, frames[-1].lineno)}" if frames else ""
+
+
+def _depends_on_data(text: str) -> bool:
+    return any(sign in text for sign in ("ata-dependent", "dynamic shape", "unbacked", ".item()", "tolist"))
+
+
+def _raised(error: BaseException, text: str) -> str:
+    """Return what the user's code raised, out of what torch made of it."""
+    for pattern in (r"got (\w+\(.*\))", r"raised exception (.*)$"):
+        if found := re.search(pattern, text, re.MULTILINE):
+            return found[1]
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _differentiated(error: exc.BackendCompilerFailed, what: str, warned: Sequence[str]) -> GraphError:
+    """Return the error for what came up while torch traced the backward pass."""
+    inner = error.inner_exception
+    reason = (str(inner).splitlines() or [""])[0]
+    # Autograd says where the forward op is that it failed on in a warning.
+    places = [place for text in warned if (place := last_place(text)) is not None]
+    where = f" at {places[-1]}" if places else ""
+    if "inplace operation" in reason:
+        reason = "a value that the backward pass needs is changed in place after it was read"
+        return GraphError(f"{what} cannot be differentiated{where}: {reason}", hint=_INPLACE)
+    return GraphError(
+        f"{what} cannot be captured{where}: {type(inner).__name__}: {reason.rstrip('.')}",
+        hint="does the step run under torch.compile(backend='aot_eager')?",
+    )

@@ -1,0 +1,177 @@
+"""A captured training step as a `Graph`, and what is known of each op beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_cli.formats.torch.internals import Captured
+from remat_cli.formats.torch.joint import Joint, JointOp
+from remat_cli.formats.torch.mutation import is_backward
+from remat_cli.formats.torch.ops import arguments, nodes_in, short_name, tensors_of
+from remat_cli.formats.torch.places import module_of, source_of
+from remat_cli.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.operators import AttributeValue, Operand, Operator, Role
+
+_SIGNATURE_LENGTH = 12
+
+
+def graph_of(joint: Joint, name: str, resident_bytes: int = 0) -> Graph:
+    """Return the graph of a training step: times are 0 until a cost model gives them.
+
+    A tensor is a storage. Parameters, buffers and inputs are graph inputs. An op that waits for another one without
+    reading what it made (the next random op, the boundary for what is written into inputs) reads a token: a tensor of 0
+    bytes. Outputs are what the caller holds at the end: what the forward pass returns, and the gradients.
+
+    Args:
+        joint: the step.
+        name: of the graph.
+        resident_bytes: memory beside that of the graph's tensors that is there from start to end.
+    """
+    tokens = [Tensor(token, 0) for op in joint.ops for token in op.gives]
+    storages = (Tensor(item.name, item.bytes, item.shape, item.dtype) for item in joint.storages.values())
+    differentiated = _differentiated(joint)
+    return build_graph(
+        name=name,
+        kind=Kind.TRAINING,
+        time_unit="unit",
+        resident_bytes=resident_bytes,
+        tensors=(*storages, *tokens),
+        ops=[_op(joint, op, differentiated) for op in joint.ops],
+        outputs=[storage.name for storage in joint.held_outputs],
+    )
+
+
+def _op(joint: Joint, op: JointOp, differentiated: Mapping[int, str]) -> Op:
+    node = op.node
+    sequence = None if node is None or op.phase is Phase.FORWARD else node.meta.get("seq_nr")
+    return Op(
+        name=op.name,
+        type=BOUNDARY_TYPE if node is None else short_name(node),
+        inputs=(*(storage.name for storage in op.reads), *op.needs),
+        outputs=(*(storage.name for storage in op.makes), *op.gives),
+        time=0,
+        phase=op.phase,
+        grad_of=None if sequence is None else differentiated.get(sequence),
+        recomputable=op.recomputable,
+        module=None if node is None else module_of(node, joint.root),
+        source=None if node is None else source_of(node),
+        signature=signature(op),
+    )
+
+
+def _differentiated(joint: Joint) -> dict[int, str]:
+    """Return the forward op that autograd gave each sequence number; a view that has one leaves it to nobody."""
+    ops = {op.node: op for op in joint.ops if op.phase is Phase.FORWARD}
+    first: dict[int, str | None] = {}
+    for node in joint.module.graph.nodes:
+        number = node.meta.get("seq_nr")
+        if number is not None and node.op == "call_function" and not is_backward(node):
+            first.setdefault(number, ops[node].name if node in ops else None)
+    return {number: name for number, name in first.items() if name is not None}
+
+
+def signature(op: JointOp) -> str:
+    """Return a hash of what an op does: which op, on which values of which layout, with which constants.
+
+    Two joint graphs whose ops have the same names and signatures are the same graph.
+    """
+    node = op.node
+    if node is None:
+        text = "boundary"
+    else:
+        made = [_layout(value) for value in tensors_of(node.meta.get("val"))]
+        text = f"{written(node)} -> {made}"
+    return sha256(text.encode()).hexdigest()[:_SIGNATURE_LENGTH]
+
+
+def written(node: fx.Node, *, named: bool = True) -> str:
+    """Return an op with its operands as text: the layout of each tensor, the value of everything else.
+
+    Args:
+        node: the op.
+        named: say which tensor it is, too; without, ops that do the same on tensors of the same layout are alike.
+    """
+    return f"{node.target}({_written(node.args, named)}, {_written(node.kwargs, named)})"
+
+
+def _written(value: Any, named: bool) -> str:
+    if isinstance(value, fx.Node):
+        return f"{value.name if named else ''}: {[_layout(tensor) for tensor in tensors_of(value.meta.get('val'))]}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_written(item, named) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_written(item, named)}' for key, item in value.items())}}}"
+    if isinstance(value, torch.device):
+        return value.type
+    return repr(value)
+
+
+def _layout(value: torch.Tensor) -> str:
+    return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device.type}"
+
+
+def operators_of(joint: Joint) -> dict[str, Operator]:
+    """Return what each op is given and makes, by position, from which its work is told."""
+    return {op.name: _operator(joint, op) for op in joint.ops}
+
+
+def _operator(joint: Joint, op: JointOp) -> Operator:
+    node = op.node
+    if node is None:
+        made = tuple(_described(joint, joint.storage(value).name, value.meta["val"]) for value in op.values)
+        return Operator(BOUNDARY_TYPE, (), made)
+    operands: list[Operand | None] = []
+    attributes: dict[str, AttributeValue] = {}
+    for name, value in (arguments(node) or {str(place): value for place, value in enumerate(node.args)}).items():
+        nodes = [item for item in nodes_in(value) if isinstance(item.meta.get("val"), torch.Tensor)]
+        if nodes:
+            operands.extend(_described(joint, item.name, item.meta["val"]) for item in nodes)
+        elif value is None and _takes_tensor(node, name):
+            operands.append(None)
+        elif (attribute := _attribute(value)) is not None:
+            attributes[name] = attribute
+    made = tuple(_described(joint, joint.storage(value).name, value) for value in tensors_of(node.meta.get("val")))
+    return Operator(short_name(node), tuple(operands), made, attributes)
+
+
+def _takes_tensor(node: fx.Node, name: str) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    declared = {argument.name: str(argument.type) for argument in node.target._schema.arguments}
+    return "Tensor" in declared.get(name, "")
+
+
+def _attribute(value: Any) -> AttributeValue | None:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | float | str):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(item, int) for item in value):
+        return tuple(int(item) for item in value)
+    return None
+
+
+def _described(joint: Joint, name: str, value: torch.Tensor) -> Operand:
+    return Operand(
+        name=name,
+        role=Role.ACTIVATION,
+        shape=tuple(value.shape),
+        dtype=str(value.dtype).removeprefix("torch."),
+        # An expanded tensor has fewer bytes than elements.
+        bytes=min(value.numel() * value.element_size(), joint.storage(value).bytes),
+    )
+
+
+def trained_parameters(joint: Joint, captured: Captured) -> tuple[Operand, ...]:
+    """Return the parameters that get a gradient, each storage once."""
+    trained: dict[str, Operand] = {}
+    for node, primal, gradient in zip(joint.primals, captured.primals, joint.backward_outputs, strict=True):
+        if gradient is not None and isinstance(primal.value, torch.nn.Parameter):
+            name = joint.storage(node).name
+            trained.setdefault(name, _described(joint, name, node.meta["val"]))
+    return tuple(trained.values())

@@ -1,0 +1,335 @@
+"""The joint graph of a training step: which memory each op reads and makes, and what may run only once.
+
+Memory is counted in *storages*: tensors that are views of each other have one. A view is no op here: it is derived anew
+wherever it is read, from the storage that is there at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_cli.errors import GraphError
+from remat_cli.formats.torch.dropout import apply_masks_apart
+from remat_cli.formats.torch.internals import (
+    Captured,
+    mutated_input,
+    output_descriptions,
+    outputs_of,
+    primals_of,
+    tangents_of,
+)
+from remat_cli.formats.torch.mutation import is_backward, is_copy, keep_old_values, mark_backward
+from remat_cli.formats.torch.ops import draws, has_effects, is_item, is_view, storage_key, tensors_of
+from remat_cli.formats.torch.places import readable, root_of, source_of
+from remat_cli.graph import Phase
+
+BOUNDARY = "boundary"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A piece of memory.
+
+    Attributes:
+        name: of the first value in it.
+        bytes: its size; 0 where it is not on the device that the plan is for.
+        shape: of the first value in it.
+        dtype: element type of the first value in it.
+    """
+
+    name: str
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)
+class JointOp:
+    """An op that runs; one of them, the boundary between forward and backward pass, stands for torch and the caller.
+
+    Attributes:
+        name: of its node.
+        node: in the joint graph; None for the boundary.
+        phase: forward or backward.
+        reads: storages, each once.
+        makes: storages, each once.
+        values: nodes that hold its results.
+        needs: tokens of ops that must have run before; they have no memory.
+        gives: tokens that later ops wait for.
+        recomputable: whether it may run more than once.
+    """
+
+    name: str
+    node: fx.Node | None
+    phase: Phase
+    reads: tuple[Storage, ...]
+    makes: tuple[Storage, ...]
+    values: tuple[fx.Node, ...]
+    needs: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+    recomputable: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """A training step that torch has captured.
+
+    Attributes:
+        module: the joint graph, changed so that old values of mutated inputs are read from copies.
+        primals: inputs that are there before the step: parameters, buffers, and what the model is called with.
+        inputs: primals and constants.
+        tangents: gradients of the forward outputs, which come in from outside.
+        names: of the inputs in the user's terms, each once.
+        ops: in the order in which they run: forward pass, boundary, backward pass.
+        forward_outputs: what the forward pass returns; None, or a number, where that is no tensor.
+        backward_outputs: the gradients, one for each primal; None where there is none.
+        new_values: positions of forward outputs that hold new values of inputs, which torch copies there.
+        root: the name of the whole model in paths of modules.
+        storages: all memory of the step, by the key that values in it have in common.
+    """
+
+    module: fx.GraphModule
+    primals: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    tangents: tuple[fx.Node, ...]
+    names: Mapping[fx.Node, str]
+    ops: tuple[JointOp, ...]
+    forward_outputs: tuple[Any, ...]
+    backward_outputs: tuple[Any, ...]
+    new_values: frozenset[int]
+    root: str
+    storages: Mapping[int, Storage]
+
+    @classmethod
+    def of(cls, captured: Captured) -> Joint:
+        """Resolve what torch has captured; its graph is changed.
+
+        Raises:
+            GraphError: something in it has no size before it runs, or is of a kind that no plan is made for.
+        """
+        return _Reader(captured).joint()
+
+    def storage(self, value: fx.Node | torch.Tensor) -> Storage:
+        """Return the memory that a value is in."""
+        return self.storages[storage_key(value.meta["val"] if isinstance(value, fx.Node) else value)]
+
+    @cached_property
+    def op_of(self) -> Mapping[fx.Node, JointOp]:
+        """The op that makes each stored value; views and inputs are not in it."""
+        return {value: op for op in self.ops for value in op.values}
+
+    @cached_property
+    def changed(self) -> frozenset[Storage]:
+        """Inputs that the step writes into."""
+        copies = (op.node.args[0] for op in self.ops if op.node is not None and is_copy(op.node))
+        return frozenset(self.storage(primal) for primal in copies if isinstance(primal, fx.Node))
+
+    @cached_property
+    def held_outputs(self) -> tuple[Storage, ...]:
+        """What is in memory at the end: outputs of the forward pass, which the caller holds, and gradients."""
+        held = [value for slot, value in enumerate(self.forward_outputs) if slot not in self.new_values]
+        nodes = [value for value in (*held, *self.backward_outputs) if isinstance(value, fx.Node)]
+        resident = {self.storage(node) for node in self.inputs}
+        return tuple(storage for storage in dict.fromkeys(map(self.storage, nodes)) if storage not in resident)
+
+
+class _Reader:
+    """Resolves a captured graph, step by step."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.module = captured.module
+        self.graph = captured.module.graph
+        for node in self.graph.nodes:
+            _check_value(self.module, node)
+        mark_backward(self.graph)
+        apply_masks_apart(self.graph)
+        self.copies = keep_old_values(self.graph)
+        outputs, described = outputs_of(self.graph), output_descriptions(self.graph)
+        self.forward_outputs = tuple(outputs[: captured.forward_outputs])
+        self.backward_outputs = tuple(outputs[captured.forward_outputs :])
+        self.new_values = frozenset(
+            slot for slot, what in enumerate(described[: captured.forward_outputs]) if mutated_input(what) is not None
+        )
+        self.tangents = tuple(tangents_of(self.graph))
+        self.primals = tuple(primals_of(self.graph))
+        constants = (node for node in self.graph.find_nodes(op="get_attr") if tensors_of(node.meta.get("val")))
+        self.inputs = (*self.primals, *constants)
+        self.sources = tuple(primal.source for primal in captured.primals)
+        self.root = root_of(self.sources)
+        self.names = self.input_names()
+        self.storages = self.all_storages()
+        held = (value for slot, value in enumerate(self.forward_outputs) if slot not in self.new_values)
+        self.returned = {self.storage(value) for value in held if isinstance(value, fx.Node)}
+
+    def joint(self) -> Joint:
+        return Joint(
+            module=self.module,
+            primals=self.primals,
+            inputs=self.inputs,
+            tangents=self.tangents,
+            names=self.names,
+            ops=tuple(self.ops()),
+            forward_outputs=self.forward_outputs,
+            backward_outputs=self.backward_outputs,
+            new_values=self.new_values,
+            root=self.root,
+            storages=self.storages,
+        )
+
+    def input_names(self) -> dict[fx.Node, str]:
+        """Name inputs as the user does; where that is not known or not unique, as torch does."""
+        taken = {node.name for node in self.graph.nodes}
+        names: dict[fx.Node, str] = {}
+        sources = dict(zip(self.primals, self.sources, strict=False))
+        for node in self.inputs:
+            name = readable(sources.get(node, ""), self.root)
+            names[node] = node.name if not name or name in taken else name
+            taken.add(names[node])
+        return names
+
+    def all_storages(self) -> dict[int, Storage]:
+        """Return all memory that the graph's values are in, each piece named after the first value in it."""
+        device = _main_device(self.inputs)
+        storages: dict[int, Storage] = {}
+        for node in self.graph.nodes:
+            for place, value in enumerate(tensors_of(node.meta.get("val"))):
+                key = storage_key(value)
+                if key not in storages:
+                    size = value.untyped_storage().nbytes() if value.device.type == device else 0
+                    dtype = str(value.dtype).removeprefix("torch.")
+                    storages[key] = Storage(self.value_name(node, place), int(size), tuple(value.shape), dtype)
+        return storages
+
+    def value_name(self, node: fx.Node, place: int) -> str:
+        """Return the name of the n-th tensor that a node makes: the node's, with the place where there are several."""
+        if isinstance(node.meta["val"], torch.Tensor):
+            return self.names.get(node, node.name)
+        return f"{node.name}:{place}"
+
+    def storage(self, node: fx.Node) -> Storage:
+        return self.storages[storage_key(node.meta["val"])]
+
+    def ops(self) -> Iterator[JointOp]:
+        """Yield the ops in the order in which they run; what is written into inputs comes last in the forward pass."""
+        runs = [node for node in self.graph.nodes if node.op == "call_function" and not is_item(node)]
+        runs = [node for node in runs if not is_view(node)]
+        forward = sorted((node for node in runs if not is_backward(node)), key=is_copy)
+        random = ""  # the token of the last op that drew random numbers: they are drawn in this order
+        effects: list[str] = []
+        for node in (*forward, None, *(node for node in runs if is_backward(node))):
+            if node is None:
+                yield self.boundary((*effects, random) if random else tuple(effects))
+                continue
+            op = self.op(node, random)
+            yield op
+            if draws(node):
+                (random,) = op.gives
+            elif has_effects(node):
+                effects += op.gives
+
+    def op(self, node: fx.Node, random: str) -> JointOp:
+        """Resolve a node that runs; `random` is the token of the random op before it, empty where there is none."""
+        reads = dict.fromkeys(self.storage(source) for source in _tensor_sources(node))
+        makes = dict.fromkeys(self.storages[storage_key(value)] for value in tensors_of(node.meta.get("val")))
+        needs: tuple[str, ...] = ()
+        gives: tuple[str, ...] = ()
+        if is_copy(node):
+            primal = node.args[0]
+            assert isinstance(primal, fx.Node)
+            del reads[self.storage(primal)]
+            needs = (f"{self.copies[primal].name}.done",) if primal in self.copies else ()
+            makes = {}
+        elif shared := makes.keys() & reads.keys():
+            raise _half_view(node, next(iter(shared)))
+        if draws(node):
+            needs, gives = (random,) if random else (), (f"{node.name}.random",)
+        elif has_effects(node) or node in self.copies.values():
+            gives = (f"{node.name}.done",)
+        return JointOp(
+            name=node.name,
+            node=node,
+            phase=Phase.BACKWARD if is_backward(node) else Phase.FORWARD,
+            reads=tuple(reads),
+            makes=tuple(makes),
+            values=_values(node),
+            needs=needs,
+            gives=gives,
+            # The caller holds what the forward pass returned: another run would not replace it.
+            recomputable=not gives and self.returned.isdisjoint(makes),
+        )
+
+    def boundary(self, needs: tuple[str, ...]) -> JointOp:
+        outputs = (node for node in self.forward_outputs if isinstance(node, fx.Node))
+        return JointOp(
+            name=BOUNDARY,
+            node=None,
+            phase=Phase.BACKWARD,
+            reads=tuple(dict.fromkeys(map(self.storage, outputs))),
+            makes=tuple(dict.fromkeys(map(self.storage, self.tangents))),
+            values=self.tangents,
+            needs=needs,
+            recomputable=False,
+        )
+
+
+def _tensor_sources(node: fx.Node) -> Iterator[fx.Node]:
+    return (source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor))
+
+
+def _values(node: fx.Node) -> tuple[fx.Node, ...]:
+    """Return the nodes that hold the results of a node: itself, or those that pick one of several."""
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return (node,)
+    items = (user for user in node.users if is_item(user))
+    return tuple(item for item in items if isinstance(item.meta.get("val"), torch.Tensor))
+
+
+def _main_device(inputs: Sequence[fx.Node]) -> str:
+    """Return the kind of device that holds most bytes of the inputs: the plan is for its memory."""
+    sizes: dict[str, int] = {}
+    for node in inputs:
+        value = node.meta["val"]
+        sizes[value.device.type] = sizes.get(value.device.type, 0) + value.untyped_storage().nbytes()
+    return max(sizes, key=sizes.__getitem__, default="cpu")
+
+
+def _check_value(module: fx.GraphModule, node: fx.Node) -> None:
+    """Check that what a node makes is of a kind, and a size, that is known before it runs.
+
+    Raises:
+        GraphError: it is not.
+    """
+    if node.op == "get_attr" and "val" not in node.meta:
+        constant = getattr(module, str(node.target), None)
+        node.meta["val"] = constant if isinstance(constant, torch.Tensor) else None
+    value = node.meta.get("val")
+    items = value if isinstance(value, tuple | list) else (value,)
+    for item in items if node.op != "output" else ():
+        at = f" at {place}" if (place := source_of(node)) else ""
+        if isinstance(item, torch.Tensor):
+            if item.layout is not torch.strided:
+                raise GraphError(
+                    f"op {node.name!r}{at} makes a tensor of layout {item.layout}", hint="use dense tensors"
+                )
+            known = all(isinstance(size, int) for size in item.shape)
+        else:
+            known = item is None or isinstance(item, int | float | str)
+        if not known:
+            raise GraphError(
+                f"op {node.name!r}{at} makes something whose size depends on data",
+                hint="a plan needs sizes that are known before: use a mask or torch.where, or do this outside the step",
+            )
+
+
+def _half_view(node: fx.Node, shared: Storage) -> GraphError:
+    at = f" at {place}" if (place := source_of(node)) else ""
+    return GraphError(
+        f"op {node.name!r}{at} returns new tensors together with a view of {shared.name!r}, which no plan can follow",
+        hint="please report it, with the op",
+    )

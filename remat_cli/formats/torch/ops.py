@@ -1,0 +1,87 @@
+"""What kind of op a node of a joint graph is (view, random, with effects), and its operands by their names."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+# Arguments that say how likely a random op is to change anything: at 0 it draws nothing.
+_CHANCES = ("dropout_p", "p", "dropout")
+# Collectives must be issued by all processes in the same order; these, and what has effects, run exactly once.
+_ONCE = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor", "fsdp")
+
+
+def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
+    """Return the tensors among what a node makes, in order."""
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    return tuple(item for item in value if isinstance(item, torch.Tensor)) if isinstance(value, tuple | list) else ()
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return what two tensors have in common if, and only if, they share memory."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def is_item(node: fx.Node) -> bool:
+    """Tell whether a node picks one of the results of the node before it."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def is_view(node: fx.Node) -> bool:
+    """Tell whether all that a node makes shares memory with what it reads: it is derived where it is read."""
+    if node.op != "call_function" or is_item(node) or has_effects(node):
+        return False
+    read = {storage_key(tensor) for source in node.all_input_nodes for tensor in tensors_of(source.meta.get("val"))}
+    made = {storage_key(tensor) for tensor in tensors_of(node.meta.get("val"))}
+    return bool(made) and made <= read
+
+
+def has_effects(node: fx.Node) -> bool:
+    """Tell whether a node does more than return results: it changes an argument, communicates, or cannot be known."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable or not target._schema.returns or target.namespace in _ONCE
+    return not is_item(node)  # a higher-order op: what is inside is not looked into
+
+
+def draws(node: fx.Node) -> bool:
+    """Tell whether a node draws random numbers from torch's generator."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    operands = arguments(node)
+    chances = [operands[name] for name in _CHANCES if name in operands]
+    return not chances or any(not isinstance(chance, float | int) or chance > 0 for chance in chances)
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """Return a node's arguments by their names in the op's schema, defaults among them; empty where it has none."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {}
+    declared = node.target._schema.arguments
+    given = dict(zip((argument.name for argument in declared), node.args, strict=False)) | dict(node.kwargs)
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in declared}
+
+
+def nodes_in(value: Any) -> Iterator[fx.Node]:
+    """Yield the nodes in an argument, lists and dicts looked into."""
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from nodes_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from nodes_in(item)
+
+
+def short_name(node: fx.Node) -> str:
+    """Return the kind of op, without its overload: "aten.addmm"."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return f"{node.target.namespace}.{node.target._opname}"
+    return str(getattr(node.target, "__name__", node.target))

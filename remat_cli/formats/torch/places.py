@@ -1,0 +1,75 @@
+"""Where in the user's code an op comes from: its module's path, and file and line."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import fx
+
+import remat_cli
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+_INDEX = re.compile(r"\['?([^'\]]*)'?\]")
+_LOCAL = re.compile(r"^[LG]\['([^']*)'\]")
+
+
+def module_of(node: fx.Node, root: str) -> str | None:
+    """Return the path of the innermost module that an op belongs to; a backward op to that of its forward op.
+
+    Args:
+        node: the op.
+        root: the name under which the whole model stands in paths, which is left out; empty where it is a function.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    return readable(paths[-1], root) if paths else None
+
+
+def readable(source: str, root: str) -> str:
+    """Return what torch calls a value, such as "L['self']._modules['a']._parameters['b']", as people do: "a.b"."""
+    text = _LOCAL.sub(r"\1", source, count=1)
+    text = _INDEX.sub(r".\1", _ATTRIBUTE.sub(r".\1", text))
+    if text == root:
+        return ""
+    return text.removeprefix(f"{root}.") if root else text
+
+
+def root_of(sources: tuple[str, ...]) -> str:
+    """Return the name of the whole model in the sources of its parameters: that of the local they all begin with."""
+    for source in sources:
+        if "._parameters[" in source and (found := _LOCAL.match(source)) is not None:
+            return found[1]
+    return ""
+
+
+def source_of(node: fx.Node) -> str | None:
+    """Return "file:line" of the user's code that an op comes from; None where torch does not know."""
+    return last_place(node.meta.get("stack_trace") or "")
+
+
+def last_place(trace: str) -> str | None:
+    """Return "file:line" of the innermost frame of a trace that is not torch's or ours; None where there is none."""
+    frames = [(found["file"], int(found["line"])) for found in _FRAME.finditer(trace)]
+    outside = [frame for frame in frames if not frame[0].startswith(_not_the_users())]
+    return shown_place(*(outside or frames)[-1]) if frames else None
+
+
+@cache
+def _not_the_users() -> tuple[str, ...]:
+    return tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (torch, remat_cli))
+
+
+@cache
+def shown_place(file: str, line: int | None) -> str:
+    """Return "file:line", from where packages are installed or from the current folder on."""
+    parts = Path(file).parts
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts:
+            return f"{Path(*parts[parts.index(folder) + 1 :])}:{line}"
+    path = Path(file)
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"

@@ -1,0 +1,195 @@
+"""From the function that GRAPH names to what is read of its training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import format_tb
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from remat_cli.errors import GraphError, RematError, UsageError
+from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.formats.torch.capture_errors import explained
+from remat_cli.formats.torch.convert import graph_of, operators_of, trained_parameters
+from remat_cli.formats.torch.internals import Captured, captured_call, check_supported, compiled, forgetting
+from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.ops import storage_key
+from remat_cli.formats.torch.optimizer import optimizer_state_bytes
+from remat_cli.formats.torch.places import last_place
+from remat_cli.formats.torch.reference import check_dims, load_function, parts
+from remat_cli.formats.torch.step import Step, as_step
+from remat_cli.formats.torch.weightless import Weightless, with_fake_tensors
+
+_NO_DATA = (
+    "remat builds the model without data, so values of tensors cannot be looked at; what is looked at, make with "
+    'device="cpu"'
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TakenStep:
+    """A training step that torch has captured.
+
+    Attributes:
+        reference: where it comes from.
+        step: with fake tensors.
+        captured: its joint graph as torch handed it over.
+        joint: the same, resolved.
+        device: kind of device whose kernels it has.
+        notes: what the user should know, one line each.
+    """
+
+    reference: str
+    step: Step
+    captured: Captured
+    joint: Joint
+    device: str
+    notes: tuple[str, ...]
+
+    def reading(self) -> Reading:
+        """Return what is read of it."""
+        joint, captured, optimizer = self.joint, self.captured, self.step.optimizer
+        where, name = parts(self.reference)
+        used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
+        state = 0 if optimizer is None else optimizer_state_bytes(optimizer)
+        resident = unused_bytes(modules_of(self.step), used) + state
+        return Reading(
+            graph=graph_of(joint, f"{Path(where).stem if where.endswith('.py') else where}.{name}", resident),
+            operators=operators_of(joint),
+            parameters=trained_parameters(joint, captured),
+            optimizer=None if optimizer is None else type(optimizer).__name__,
+            notes=self.notes,
+        )
+
+
+def read_step(reference: str, options: ReadOptions) -> Reading:
+    """Read a training step; arguments and errors are those of `take_step`."""
+    return take_step(reference, options).reading()
+
+
+def take_step(reference: str, options: ReadOptions) -> TakenStep:
+    """Have torch capture a training step, without weights and without memory for its tensors.
+
+    Args:
+        reference: FILE.py:NAME or package.module:NAME.
+        options: its dims are the function's keyword arguments.
+
+    Raises:
+        UsageError: there is no such function, or it does not take these options.
+        GraphError: what it returns is no training step, or cannot be captured as one graph.
+    """
+    check_supported()
+    for given, option in ((options.input_shapes, "--input-shape"), (options.value_shapes, "--value-shape")):
+        if given:
+            raise UsageError(
+                f"{option} has no meaning for {reference}", hint="its sizes come from its dims: --dim NAME=N"
+            )
+    function = load_function(reference)
+    check_dims(function, reference, options.dims)
+    weightless = Weightless()
+    with weightless, explaining_failure(reference):
+        step = as_step(function(**options.dims), reference)
+    device, notes = _device(weightless.device_type)
+    step, captured = capture(step, device, reference)
+    return TakenStep(reference, step, captured, Joint.of(captured), device, tuple(notes))
+
+
+@contextmanager
+def explaining_failure(reference: str) -> Iterator[None]:
+    """Turn what the user's code raises, while it builds the model or runs, into an error that says where.
+
+    Args:
+        reference: the function that GRAPH names.
+
+    Raises:
+        GraphError: the code raises something.
+    """
+    try:
+        yield
+    except RematError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = last_place("".join(format_tb(error.__traceback__)))
+        at = f" at {place}" if place else ""
+        text = str(error).splitlines()[0] if str(error) else ""
+        hint = _NO_DATA if "meta" in str(error) else "does the function run by itself?"
+        raise GraphError(f"{reference} failed{at}: {type(error).__name__}: {text}", hint=hint) from error
+
+
+def _device(asked: str | None) -> tuple[str, list[str]]:
+    """Return the kind of device whose kernels are read, and what to say about that."""
+    has_cuda = torch.cuda.is_available()
+    if asked not in (None, "cpu", "cuda") or (asked == "cuda" and not has_cuda):
+        return "cpu", [
+            f"the step asks for {asked}, which this torch does not have: the graph is that of the CPU's kernels"
+        ]
+    device = "cuda" if has_cuda else "cpu"
+    return device, [f"read with torch {torch.__version__} for {device.upper()}: other devices have other kernels"]
+
+
+class _Seen(BaseException):
+    """Ends the capture once the joint graph was seen."""
+
+
+def capture(step: Step, device: str, where: str) -> tuple[Step, Captured]:
+    """Have torch capture a step on tensors without data.
+
+    Args:
+        step: its modules are changed in place.
+        device: whose kernels are captured, such as "cpu".
+        where: what the step comes from, for messages.
+
+    Returns:
+        The step with fake tensors, and its joint graph.
+
+    Raises:
+        GraphError: it cannot be captured as one graph.
+    """
+    step, mode = with_fake_tensors(step, device)
+    seen: list[Captured] = []
+
+    def look(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+        seen.append(captured)
+        raise _Seen
+
+    with forgetting(), mode, explained(where), suppress(_Seen):
+        compiled(callable_of(step.model), look)(*step.inputs, **step.keyword_inputs)
+    if not seen:
+        raise GraphError(
+            f"{where}: nothing in the step needs a gradient",
+            hint="its model must have parameters that require gradients, and return what is computed from them",
+        )
+    return step, seen[0]
+
+
+def callable_of(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what torch captures of a model: of a module, its call with all hooks, as `Module.compile` does."""
+    return captured_call(model) if isinstance(model, nn.Module) else model
+
+
+def modules_of(step: Step) -> list[nn.Module]:
+    """Return the modules that take part in a step, as far as they are in sight: the model, or a function's inputs."""
+    candidates = (step.model, *step.inputs, *step.keyword_inputs.values())
+    return [value for value in candidates if isinstance(value, nn.Module)]
+
+
+def unused_bytes(modules: Iterable[nn.Module], used: set[int]) -> int:
+    """Return the bytes of parameters and buffers whose memory is not in `used`: they are there all the same.
+
+    Args:
+        modules: whose they are.
+        used: keys of the storages that the graph has.
+    """
+    unused = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in _tensors(modules)}
+    return sum(size for key, size in unused.items() if key not in used)
+
+
+def _tensors(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
+    for module in modules:
+        yield from module.parameters()
+        yield from module.buffers()

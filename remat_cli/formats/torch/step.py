@@ -1,0 +1,77 @@
+"""What a function that GRAPH names may return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from remat_cli.errors import GraphError
+
+_SHAPES = "return (model, inputs), (model, inputs, keyword_inputs), a dict with these names, or remat_cli.torch.Step"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step: what is called, and with what. The gradients are those of all that it returns.
+
+    Attributes:
+        model: a `torch.nn.Module`, or a function; the loss is inside it or computed by it. A function may take the
+            module among its inputs: `def loss(model, x, y): return cross_entropy(model(x), y)`.
+        inputs: positional arguments.
+        keyword_inputs: keyword arguments.
+        optimizer: a `torch.optim.Optimizer` over the model's parameters, whose state is counted as resident.
+    """
+
+    model: Callable[..., Any]
+    inputs: tuple[Any, ...] = ()
+    keyword_inputs: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Any = None
+
+
+def as_step(returned: Any, where: str) -> Step:
+    """Return what a function returned as a `Step`.
+
+    Args:
+        returned: a `Step`; a tuple of a model and its inputs, and keyword inputs after these; a model and one mapping,
+            which are keyword inputs; or a dict of `Step`'s fields by name.
+        where: the function's name, for messages.
+
+    Raises:
+        GraphError: it is none of these.
+    """
+    if isinstance(returned, Step):
+        step = returned
+    elif isinstance(returned, tuple | list):
+        step = _of_sequence(returned, where)
+    elif isinstance(returned, Mapping):
+        unknown = returned.keys() - {"model", "inputs", "keyword_inputs", "optimizer"}
+        if unknown or "model" not in returned:
+            what = f"has {sorted(map(str, unknown))[0]!r}" if unknown else "has no 'model'"
+            raise GraphError(f"{where}: the dict that it returns {what}", hint=_SHAPES)
+        step = Step(**{"inputs": (), **returned})
+    else:
+        raise GraphError(f"{where}: what it returns is {_kind(returned)}, not a model and its inputs", hint=_SHAPES)
+    if not callable(step.model):
+        raise GraphError(f"{where}: the model that it returns is {_kind(step.model)}", hint=_SHAPES)
+    if not isinstance(step.keyword_inputs, Mapping):
+        raise GraphError(f"{where}: its keyword inputs are {_kind(step.keyword_inputs)}, not a dict", hint=_SHAPES)
+    return Step(step.model, _as_tuple(step.inputs), dict(step.keyword_inputs), step.optimizer)
+
+
+def _of_sequence(returned: Sequence[Any], where: str) -> Step:
+    if len(returned) == 2:
+        model, inputs = returned
+        return Step(model, (), inputs) if isinstance(inputs, Mapping) else Step(model, inputs)
+    if len(returned) == 3:
+        return Step(*returned)
+    raise GraphError(f"{where} returned {len(returned)} things, not a model and its inputs", hint=_SHAPES)
+
+
+def _as_tuple(inputs: Any) -> tuple[Any, ...]:
+    """Return positional inputs as a tuple: one that is given alone is one input."""
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"of type {type(value).__name__!r}"

@@ -1,0 +1,95 @@
+"""What `remat verify --execute` reports of a PyTorch step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from remat_cli.reports.safe_text import Report, clean
+from remat_cli.reports.terminal.layout import Cell, columns, facts, section
+from remat_cli.units import format_bytes, format_share
+
+if TYPE_CHECKING:
+    from remat_cli.runtime.torch.execution import Execution, Peak
+
+
+def executed_step_report(report: RenderableType, execution: Execution) -> RenderableType:
+    """Return the report of `remat verify` with what came of running the step."""
+    style = "green" if execution.holds else "red"
+    verdict = "The step runs as planned." if execution.holds else "The step does not run as planned."
+    peaks = [
+        _peak("the step as it is", execution.eager),
+        _peak("the plain schedule", execution.plain),
+        _peak("the schedule", execution.plan),
+    ]
+    return Report(
+        report,
+        section(
+            f"Run by torch {clean(execution.version)} on {execution.device.upper()}",
+            columns(["peak memory", "predicted", "measured", ""], peaks, right=(1, 2)),
+            Text("Without parameters, buffers and inputs, which are there before the step.", "dim"),
+        ),
+        facts(
+            [
+                ("results", _results(execution)),
+                ("beside eager", _beside_eager(execution)),
+                (
+                    "overhead",
+                    f"{format_share(execution.predicted_overhead)} predicted, "
+                    f"{format_share(execution.measured_overhead)} measured",
+                ),
+            ]
+        ),
+        Text(verdict, f"bold {style}"),
+    )
+
+
+def _peak(label: str, peak: Peak) -> list[Cell]:
+    if peak.predicted is None:
+        return [label, "", format_bytes(peak.measured), ""]
+    off = peak.measured - peak.predicted
+    sign = "-" if off < 0 else "+"
+    return [label, format_bytes(peak.predicted), format_bytes(peak.measured), f"{sign}{format_bytes(abs(off))}"]
+
+
+def _results(execution: Execution) -> str:
+    same = execution.results - len(execution.changed)
+    text = f"{same:,} of {execution.results:,} the same bit by bit as by the plain schedule"
+    if execution.unrepeatable:
+        text += f"; {len(execution.unrepeatable):,} differ from run to run of that"
+    return text
+
+
+def _beside_eager(execution: Execution) -> str:
+    if not execution.beside_eager:
+        return "the same bit by bit"
+    return f"{len(execution.beside_eager):,} differ, by at most {execution.eager_difference:.1e} of the largest"
+
+
+def step_execution_summary(execution: Execution) -> dict[str, Any]:
+    """Return what is added to the summary of `remat verify`."""
+    peaks = {"eager": execution.eager, "plain": execution.plain, "plan": execution.plan}
+    measured = {
+        name: {"predicted_bytes": peak.predicted, "measured_bytes": peak.measured, "agrees": peak.agrees}
+        for name, peak in peaks.items()
+    }
+    return {
+        "execution": {
+            "torch": execution.version,
+            "device": execution.device,
+            "holds": execution.holds,
+            **measured,
+            "results": execution.results,
+            "changed": list(execution.changed),
+            "changed_by": execution.changed_by,
+            "unrepeatable": list(execution.unrepeatable),
+            "beside_eager": list(execution.beside_eager),
+            "eager_difference": execution.eager_difference,
+            "eager_tolerance": execution.eager_tolerance,
+            "parted_at": execution.parted_at,
+            "predicted_overhead": execution.predicted_overhead,
+            "measured_overhead": execution.measured_overhead,
+        }
+    }

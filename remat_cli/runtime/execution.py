@@ -1,0 +1,82 @@
+"""A plan that is run, by whatever runs its model: onnxruntime, or torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remat_cli.config import GraphOptions
+from remat_cli.formats.torch import check_installed, names_function
+from remat_cli.graph import Graph
+from remat_cli.problem import Observer
+from remat_cli.schedule import Schedule
+
+if TYPE_CHECKING:
+    from remat_cli.runtime.onnx.execution import Execution as ModelExecution
+    from remat_cli.runtime.torch.execution import Execution as StepExecution
+
+
+def check_can_execute(path: Path, options: GraphOptions, schedule: Schedule) -> None:
+    """Check that a plan could be run here.
+
+    Args:
+        path: the model or step.
+        options: how it is read, the mode included.
+        schedule: what should be run.
+
+    Raises:
+        UsageError: it could not; says why, and what to do.
+    """
+    if names_function(path):
+        check_installed()
+        return
+    from remat_cli.runtime.onnx.apply import check_can_apply
+    from remat_cli.runtime.onnx.execution import check_can_measure
+
+    check_can_apply(path, options, schedule)
+    check_can_measure()
+
+
+def execute_plan(
+    path: Path,
+    options: GraphOptions,
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    seed: int = 0,
+    time_limit: float = 600,
+    observe: Observer | None = None,
+) -> ModelExecution | StepExecution:
+    """Run a model or step as it is and as planned, and hold the two against each other.
+
+    Args:
+        path: the model or step.
+        options: how it was read to be planned.
+        graph: what was planned.
+        schedule: verified on it.
+        seed: of what is drawn: inputs, weights, and what the step itself draws.
+        time_limit: seconds that each run of an ONNX model may take.
+        observe: is told what runs.
+
+    Raises:
+        RematError: it cannot be run.
+    """
+    if names_function(path):
+        from remat_cli.runtime.torch.execution import execute_step
+
+        return execute_step(
+            str(path), options.dims, graph, schedule, accumulate=options.accumulate, seed=seed, observe=observe
+        )
+    from remat_cli.runtime.onnx.apply import apply_schedule, read_for
+    from remat_cli.runtime.onnx.execution import execute
+
+    return execute(
+        path,
+        read_for(path, options, keep_data=False),
+        apply_schedule(path, options, graph, schedule, {}),
+        graph,
+        schedule.computes,
+        seed=seed,
+        time_limit=time_limit,
+        observe=observe,
+    )

@@ -1,0 +1,50 @@
+"""What each op of an ONNX model takes in onnxruntime, by its profile: times only, as it does not tell of memory."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from statistics import median
+
+from remat_cli.config import GraphOptions
+from remat_cli.costs import Measurements
+from remat_cli.graph import Graph
+from remat_cli.problem import Observer
+from remat_cli.runtime.onnx.apply import apply_schedule, read_for
+from remat_cli.runtime.onnx.execution import times_of
+from remat_cli.schedule import plain_run
+
+# The first run is not counted: it touches the weights.
+_RUNS = 6
+
+
+def measure_model(
+    path: Path, options: GraphOptions, graph: Graph, *, time_limit: float = 600, observe: Observer | None = None
+) -> Measurements:
+    """Run a model's plain schedule several times in onnxruntime, with one thread; an op takes the median.
+
+    An op that onnxruntime runs as several nodes under names of its own is left out.
+
+    Args:
+        path: the model.
+        options: how it is read; its mode is inference.
+        graph: the inference graph of that.
+        time_limit: seconds that this may take.
+        observe: is told what runs.
+
+    Raises:
+        RematError: as `runtime.onnx.execution.times_of`.
+    """
+    if observe is not None:
+        observe.phase("running the model")
+    schedule = plain_run(graph)
+    rewritten = apply_schedule(path, options, graph, schedule, {})
+    version, taken = times_of(
+        path, read_for(path, options, keep_data=False), rewritten, runs=_RUNS, time_limit=time_limit
+    )
+    computes = schedule.computes
+    times: dict[str, int] = {}
+    for node, position in zip(rewritten.proto.graph.node, rewritten.positions, strict=True):
+        if position is not None and node.name in taken:
+            times[computes[position]] = int(median(taken[node.name][1:]))
+    return Measurements(times, machine=f"onnxruntime {version} on {platform.machine()} CPU, 1 thread")

@@ -1,0 +1,419 @@
+"""A step run eagerly, unplanned and as planned, from the same state: results bit by bit, memory, time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from statistics import median
+from time import time_ns
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from remat_cli.errors import GraphError, InvalidSchedule
+from remat_cli.formats.torch.capture_errors import explained
+from remat_cli.formats.torch.internals import Captured, compiled, forgetting
+from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.reader import callable_of, explaining_failure, modules_of
+from remat_cli.formats.torch.reference import check_dims, load_function
+from remat_cli.formats.torch.step import Step, as_step
+from remat_cli.graph import BOUNDARY_TYPE, Graph
+from remat_cli.problem import Observer
+from remat_cli.runtime.torch.choice import check_structure
+from remat_cli.runtime.torch.memory import Allocations, allocations_of, peak_of, time_of
+from remat_cli.runtime.torch.planned import self_test
+from remat_cli.runtime.torch.program import Watch, divided
+from remat_cli.schedule import Compute, Schedule, plain_run
+from remat_cli.settings import Setting
+from remat_cli.simulate import simulate
+from remat_cli.units import format_bytes
+
+# What a measured peak may differ by from the predicted one: the larger of the two.
+TOLERANCE_BYTES = 2 * 2**20
+TOLERANCE_SHARE = 0.03
+# What results may differ by from eager's, as a share of the largest of their kind: kernels sum in another order. Narrow
+# element types round sooner.
+EAGER_TOLERANCE = 1e-4
+_NARROW_TOLERANCE = 3e-2
+_NARROW = ("float16", "bfloat16", "float8")
+_TIMED_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The peak of a step beside what is there before it: parameters, buffers, inputs, optimizer state.
+
+    Attributes:
+        predicted: by the simulator, in bytes; None where nothing predicts it.
+        measured: in bytes.
+    """
+
+    predicted: int | None
+    measured: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two are within the tolerance."""
+        if self.predicted is None:
+            return True
+        return abs(self.measured - self.predicted) <= max(TOLERANCE_BYTES, TOLERANCE_SHARE * self.predicted)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What came of running a step from the same state in three ways.
+
+    Attributes:
+        version: of torch.
+        device: kind of device that it ran on.
+        eager: peak of the step as it is.
+        plain: peak of the plain schedule, carried out as a plan is.
+        plan: peak of the plan.
+        results: how many results were compared: what the step returns, gradients, buffers.
+        changed: names of those that are not the same bit by bit as those of the plain schedule.
+        changed_by: the op whose results first differ; None where none does.
+        unrepeatable: names of those that differ between two runs of the plain schedule.
+        beside_eager: names of those that differ in any bit from eager's.
+        eager_difference: the largest difference to eager, as a share of the largest result of its kind.
+        eager_tolerance: what that may be.
+        parted_at: the op at which the plan's measured memory departs from the predicted one; None where it does not.
+        predicted_overhead: of the plan, as a share of the plain schedule's time.
+        measured_overhead: the same, measured.
+    """
+
+    runtime: ClassVar[Literal["torch"]] = "torch"
+
+    version: str
+    device: str
+    eager: Peak
+    plain: Peak
+    plan: Peak
+    results: int
+    changed: tuple[str, ...]
+    changed_by: str | None
+    unrepeatable: tuple[str, ...]
+    beside_eager: tuple[str, ...]
+    eager_difference: float
+    eager_tolerance: float
+    parted_at: str | None
+    predicted_overhead: float
+    measured_overhead: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the plan does what it says."""
+        return not self.changed and self.plan.agrees and self.eager_difference <= self.eager_tolerance
+
+    def broken(self, graph: Graph) -> InvalidSchedule | None:
+        """Return the error for what torch does otherwise than `graph` and schedule say; None if all is so."""
+        if self.changed:
+            at = "" if self.changed_by is None else f"; they first differ at op {_placed(graph, self.changed_by)}"
+            return InvalidSchedule(
+                f"the plan gives other bits than the plain schedule: {', '.join(self.changed[:4])}{at}",
+                hint="kernels of this device do not repeat themselves: so do two runs of the plain schedule"
+                if self.unrepeatable
+                else "please report it, with the step and the schedule",
+            )
+        if self.eager_difference > self.eager_tolerance:
+            return InvalidSchedule(
+                f"the captured graph gives other results than the step as it is, by {self.eager_difference:.1e} of "
+                f"the largest: {', '.join(self.beside_eager[:4])}",
+                hint="torch.compile(backend='aot_eager') is likely to do the same: please report it",
+            )
+        peak = self.plan
+        if peak.agrees or peak.predicted is None:
+            return None
+        at = "no single op" if self.parted_at is None else f"op {_placed(graph, self.parted_at)}"
+        return InvalidSchedule(
+            f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, "
+            f"{format_bytes(peak.predicted)}; they part most at {at}",
+            hint=(
+                "its kernel may take memory of its own: plan with what 'remat measure' writes, by ",
+                Setting("measurements", "FILE"),
+            ),
+        )
+
+
+def execute_step(
+    reference: str,
+    dims: Mapping[str, int],
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    accumulate: bool = False,
+    seed: int = 0,
+    observe: Observer | None = None,
+) -> Execution:
+    """Run the step that a function describes in three ways: as it is, by the plain schedule, and by `schedule`.
+
+    Args:
+        reference: FILE.py:NAME or package.module:NAME; it is called again, for real tensors.
+        dims: its keyword arguments.
+        graph: that was planned.
+        schedule: verified on it.
+        accumulate: gradients are there before the step.
+        seed: of the weights, the inputs and what the step draws.
+        observe: is told what runs.
+
+    Raises:
+        UsageError: this torch cannot be used.
+        GraphError: the step does not run, or is another one than was planned.
+    """
+    self_test()
+    observe = observe or Observer()
+    observe.phase("building the model")
+    function = load_function(reference)
+    check_dims(function, reference, dims)
+    torch.manual_seed(seed)
+    with explaining_failure(reference):
+        step = as_step(function(**dims), reference)
+    runs = StepRuns(step, reference, graph, seed, accumulate)
+    with forgetting(), explained(reference):
+        return runs.compare(schedule, observe)
+
+
+@dataclass
+class StepRuns:
+    """Runs one step again and again from the same state, as it is or by a schedule.
+
+    Attributes:
+        step: with real tensors.
+        where: what it comes from, for messages.
+        graph: that was planned.
+        seed: of what the step draws.
+        accumulate: whether gradients are there before the step.
+    """
+
+    step: Step
+    where: str
+    graph: Graph
+    seed: int
+    accumulate: bool
+    changing: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        inputs = pytree.tree_leaves((self.step.inputs, dict(self.step.keyword_inputs)))
+        tensors = [*self.named("buffer").values(), *(value for value in inputs if isinstance(value, torch.Tensor))]
+        self.changing = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        # On a GPU the algorithm, and with it the memory, must not depend on what was tried before (untried).
+        torch.backends.cudnn.benchmark = False
+
+    @property
+    def device(self) -> str:
+        """The kind of device that the parameters are on."""
+        parameters = self.named("parameter").values()
+        return "cuda" if any(parameter.is_cuda for parameter in parameters) else "cpu"
+
+    def named(self, kind: str) -> dict[str, torch.Tensor]:
+        """Return the parameters or the buffers of all modules in sight."""
+        modules = modules_of(self.step)
+        return {
+            f"{name}" if len(modules) == 1 else f"{number}.{name}": tensor
+            for number, module in enumerate(modules)
+            for name, tensor in (module.named_parameters() if kind == "parameter" else module.named_buffers())
+        }
+
+    def compare(self, schedule: Schedule, observe: Observer) -> Execution:
+        """Run the step as it is, by the plain schedule and by `schedule`."""
+        observe.phase("running the step as it is")
+        eager_call = callable_of(self.step.model)
+        with explaining_failure(self.where):
+            eager = self.results(eager_call)
+        eager_peak = Peak(None, self.peak(eager_call))
+        observe.phase("running the plain schedule")
+        plain_schedule = plain_run(self.graph)
+        plain_call = self.planned(plain_schedule)
+        plain = self.results(plain_call)
+        beside, difference = _beside(eager, plain)
+        del eager
+        expected, again = _digests(plain), _digests(self.results(plain_call))
+        del plain
+        observe.phase("running the schedule")
+        plan_call = self.planned(schedule)
+        found = _digests(self.results(plan_call))
+        changed = tuple(name for name, digest in expected.items() if found[name] != digest)
+        plan_peak = Peak(self.predicted(schedule), self.peak(plan_call))
+        plain_peak = Peak(self.predicted(plain_schedule), self.peak(plain_call))
+        observe.phase("timing both schedules")
+        predicted, measured = self.overheads(schedule, plain_call, plan_call)
+        return Execution(
+            version=torch.__version__,
+            device=self.device,
+            eager=eager_peak,
+            plain=plain_peak,
+            plan=plan_peak,
+            results=len(expected),
+            changed=changed,
+            changed_by=self.first_difference(plain_schedule, schedule) if changed else None,
+            unrepeatable=tuple(name for name, digest in expected.items() if again[name] != digest),
+            beside_eager=tuple(beside),
+            eager_difference=difference,
+            eager_tolerance=self.tolerance(),
+            parted_at=None if plan_peak.agrees or self.device != "cpu" else self.parting(schedule),
+            predicted_overhead=predicted,
+            measured_overhead=measured,
+        )
+
+    def planned(self, schedule: Schedule, watch: Watch | None = None) -> Callable[..., Any]:
+        """Return what runs the step by a schedule."""
+        structure = {op.name: op.signature or "" for op in self.graph.ops}
+
+        def divide(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+            from remat_cli.formats.torch.convert import graph_of
+
+            joint = Joint.of(captured)
+            check_structure(graph_of(joint, self.graph.name), structure, "the schedule")
+            return divided(joint, schedule, watch)
+
+        return compiled(callable_of(self.step.model), divide)
+
+    def run(self, call: Callable[..., Any]) -> list[torch.Tensor]:
+        """Run forward and backward pass once; return what the step returned."""
+        torch.manual_seed(self.seed)
+        outputs = call(*self.step.inputs, **self.step.keyword_inputs)
+        returned = [value for value in pytree.tree_leaves(_plain(outputs)) if isinstance(value, torch.Tensor)]
+        with_gradient = [value for value in returned if value.requires_grad]
+        if not with_gradient:
+            raise GraphError(f"{self.where}: nothing that the step returns needs a gradient")
+        torch.autograd.backward(with_gradient, [_tangent(value) for value in with_gradient])
+        return [value.detach() for value in returned]
+
+    def reset(self) -> None:
+        """Bring back the state before the step."""
+        for tensor, value in self.changing:
+            tensor.detach().copy_(value)
+        for parameter in self.named("parameter").values():
+            if not (self.accumulate and parameter.grad is not None):
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()
+        for value, _ in self.changing:
+            value.grad = None
+
+    def results(self, call: Callable[..., Any]) -> dict[str, torch.Tensor]:
+        """Run once from the state before the step, and return copies of all that came of it."""
+        self.reset()
+        returned = {f"output {number}": value.clone() for number, value in enumerate(self.run(call))}
+        gradients = {
+            f"gradient of {name}": parameter.grad.clone()
+            for name, parameter in self.named("parameter").items()
+            if parameter.grad is not None
+        }
+        buffers = {f"buffer {name}": buffer.clone() for name, buffer in self.named("buffer").items()}
+        return returned | gradients | buffers
+
+    def peak(self, call: Callable[..., Any]) -> int:
+        """Run once, and return the peak beside what is there before, in bytes."""
+        self.reset()
+        return peak_of(lambda: self.run(call), self.device)
+
+    def predicted(self, schedule: Schedule) -> int:
+        """Return the peak that the simulator gives a schedule, beside what is there before, in bytes."""
+        return simulate(self.graph, schedule).peak_bytes - self.graph.fixed_bytes
+
+    def tolerance(self) -> float:
+        """Return what results may differ by from eager's, as a share of the largest of their kind."""
+        dtypes = {tensor.dtype or "" for tensor in self.graph.tensors.values()}
+        return _NARROW_TOLERANCE if any(dtype.startswith(_NARROW) for dtype in dtypes) else EAGER_TOLERANCE
+
+    def overheads(self, schedule: Schedule, plain: Callable[..., Any], plan: Callable[..., Any]) -> tuple[float, float]:
+        """Return the overhead of a plan, predicted and measured."""
+        predicted = simulate(self.graph, schedule).time / max(1, simulate(self.graph, plain_run(self.graph)).time) - 1
+        return predicted, self.overhead(plain, plan)
+
+    def overhead(self, plain: Callable[..., Any], other: Callable[..., Any]) -> float:
+        """Return how much more time one call takes than another, as a share: by medians of runs that take turns."""
+        took: tuple[list[int], list[int]] = ([], [])
+        for _ in range(_TIMED_RUNS):
+            for times, call in zip(took, (plain, other), strict=True):
+                self.reset()
+                times.append(time_of(lambda call=call: self.run(call), self.device))  # type: ignore[misc]
+        return median(took[1]) / median(took[0]) - 1
+
+    def first_difference(self, plain: Schedule, schedule: Schedule) -> str | None:
+        """Return the op of the plan whose results are the first that differ from those of the plain schedule."""
+        expected: dict[str, list[str]] = {}
+        self.reset()
+        self.run(self.planned(plain, lambda op, made: expected.update({op: [_digest(value) for value in made]})))
+        found: list[str] = []
+
+        def look(op: str, made: tuple[Any, ...]) -> None:
+            if [_digest(value) for value in made] != expected[op]:
+                found.append(op)
+
+        self.reset()
+        self.run(self.planned(schedule, look))
+        return found[0] if found else None
+
+    def parting(self, schedule: Schedule) -> str | None:
+        """Return the op by which the measured memory departs most from the predicted one."""
+        ran: list[tuple[str, int]] = []
+        call = self.planned(schedule, lambda op, made: ran.append((op, time_ns())))
+        self.results(call)
+        ran.clear()
+        self.reset()
+        allocations = allocations_of(lambda: self.run(call))
+        return _parting(allocations, ran, self.graph, schedule)
+
+
+def _parting(allocations: Allocations, ran: Sequence[tuple[str, int]], graph: Graph, schedule: Schedule) -> str | None:
+    predicted = simulate(graph, schedule).memory_bytes[1:]
+    steps = [(step.op, size) for step, size in zip(schedule.steps, predicted, strict=True) if isinstance(step, Compute)]
+    of_ops = [(op, size - graph.fixed_bytes) for op, size in steps if graph.op[op].type != BOUNDARY_TYPE]
+    apart: dict[str, int] = {}
+    start = allocations.times_ns[0] if allocations.times_ns else 0
+    for (op, end), (planned, size) in zip(ran, of_ops, strict=True):
+        if op != planned:
+            raise InvalidSchedule(f"op {op!r} ran where the schedule has {planned!r}", hint="please report it")
+        apart[op] = max(apart.get(op, 0), abs(allocations.peak_between(start, end) - size))
+        start = end
+    return max(apart, key=apart.__getitem__) if apart else None
+
+
+def _placed(graph: Graph, name: str) -> str:
+    source = graph.op[name].source
+    return f"{name!r} ({source})" if source else repr(name)
+
+
+def _plain(outputs: Any) -> Any:
+    """Return outputs that torch knows to look into: a library's dict of outputs as a dict."""
+    return dict(outputs) if isinstance(outputs, Mapping) else outputs
+
+
+def _tangent(value: torch.Tensor) -> torch.Tensor | None:
+    """Return the gradient that comes in for an output: 1 for a loss; else random numbers, the same every time."""
+    if value.dim() == 0:
+        return None
+    generator = torch.Generator(device=value.device).manual_seed(0)
+    return torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
+
+
+def _digest(value: torch.Tensor) -> str:
+    flat = value.detach().contiguous().cpu().reshape(-1)
+    content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return sha256(content).hexdigest()
+
+
+def _digests(results: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    return {name: _digest(value) for name, value in results.items()}
+
+
+def _beside(eager: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> tuple[list[str], float]:
+    """Return the results that differ in any bit, and the largest difference as a share of the largest of its kind."""
+    different = [name for name, value in eager.items() if not torch.equal(value, plain[name])]
+    largest: dict[str, float] = {}
+    for name, value in eager.items():
+        kind = name.split(" ")[0]
+        largest[kind] = max(largest.get(kind, 0.0), _size(value))
+    shares = (
+        _size(eager[name].double() - plain[name].double()) / max(largest[name.split(" ")[0]], 1e-30)
+        for name in different
+    )
+    return different, max(shares, default=0.0)
+
+
+def _size(value: torch.Tensor) -> float:
+    return float(value.detach().double().abs().max()) if value.numel() else 0.0

@@ -1,0 +1,140 @@
+"""Each op of a captured step run by itself on random tensors: how long it takes, and what memory its kernel takes."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from math import prod
+from statistics import median
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from remat_cli.costs import Measurements
+from remat_cli.errors import GraphError
+from remat_cli.formats.torch.convert import signature, written
+from remat_cli.formats.torch.joint import Joint, JointOp
+from remat_cli.formats.torch.ops import arguments, nodes_in, short_name
+from remat_cli.formats.torch.places import source_of
+from remat_cli.problem import Observer
+from remat_cli.runtime.torch.memory import peak_of, time_of
+
+# An op is timed this often, or as often as fits into these nanoseconds, but a few times in any case.
+_MOST_RUNS, _FEWEST_RUNS, _ENOUGH_NS = 21, 3, 50_000_000
+
+
+def measure_joint(joint: Joint, device: str, observe: Observer | None = None) -> Measurements:
+    """Run each op of a step, one at a time, on tensors of its shapes; those that are alike are run once.
+
+    Indices point into what they index, drawn evenly; all else is drawn too. What torch cannot run by itself (an op
+    with a graph inside, communication between processes) is left out.
+
+    Args:
+        joint: the step.
+        device: kind of device to run on: "cpu", or "cuda" (untried).
+        observe: is told what is measured.
+
+    Raises:
+        GraphError: an op does not run.
+    """
+    observe = observe or Observer()
+    known: dict[str, tuple[int, int]] = {}
+    times: dict[str, int] = {}
+    workspace: dict[str, int] = {}
+    ops = [op for op in joint.ops if op.node is None or _runs_alone(op.node)]
+    for number, op in enumerate(ops):
+        observe.phase(f"measuring op {number + 1:,} of {len(ops):,}: {op.name}")
+        kind = "" if op.node is None else written(op.node, named=False)
+        if kind not in known:
+            known[kind] = (0, 0) if op.node is None else _measured(op, op.node, device)
+        times[op.name], workspace[op.name] = known[kind]
+    return Measurements(times, workspace, signatures={op.name: signature(op) for op in ops}, machine=_machine(device))
+
+
+def _runs_alone(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
+
+
+def _measured(op: JointOp, node: fx.Node, device: str) -> tuple[int, int]:
+    """Return the time of one run in nanoseconds, and the memory that it takes beside inputs and outputs in bytes."""
+    try:
+        call = _call(node)
+        call()
+        taken = peak_of(call, device)
+        return _time(call, device), max(0, taken - sum(storage.bytes for storage in op.makes))
+    except RuntimeError as error:
+        at = f" ({place})" if (place := source_of(node)) else ""
+        reason = (str(error).splitlines() or [""])[0]
+        raise GraphError(
+            f"op {op.name!r}{at} does not run by itself: {reason}",
+            hint="is there memory enough? else please report it, with the op",
+        ) from error
+
+
+def _time(call: Callable[[], object], device: str) -> int:
+    """Return the median of several runs, in nanoseconds."""
+    times: list[int] = []
+    while len(times) < _FEWEST_RUNS or (len(times) < _MOST_RUNS and sum(times) < _ENOUGH_NS):
+        times.append(time_of(call, device))
+    return int(median(times))
+
+
+def _call(node: fx.Node) -> Callable[[], object]:
+    bounds = dict(_index_bounds(node))
+    drawn = {source: _drawn(source.meta["val"], bounds.get(source, 1)) for source in node.all_input_nodes}
+    args, kwargs = map_arg((node.args, node.kwargs), drawn.__getitem__)
+    assert callable(node.target)
+    return partial(torch.no_grad()(node.target), *args, **kwargs)
+
+
+def _drawn(value: Any, bound: int) -> Any:
+    """Return a random tensor of the shape, strides and element type of a fake one; of indices, below `bound`."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    extent = extent if value.numel() else 0
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        flat = torch.randn(extent, dtype=torch.float32, device=value.device).to(value.dtype)
+    else:
+        most = 2 if value.dtype == torch.bool else max(1, bound)
+        flat = torch.randint(most, (extent,), device=value.device).to(value.dtype)
+    return flat.as_strided(value.shape, value.stride())
+
+
+def _index_bounds(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
+    """Yield the operands of an op that are indices, and what they must be below; 1 is right for any other integer."""
+    operands = arguments(node)
+    for name, bound in _bounds(short_name(node), operands):
+        for place, index in enumerate(nodes_in(operands.get(name))):
+            yield index, bound(place)
+
+
+def _bounds(kind: str, operands: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[int], int]]]:
+    """Yield, for an op of a kind, the names of operands that are indices, and for each its n-th tensor's bound."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        return tuple(operands[name].meta["val"].shape)
+
+    if kind == "aten.embedding":
+        yield "indices", lambda _: shape("weight")[0]
+    elif kind == "aten.embedding_dense_backward":
+        yield "indices", lambda _: int(operands["num_weights"])
+    elif kind.startswith("aten.nll_loss"):
+        yield "target", lambda _: shape("self")[min(1, len(shape("self")) - 1)]
+    elif kind.startswith("aten.max_pool") and "indices" in operands:
+        yield "indices", lambda _: prod(shape("self")[-(3 if "3d" in kind else 2) :])
+    elif kind in ("aten.index", "aten.index_put", "aten._unsafe_index", "aten._unsafe_index_put"):
+        places = [place for place, index in enumerate(operands["indices"]) if index is not None]
+        yield "indices", lambda n: shape("self")[places[n]]
+    elif "dim" in operands and "index" in operands and "self" in operands:
+        yield "index", lambda _: (shape("self") or (1,))[operands["dim"]]
+
+
+def _machine(device: str) -> str:
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
+    count = torch.get_num_threads()
+    threads = "" if device == "cuda" else f", {count} {'thread' if count == 1 else 'threads'}"
+    return f"torch {torch.__version__} on {name}{threads}"

@@ -1,0 +1,99 @@
+"""How much memory a call allocates at its peak, beside what is there before.
+
+On the CPU from the allocation events of torch's profiler, which see what kernels take for themselves too. On CUDA from
+the allocator's count of requested bytes; that branch is untried, as there was no GPU to try it on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from remat_cli.formats.torch.internals import unsupported
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """What a call allocated on the CPU.
+
+    Attributes:
+        times_ns: [N] when memory was taken or given back, in nanoseconds since the epoch, ascending.
+        bytes: [N] what was in use after that, beside what was there before the call.
+    """
+
+    times_ns: Sequence[int]
+    bytes: Sequence[int]
+
+    @property
+    def peak(self) -> int:
+        """The most that was in use at one time."""
+        return max(self.bytes, default=0)
+
+    def peak_between(self, start_ns: int, end_ns: int) -> int:
+        """Return the most that was in use at one time between two times."""
+        first, last = bisect_left(self.times_ns, start_ns), bisect_left(self.times_ns, end_ns)
+        before = self.bytes[first - 1] if first else 0
+        return max((before, *self.bytes[first:last]))
+
+
+def allocations_of(call: Callable[[], object]) -> Allocations:
+    """Call, and return what it allocated on the CPU.
+
+    Raises:
+        UsageError: torch's profiler does not tell.
+    """
+    # Else it writes a line to stderr whenever it starts and stops; it looks here when it is first used.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        call()
+    results = getattr(profile.profiler, "kineto_results", None)
+    if results is None:
+        raise unsupported("its profiler has no allocation events")
+    events = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
+    in_use, total = [], 0
+    for _, size in events:
+        total += size
+        in_use.append(total)
+    return Allocations([when for when, _ in events], in_use)
+
+
+def peak_of(call: Callable[[], object], device: str) -> int:
+    """Call, and return the most bytes that were in use at one time beside what was there before.
+
+    Args:
+        call: what to measure, once.
+        device: "cpu" or "cuda"; CUDA is untried.
+
+    Raises:
+        UsageError: torch's profiler does not tell.
+    """
+    if device != "cuda":
+        return allocations_of(call).peak
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    call()
+    torch.cuda.synchronize()
+    return int(torch.cuda.memory_stats()["requested_bytes.all.peak"] - before)
+
+
+def time_of(call: Callable[[], object], device: str) -> int:
+    """Call, and return how long that took, in nanoseconds.
+
+    Args:
+        call: what to measure, once.
+        device: "cpu" or "cuda"; CUDA is untried.
+    """
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter_ns()
+    call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter_ns() - start

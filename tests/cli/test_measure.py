@@ -1,0 +1,32 @@
+"""`remat measure` on an ONNX model: the times are those of onnxruntime's profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.calls import Remat
+from tests.places import GRAPHS
+
+GPT = GRAPHS / "gpt.onnx"
+
+
+def test_onnx_model_is_measured_and_planned(remat: Remat, tmp_path: Path) -> None:
+    measured, sizes = tmp_path / "m.json", ("--dim", "batch=1", "--dim", "seq=16")
+    ended = remat("measure", GPT, *sizes, "-o", measured)
+    assert ended.code == 0, ended.err
+    assert "run by   onnxruntime" in ended.out
+    document = json.loads(measured.read_text())
+    assert document["dims"] == {"batch": 1, "seq": 16}
+    times = {name: op["time_ns"] for name, op in document["ops"].items()}
+    for mode, passes in (("inference", 1), ("training", 3)):  # a backward op takes twice its forward op
+        found = remat("inspect", GPT, *sizes, "--mode", mode, "--measurements", measured, "--json").json
+        assert found["graph"]["costs"].startswith("measured, onnxruntime")
+        assert found["plain"]["time"] >= passes * sum(times.values()) * 0.9
+    assert remat("inspect", GPT, "--dim", "batch=2", "--dim", "seq=16", "--measurements", measured).code == 2
+
+
+def test_measurements_go_to_stdout(remat: Remat) -> None:
+    ended = remat("measure", GPT, "--dim", "batch=1", "--dim", "seq=8", "-o", "-")
+    assert json.loads(ended.out)["format"] == "remat.measurements/1"
+    assert "The most time" in ended.err

@@ -1,0 +1,182 @@
+"""A PyTorch step on the command line: every verb takes it, its JSON form plans alike, and its plan runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remat_cli.errors import InvalidSchedule
+from remat_cli.graph import Graph
+from remat_cli.runtime.torch.execution import Execution
+from tests.cli.calls import Remat
+from tests.places import GRAPHS, ROOT
+
+STEP = f"{GRAPHS / 'train.py'}:step"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("steps") / "small.py"
+    path.write_text(
+        "import torch\n"
+        "from tests.torch_steps import MLP\n"
+        "def step(batch=256, depth=4):\n"
+        "    return MLP(depth), torch.randn(batch, 16)\n"
+    )
+    return f"{path}:step"
+
+
+def test_json_form_plans_alike_and_needs_no_torch(remat: Remat, small: str, tmp_path: Path) -> None:
+    converted, direct, by_json = tmp_path / "g.json", tmp_path / "1.json", tmp_path / "2.json"
+    budget = ("--budget", "70%", "--planner", "dtr", "-q")
+    assert remat("convert", small, "--dim", "batch=64", "-o", converted, "-q").code == 0
+    assert remat("plan", small, "--dim", "batch=64", *budget, "-o", direct).code == 0
+    without_torch = "import sys; sys.modules['torch'] = None; from remat_cli.cli import main; main()"
+    command = [sys.executable, "-c", without_torch, "plan", str(converted), *budget, "-o", str(by_json)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert direct.read_bytes() == by_json.read_bytes()
+    assert remat("verify", converted, direct, "-q").code == 0
+    ops = {op["name"]: op for op in json.loads(converted.read_text())["ops"]}
+    assert ops["gelu_1"]["source"].startswith("tests/torch_steps.py:")
+    assert ops["addmm_1"]["module"] == "layers.1"
+    assert json.loads(direct.read_text())["graph"]["structure"]["gelu_1"] == ops["gelu_1"]["signature"]
+
+
+def test_without_torch_the_step_is_refused(small: str) -> None:
+    script = "import sys; sys.modules['torch'] = None; from remat_cli.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script, "inspect", small], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "needs torch" in done.stderr
+    assert "pip install 'remat[torch]'" in done.stderr
+
+
+def test_plan_is_verified_by_running_it(remat: Remat, small: str, tmp_path: Path) -> None:
+    schedule = tmp_path / "s.json"
+    assert remat("plan", small, "--budget", "60%", "-o", schedule, "-q").code == 0
+    ended = remat("verify", small, schedule, "--execute")
+    assert ended.code == 0
+    assert "The step runs as planned." in ended.out
+    assert "9 of 9 the same bit by bit" in ended.out
+    assert "USDT" not in ended.err
+    found = remat("verify", small, schedule, "--execute", "--json").json["execution"]
+    assert found["holds"]
+    assert found["changed"] == []
+    assert found["plan"]["predicted_bytes"] < found["plain"]["predicted_bytes"]
+
+
+def test_schedule_of_another_size_is_refused(remat: Remat, small: str, tmp_path: Path) -> None:
+    schedule = tmp_path / "s.json"
+    assert remat("plan", small, "--budget", "100%", "-o", schedule, "-q").code == 0
+    ended = remat("verify", small, schedule, "--dim", "batch=8")
+    assert ended.code == 6
+    assert "another graph" in ended.err
+
+
+def test_largest_batch_is_searched(remat: Remat, small: str) -> None:
+    ended = remat(
+        "fit", small, "--dim", "batch", "--budget", "200kB", "--at-most", "256", "--planner", "keep_all", "--json"
+    )
+    assert ended.code == 0
+    assert ended.json["plain"]["value"] == ended.json["found"]["value"] > 100
+
+
+def test_inspect_says_what_is_kept_for_the_backward_pass(remat: Remat, small: str) -> None:
+    found = remat("inspect", small, "--json").json
+    kept, one = found["kept_for_backward"], 256 * 16 * 4
+    assert kept["float_bytes"] == 8 * one
+    # Each layer keeps what it makes; what gelu makes of it is the caller's, in no part.
+    assert {part["module"]: part["bytes"] for part in kept["by_module"]} == {
+        "": 4 * one, "layers.0": one, "layers.1": one, "layers.2": one, "layers.3": one,
+    }  # fmt: skip
+    assert kept["by_module"][0]["source"].startswith("tests/torch_steps.py:")
+    report = remat("inspect", small).out
+    assert "Kept for the backward pass, by module" in report
+    assert re.search(r"layers.2 +16.38 kB +12.50 % +1  tests/torch_steps.py:", report)
+
+
+def test_optimizer_and_accumulated_gradients_are_resident(remat: Remat, small: str) -> None:
+    parameters = 4 * (16 * 16 + 16) * 4
+
+    def resident(*options: str) -> int:
+        size: int = remat("inspect", small, "--json", *options).json["resident_bytes"]
+        return size
+
+    assert resident() == 0
+    assert resident("--optimizer", "adam") == 2 * parameters
+    assert resident("--optimizer", "momentum", "--accumulate") == 2 * parameters
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (("inspect", "{step}", "--dim", "bacth=3"), "takes no dim 'bacth'"),
+        (("inspect", "{step}", "--input-shape", "x:1,2"), "--input-shape has no meaning"),
+        (("inspect", "{folder}/none.py:step"), "no such file"),
+        (("inspect", "{step}s"), "has no function 'steps'"),
+        (("inspect", "{graphs}/skip_chain.json", "--accumulate"), "--accumulate needs a PyTorch step"),
+        (("plan", "{step}", "--budget", "80%", "-o", "{file}"), "which is read, would be lost"),
+        (("apply", "{step}", "{folder}/s.json", "-o", "x.onnx"), "is no ONNX model"),
+    ],
+)
+def test_wrong_call_is_refused(remat: Remat, small: str, tmp_path: Path, call: tuple[str, ...], message: str) -> None:
+    (tmp_path / "s.json").write_text('{"format": "remat.schedule/1", "steps": []}')
+    ended = remat(
+        *(part.format(step=small, file=small.rpartition(":")[0], folder=tmp_path, graphs=GRAPHS) for part in call)
+    )
+    assert ended.code in (2, 6)
+    assert message in ended.err
+    assert "hint" in ended.err
+
+
+def test_example_is_planned(remat: Remat) -> None:
+    ended = remat("plan", STEP, "--dim", "batch=8", "--budget", "90%", "--planner", "dtr", "--json")
+    assert ended.code == 0
+    assert ended.json["peak_bytes"] <= 0.9 * ended.json["baseline"]["peak_bytes"]
+
+
+def test_plan_on_what_was_measured_keeps_to_its_peak(remat: Remat, tmp_path: Path) -> None:
+    """Without, the convolutions of this step take 3 MB for themselves that nobody counts."""
+    measured, schedule = tmp_path / "m.json", tmp_path / "s.json"
+    batch = ("--dim", "batch=32")
+    ended = remat("measure", STEP, *batch, "-o", measured)
+    assert ended.code == 0
+    assert "The most memory that a kernel takes for itself" in ended.out
+    known = (*batch, "--measurements", measured)
+    assert remat("plan", STEP, *known, "--budget", "90%", "--planner", "dtr", "-o", schedule, "-q").code == 0
+    found = remat("verify", STEP, schedule, *known, "--execute", "--json").json["execution"]
+    assert found["holds"]
+    assert abs(found["plan"]["measured_bytes"] - found["plan"]["predicted_bytes"]) < 10_000
+    assert remat("inspect", STEP, "--measurements", measured, "--dim", "batch=31").code == 2
+    assert "fit tries many" in remat("fit", STEP, "--dim", "batch", "--budget", "1GB", *known[2:]).err
+
+
+def test_json_graph_cannot_be_measured(remat: Remat, tmp_path: Path) -> None:
+    ended = remat("measure", GRAPHS / "skip_chain.json", "-o", tmp_path / "m.json")
+    assert ended.code == 2
+    assert "no kernels" in ended.err
+    assert not (tmp_path / "m.json").exists()
+
+
+def test_check_runs_the_plan_where_it_is_asked_to(
+    remat: Remat, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "remat.yaml"
+    project.write_text(f"models: [{{path: '{small}', budget: 60%, execute: true}}]\n")
+    ended = remat("check", project)
+    assert ended.code == 0, ended.out
+
+    def broken(execution: Execution, graph: Graph) -> InvalidSchedule:
+        assert execution.holds
+        return InvalidSchedule("the plan gives other bits", hint="report it")
+
+    monkeypatch.setattr(Execution, "broken", broken)
+    ended = remat("check", project, "--json")
+    assert ended.code == 3
+    assert ended.json["models"][0]["failures"][0]["limit"] == "execute"
+    project.write_text(f"models: [{{path: '{small}', max_peak: 1GB, execute: true}}]\n")
+    assert "execute: needs a budget" in remat("check", project).err

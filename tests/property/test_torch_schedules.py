@@ -1,0 +1,94 @@
+"""Whatever order and repeats a valid schedule has, the graphs that it is written as compute the same bits."""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import fx
+
+from remat_cli.formats.torch.convert import graph_of
+from remat_cli.formats.torch.internals import Captured, compiled, forgetting
+from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.reader import callable_of
+from remat_cli.formats.torch.step import as_step
+from remat_cli.graph import Graph
+from remat_cli.runtime.torch.program import divided
+from remat_cli.schedule import input_order, with_frees
+from remat_cli.simulate import simulate
+from tests.torch_steps import Case, changing_buffer, gpt
+
+Values = tuple[torch.Tensor | None, ...]
+
+
+class _Done(BaseException):
+    pass
+
+
+@cache
+def captured(case: Case) -> tuple[Joint, Graph, tuple[torch.Tensor, ...]]:
+    """Return the joint graph of a case, its graph, and the values of its primals."""
+    torch.manual_seed(0)
+    step = as_step(case(), "case")
+    seen: list[Captured] = []
+
+    def look(given: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+        seen.append(given)
+        raise _Done
+
+    with forgetting(), pytest.raises(_Done):
+        compiled(callable_of(step.model), look)(*step.inputs, **step.keyword_inputs)
+    joint = Joint.of(seen[0])
+    values = [primal.value for primal in seen[0].primals]
+    assert all(value is not None for value in values)
+    return joint, graph_of(joint, "case"), tuple(value.detach() for value in values if value is not None)
+
+
+def run(case: Case, order: list[str]) -> Values:
+    """Return forward outputs, gradients, and all primals after the step."""
+    joint, graph, values = captured(case)
+    schedule = with_frees(graph, order)
+    simulate(graph, schedule)
+    forward, backward = divided(joint, schedule)
+    primals = [value.clone() for value in values]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        made = forward(*primals)
+        outputs, saved = made[: len(joint.forward_outputs)], made[len(joint.forward_outputs) :]
+        gradients = backward(*saved, *(torch.ones(tangent.meta["val"].shape) for tangent in joint.tangents))
+    return (*outputs, *gradients, *primals)
+
+
+@cache
+def plain(case: Case) -> Values:
+    return run(case, list(input_order(captured(case)[1])))
+
+
+def valid_order(graph: Graph, seed: int) -> list[str]:
+    """Draw an order in which every op runs once or more: any that can run next, whether it has run before or not."""
+    random = Random(seed)
+    order: list[str] = []
+    there = set(graph.inputs)
+    left = {op.name for op in graph.ops}
+    while left:
+        can_run = [op for op in graph.ops if there.issuperset(op.inputs)]
+        new = [op for op in can_run if op.name in left]
+        repeated = [op for op in can_run if op.name not in left and op.recomputable]
+        # Mostly something new, else it takes long to end.
+        op = random.choice(repeated if repeated and random.random() < 0.4 else new)
+        order.append(op.name)
+        there.update(op.outputs)
+        left.discard(op.name)
+    return order
+
+
+@pytest.mark.parametrize("case", [gpt, changing_buffer], ids=lambda case: case.__name__)
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32))
+def test_any_valid_order_computes_the_same_bits(case: Case, seed: int) -> None:
+    found, expected = run(case, valid_order(captured(case)[1], seed)), plain(case)
+    assert all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(found, expected, strict=True))

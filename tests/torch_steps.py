@@ -1,0 +1,299 @@
+"""Small PyTorch models that are hard to run again, and ways to run them.
+
+A *case* is a function that returns a model and its inputs, as `remat plan FILE.py:NAME` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from remat_cli.formats.torch.convert import graph_of
+from remat_cli.formats.torch.internals import Captured
+from remat_cli.formats.torch.joint import BOUNDARY, Joint
+from remat_cli.formats.torch.step import as_step
+from remat_cli.graph import Graph, Phase
+from remat_cli.runtime.torch.planned import PlannedCall
+from remat_cli.schedule import Schedule, with_frees
+from remat_cli.simulate import simulate
+
+Case = Callable[[], Any]
+
+# Tests run side by side on few cores: more threads than these would wait for each other.
+torch.set_num_threads(1)
+
+
+class MLP(nn.Module):
+    def __init__(self, depth: int = 2, width: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x))
+        return x.square().mean()
+
+
+class ConvNet(nn.Module):
+    """Batch norm, whose statistics change; pooling, which has two results; a view of it all at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.conv(x))), 2)
+        logits: torch.Tensor = self.head(x.flatten(1))
+        return logits.square().sum()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        split = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + F.dropout(self.out(mixed.transpose(1, 2).reshape(x.shape)), self.dropout)
+        hidden: torch.Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + F.dropout(hidden, self.dropout)
+
+
+class GPT(nn.Module):
+    """Dropout, and an embedding whose weight is that of the head."""
+
+    def __init__(self, depth: int = 1, width: int = 16, vocabulary: int = 20, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, 2, dropout) for _ in range(depth))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+class ChangingBuffer(nn.Module):
+    """A buffer that is read, changed in place, and read again; what was read first is needed for the gradients."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width)
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.norm(self.inner(x)))
+        old = self.scale * 2
+        hidden = hidden * old
+        self.scale.mul_(0.9)
+        return (torch.tanh(self.outer(hidden) + self.scale) * old).sum()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.lstm(x)[0]
+        return states.square().mean()
+
+
+class Cube(torch.autograd.Function):
+    """A function with a backward of its own, whose ops torch does not mark as such."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.pow(3)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = ctx.saved_tensors[0]
+        return 3 * x * x * gradients[0]
+
+
+class Awkward(nn.Module):
+    """In-place ops, an unused and a frozen parameter, a constant, splits, a list that is stacked again, `Cube`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.frozen, self.unused = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.used(x)
+        hidden.mul_(2).add_(1)
+        left, right = self.frozen(hidden).chunk(2, dim=-1)
+        weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        stacked = torch.stack([left.exp() * weights, right, left], dim=0)
+        first, *rest = stacked.unbind(0)
+        cubed: torch.Tensor = Cube.apply(first)  # type: ignore[no-untyped-call]
+        return (cubed * rest[0].t().contiguous().t()).sum() + rest[1].flatten()[::2].sum()
+
+
+class ManyOutputs(nn.Module):
+    """Returns an input, a view of an input, a view of what it made, what it made, and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
+        hidden = torch.tanh(self.layer(x))
+        return x, x[1:].t(), hidden.view(-1), hidden * 2, 7, self.layer.weight.t()
+
+
+def mlp(batch: int = 8) -> Any:
+    return MLP(), torch.randn(batch, 16)
+
+
+def conv(batch: int = 4) -> Any:
+    return ConvNet(), (torch.randn(batch, 2, 4, 4),)
+
+
+def gpt(batch: int = 2) -> Any:
+    return GPT(), {"tokens": torch.randint(20, (batch, 6)), "targets": torch.randint(20, (batch, 6))}
+
+
+def changing_buffer() -> Any:
+    return ChangingBuffer(), (torch.randn(8, 16),)
+
+
+def recurrent() -> Any:
+    return Recurrent(), (torch.randn(2, 2, 4),)
+
+
+def awkward() -> Any:
+    return Awkward(), (torch.randn(4, 8),)
+
+
+def attention_dropout() -> Any:
+    """Attention that drops out, written out by torch into single ops."""
+
+    def loss(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = layer(x)[None]
+        return F.scaled_dot_product_attention(y, y, y, dropout_p=0.3).square().sum()
+
+    return loss, (nn.Linear(8, 8), torch.randn(5, 8))
+
+
+CASES: tuple[Case, ...] = (mlp, conv, gpt, changing_buffer, recurrent, awkward, attention_dropout)
+
+
+@dataclass(frozen=True)
+class Again:
+    """Runs again, before each backward op, all forward ops that it depends on and that may run again.
+
+    Attributes:
+        naive: take no notice of what may not run again, of inputs that change, and of the order of random ops.
+    """
+
+    naive: bool = False
+
+    def schedule(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Schedule:
+        del captured, modules
+        graph = graph_of(joint, "step")
+        schedule = with_frees(graph, run_again(graph, naive=self.naive))
+        if not self.naive:
+            simulate(graph, schedule)
+        return schedule
+
+
+def run_again(graph: Graph, *, naive: bool = False) -> list[str]:
+    """Return the order of `Again`."""
+    order: list[str] = []
+    for op in graph.ops:
+        if op.phase is Phase.BACKWARD and op.name != BOUNDARY:
+            ancestors = forward_ancestors(graph, op.name)
+            order += [name for name in ancestors if may_run_again(graph, name, naive=naive)]
+        order.append(op.name)
+    return order
+
+
+def may_run_again(graph: Graph, name: str, *, naive: bool) -> bool:
+    op = graph.op[name]
+    # What has no results but tokens has effects only, and nobody would run that for its results.
+    return op.recomputable or (naive and any(graph.tensors[made].shape is not None for made in op.outputs))
+
+
+def forward_ancestors(graph: Graph, name: str) -> list[str]:
+    """Return the forward ops that an op depends on, in order; dependence on tokens does not count."""
+    needed: set[str] = {name}
+    found: set[str] = set()
+    while needed:
+        op = graph.op[needed.pop()]
+        made_by = {graph.producer[read].name for read in op.inputs if read in graph.producer and _is_value(graph, read)}
+        new = {other for other in made_by if graph.op[other].phase is Phase.FORWARD} - found
+        found |= new
+        needed |= new
+    return [op.name for op in graph.ops if op.name in found]
+
+
+def _is_value(graph: Graph, tensor: str) -> bool:
+    return graph.tensors[tensor].shape is not None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step came to.
+
+    Attributes:
+        loss: what it returned.
+        gradients: of the parameters, by name; None where there is none.
+        buffers: after the step, by name.
+    """
+
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+
+    def differences(self, other: Outcome) -> list[str]:
+        """Return the names of what is not the same bit by bit."""
+        names = [] if torch.equal(self.loss, other.loss) else ["loss"]
+        for ours, theirs in ((self.gradients, other.gradients), (self.buffers, other.buffers)):
+            assert ours.keys() == theirs.keys()
+            for name, value in ours.items():
+                if not _equal(value, theirs[name]):
+                    names.append(name)
+        return names
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def outcome(case: Case, choice: Any = None, steps: int = 2) -> Outcome:
+    """Return what `steps` steps of a case come to, gradients summed up; `choice` plans them, None leaves them eager."""
+    torch.manual_seed(0)
+    step = as_step(case(), "case")
+    modules = [value for value in (step.model, *step.inputs) if isinstance(value, nn.Module)]
+    call = step.model if choice is None else PlannedCall(step.model, choice)
+    loss = torch.zeros(())
+    for seed in range(steps):
+        torch.manual_seed(seed)
+        loss = call(*step.inputs, **step.keyword_inputs)
+        loss.backward()
+    parameters = [pair for module in modules for pair in module.named_parameters()]
+    return Outcome(
+        loss.detach(),
+        {name: parameter.grad for name, parameter in parameters},
+        {name: buffer.clone() for module in modules for name, buffer in module.named_buffers()},
+    )
