@@ -79,7 +79,7 @@ def _read_as_planned(graph: Path, options: GraphOptions, file: ScheduleFile) -> 
     planned = as_planned(options, file)
     if graph.is_file() and Source(graph).is_json:
         # What `remat convert` wrote is what was planned: costs and devices would be applied to it again.
-        as_it_is = prepare(graph, replace(options, mode=planned.mode))
+        as_it_is = prepare(graph, replace(options, mode=planned.mode, link_bandwidth=planned.link_bandwidth))
         if file.sha256 in (None, graph_sha256(as_it_is.graph)):
             return as_it_is
         # These are recorded of what has parameters, which JSON has not.

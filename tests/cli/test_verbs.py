@@ -296,6 +296,16 @@ class TestVerify:
         assert (ended.code, ended.err) == (0, "")
         assert "--device a100 (from the schedule)" in ended.out
 
+    def test_the_link_is_taken_from_a_schedule_that_moves_tensors(
+        self, remat: Remat, graph: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "moves.json"
+        call = ("plan", graph, "--planner", "pofo", "--link-bandwidth", "10", "--budget", "60%", "-q", "-o", path)
+        assert remat(*call).code == 0
+        assert '["offload"' in path.read_text()
+        ended = remat("verify", graph, path)
+        assert (ended.code, ended.err) == (0, "")
+
     @pytest.mark.parametrize(
         ("options", "says"),
         [
