@@ -79,7 +79,8 @@ class Planning:
         if self.schedule is None:
             raise UsageError(f"there is no plan to save: {self.solution.result.reason or self.status}")
         options = self.planner.all_options()
-        write_file(Path(path), schedule_bytes(self.solution, self.graph.mode, self.planner.name, options))
+        read_with = self.graph.options.recorded
+        write_file(Path(path), schedule_bytes(self.solution, self.graph.mode, self.planner.name, options, read_with))
 
 
 def read(path: str | Path, **options: Any) -> Prepared:
@@ -110,7 +111,7 @@ def plan(
 
     Args:
         graph: from `read`.
-        budget: bytes; or, as on the command line, "8GB", "80%" of the plain run's peak, or "min".
+        budget: bytes; or, as on the command line, "8GB", "80%" of the plain run's peak, "60% of activations", or "min".
         planner: its name.
         options: of the planner.
         max_overhead: with "min": the smallest budget at this overhead, such as "10%".

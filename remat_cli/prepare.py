@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Prepared:
         optimizer: whose state is among the resident bytes; None where there is none.
         costs: what gave the ops their times, for people.
         notes: what the user should know, one line each.
+        options: with which it was read.
     """
 
     graph: Graph
@@ -54,6 +55,7 @@ class Prepared:
     optimizer: str | None
     costs: str
     notes: tuple[str, ...]
+    options: GraphOptions = field(default_factory=GraphOptions)
 
 
 def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
@@ -103,6 +105,7 @@ def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, deri
         optimizer=optimizer,
         costs=costs,
         notes=tuple(notes),
+        options=options,
     )
 
 

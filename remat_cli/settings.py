@@ -96,7 +96,7 @@ def on_command_line(said: Setting) -> str:
     """Return a setting as options: --mode inference, --dim batch=8 --dim seq=512, --input-shape x:8,128, --strict."""
     option = option_of(said.name)
     if not isinstance(said.value, Mapping):
-        return option if said.value is None else f"{option} {said.value}"
+        return option if said.value is None or said.value is True else f"{option} {said.value}"
     return " ".join(f"{option} {key}{_size_text(size)}" for key, size in said.value.items())
 
 

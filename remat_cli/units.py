@@ -6,7 +6,7 @@ Bytes are integers. GB and the like are decimal (10^9), GiB and the like binary 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import log10
 
@@ -23,6 +23,9 @@ _LONGEST = 60
 _LARGEST_IN_FULL = 10**30
 _POINTS = 8
 _MOST_POINTS = 200
+_ACTIVATIONS = re.compile(r"\s*(.+%)\s+of\s+activations\s*", re.IGNORECASE)
+# A budget of so many bytes is hardly meant; a percentage may be.
+_MOST_PERCENT = 100
 _RANGE = re.compile(r"(?P<low>[^.:].*?)\.\.(?P<high>[^.:][^:]*)(?::(?P<count>\d{1,6}))?")
 _NUMBER = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
 
@@ -97,27 +100,40 @@ def parse_rate(text: str) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpec:
-    """A budget as asked for, before the graph is known: exactly one of the three.
+    """A budget as asked for, before the graph is known: exactly one of the first three.
 
     Attributes:
         device_bytes: total device memory in bytes.
         share: of the plain run's peak.
         smallest: plan at the smallest budget that can be found.
+        of_activations: the share is of the plain run's peak beside what is there from start to end, and comes on top
+            of that.
     """
 
     device_bytes: int | None = None
     share: Fraction | None = None
     smallest: bool = False
+    of_activations: bool = False
 
     def __str__(self) -> str:
         if self.smallest:
             return "min"
         if self.share is not None:
-            return f"{float(self.share) * 100:g}%"
+            return f"{float(self.share) * 100:g}%{' of activations' if self.of_activations else ''}"
         return format_bytes(self.device_bytes or 0)
 
-    def bytes_of(self, plain_peak_bytes: int) -> int:
-        """Return the budget in bytes, rounded down, for a graph whose plain run peaks at `plain_peak_bytes`."""
+    def bytes_of(self, plain_peak_bytes: int, fixed_bytes: int) -> int:
+        """Return the budget in bytes, rounded down.
+
+        Args:
+            plain_peak_bytes: peak of the graph's plain run.
+            fixed_bytes: what of it is there from start to end: resident bytes and graph inputs.
+
+        Raises:
+            ValueError: "min" has no size.
+        """
+        if self.share is not None and self.of_activations:
+            return fixed_bytes + int(self.share * (plain_peak_bytes - fixed_bytes))
         if self.share is not None:
             return int(self.share * plain_peak_bytes)
         if self.device_bytes is None:
@@ -126,27 +142,36 @@ class BudgetSpec:
 
 
 def parse_budget(text: str) -> BudgetSpec:
-    """Return the budget that "8GB", "8GiB", "80%", "min" or a plain number of bytes means.
+    """Return the budget that "8GB", "8GiB", "80%", "60% of activations", "min" or a plain number of bytes means.
 
     Raises:
         UsageError: the text is no budget, or not above zero.
     """
     if text.strip().lower() == "min":
         return BudgetSpec(smallest=True)
-    if text.strip().endswith("%"):
-        share = parse_share(text)
+    of_activations = _ACTIVATIONS.fullmatch(text) if len(text) <= _LONGEST else None
+    if of_activations or text.strip().endswith("%"):
+        share = parse_share(of_activations[1] if of_activations else text)
         if share <= 0:
             raise UsageError(f"budget {text!r} must be above 0 %", hint="write it like 80% (of the plain run's peak)")
-        return BudgetSpec(share=share)
+        return BudgetSpec(share=share, of_activations=of_activations is not None)
     try:
         size = parse_bytes(text)
     except UsageError as error:
         raise UsageError(
-            error.message.replace("size", "budget", 1), hint="write it like 8GB, 8GiB, 80% (of the plain peak) or min"
+            error.message.replace("size", "budget", 1),
+            hint="write it like 8GB, 8GiB, 80% (of the plain peak), 60% of activations, or min",
         ) from None
     if size <= 0:
         raise UsageError(f"budget {text!r} must be above 0 bytes", hint="write it like 8GB, 8GiB, 80% or min")
     return BudgetSpec(device_bytes=size)
+
+
+def meant_as_share(budget_bytes: int, plain_peak_bytes: int) -> str:
+    """Return a question where a budget that does not fit was hardly meant in bytes (80 for 80%); else nothing."""
+    if budget_bytes > _MOST_PERCENT or plain_peak_bytes <= _MOST_PERCENT**2:
+        return ""
+    return f"{budget_bytes} bytes: did you mean {budget_bytes}%?"
 
 
 def parse_budgets(text: str) -> tuple[BudgetSpec, ...]:
@@ -177,9 +202,11 @@ def _budgets_of(part: str) -> tuple[BudgetSpec, ...]:
             f"budgets {part!r}: a range cannot begin or end at min, which has to be searched",
             hint="list it beside the range, like min,50%..100%:6",
         )
+    if low.of_activations != high.of_activations:
+        raise UsageError(f"budgets {part!r}: only one end is a share of activations", hint="write both ends alike")
     if low.share is not None and high.share is not None:
         step = (high.share - low.share) / (count - 1)
-        return tuple(BudgetSpec(share=low.share + i * step) for i in range(count))
+        return tuple(replace(low, share=low.share + i * step) for i in range(count))
     if low.device_bytes is None or high.device_bytes is None:
         raise UsageError(f"budgets {part!r}: one end is a share and the other a size", hint=hint)
     if match["low"].strip().isdigit() != match["high"].strip().isdigit():

@@ -94,7 +94,7 @@ class _Settled:
         identity = {
             **self.identity,
             "graph": [graph.name, digest],
-            "budget": [budget.device_bytes, str(budget.share), budget.smallest],
+            "budget": [budget.device_bytes, str(budget.share), budget.smallest, budget.of_activations],
         }
         key = sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
         return replace(self.job, key=key, graph=graph, sha256=digest, budget=budget)

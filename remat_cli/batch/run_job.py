@@ -36,7 +36,8 @@ def carry_out(job: Job) -> Outcome:
         return refusal(error)
     if solution.trace is None:
         return Outcome(_figures(solution))
-    schedule = schedule_bytes(solution, prepared.mode, job.planner.name, job.planner.all_options())
+    options, read_with = job.planner.all_options(), prepared.options.recorded
+    schedule = schedule_bytes(solution, prepared.mode, job.planner.name, options, read_with)
     return Outcome(_figures(solution), schedule)
 
 

@@ -18,6 +18,7 @@ from remat_cli.checks.baseline import Figures
 from remat_cli.checks.project import ModelCheck
 from remat_cli.cores import leave_ctrl_c_to_parent
 from remat_cli.errors import ExitCode, RematError
+from remat_cli.graph import Graph
 from remat_cli.planners import PLANNERS
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.problem import Budget, Observer, Problem, Status
@@ -27,7 +28,7 @@ from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.studies.budget_search import exact_overhead, within_overhead
 from remat_cli.studies.progress import Prefixed
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import format_bytes, format_share, meant_as_share
 
 _LONGEST_NAME = 60
 
@@ -197,7 +198,7 @@ class _Check:
         prepared = prepare(self.model.path, self.model.graph)
         self.notes = prepared.notes
         plain = baseline_of(prepared.graph)
-        limits = self.limits(plain)
+        limits = self.limits(prepared.graph, plain)
         limit = min(limits.values(), default=None)
         hard_limit = largest_working_set(prepared.graph).bytes
         self.figures = Figures(plain.peak_bytes, hard_limit, limit, plain_time=plain.time)
@@ -218,11 +219,11 @@ class _Check:
         if self.model.max_regression is not None and not self.accept:
             self.failures.extend(self.regressions(self.figures))
 
-    def limits(self, plain: Trace) -> dict[str, int]:
+    def limits(self, graph: Graph, plain: Trace) -> dict[str, int]:
         """Return the bytes that the model may need, by what says so; the smallest first."""
         sizes = {}
         if self.model.budget is not None:
-            sizes["budget"] = self.model.budget.bytes_of(plain.peak_bytes)
+            sizes["budget"] = self.model.budget.bytes_of(plain.peak_bytes, graph.fixed_bytes)
         if self.model.max_peak is not None:
             sizes["max_peak"] = self.model.max_peak
         return dict(sorted(sizes.items(), key=lambda item: item[1]))
@@ -284,10 +285,13 @@ class _Check:
         """Return what was tried and found to help: a larger budget; a smaller batch, for the budget that there is."""
         offer = budget_offer(refusal, self.model, self.observe)
         too_small = [key for key, size in limits.items() if size < offer.budget_bytes]
-        is_share = self.model.budget is not None and self.model.budget.share is not None
+        budget = self.model.budget
+        is_share = budget is not None and budget.share is not None
         larger = _written(offer.budget_bytes)
-        if is_share and too_small == ["budget"]:
-            larger = _percent(min(Fraction(1), Fraction(offer.budget_bytes, refusal.baseline.peak_bytes)))
+        if budget is not None and is_share and too_small == ["budget"]:
+            below = prepared.graph.fixed_bytes if budget.of_activations else 0
+            share = Fraction(offer.budget_bytes - below, refusal.baseline.peak_bytes - below)
+            larger = _percent(min(Fraction(1), share)) + (" of activations" if budget.of_activations else "")
         remedies = [f"raise {' and '.join(too_small)} to {larger}, where {_plan_in_words(offer.overhead)} fits"]
         resident, limit = prepared.graph.resident_bytes, refusal.problem.budget.device_bytes
         # A share of the plain peak would shrink with the batch.
@@ -325,7 +329,9 @@ def _why_nothing_fits(solution: Solution) -> str:
     budget = solution.problem.budget.device_bytes
     size, graph, least = format_bytes(budget), solution.problem.graph, solution.working_set
     if budget < graph.fixed_bytes:
-        return f"no plan fits {size}: {format_bytes(graph.fixed_bytes)} are in memory from start to end"
+        meant = meant_as_share(budget, solution.baseline.peak_bytes)
+        always = f"{format_bytes(graph.fixed_bytes)} are in memory from start to end"
+        return f"no plan fits {size}: {always}" + (f" ({meant})" if meant else "")
     if budget < least.bytes:
         who = "its outputs alone need" if least.op is None else f"op {_short(least.op)} alone needs"
         return f"no plan fits {size}: {who} {format_bytes(least.bytes)}"

@@ -198,7 +198,8 @@ def _limits(raw: _Defaults, document: Document, below: _Limits, folder: Path) ->
     run = _over(run, base)
     if run.budget is not None and run.budget.smallest:
         raise UsageError(
-            f"{document.place(('budget',))}: a check needs a budget of a fixed size", hint="write it like 8GB or 80%"
+            f"{document.place(('budget',))}: a check needs a budget of a fixed size",
+            hint="write it like 8GB, 80% or 60% of activations",
         )
     return _Limits(
         run=run,

@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from math import isclose
 from pathlib import Path
 
-from remat_cli.config import GraphOptions
-from remat_cli.errors import GraphError, InvalidSchedule, UsageError
+from remat_cli.config import Document, GraphOptions, checked, shipped_names
+from remat_cli.errors import GraphError, InvalidSchedule, ScheduleFileError, UsageError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import ScheduleFile
+from remat_cli.formats.source import Source
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.problem import Scope, Status
+from remat_cli.settings import Setting, on_command_line
 from remat_cli.simulate import Trace, simulate
 from remat_cli.solve import baseline_of, share_over
-from remat_cli.units import BudgetSpec, format_bytes
+from remat_cli.units import BudgetSpec, format_bytes, meant_as_share
 
 
-def with_mode(options: GraphOptions, mode: str | None) -> GraphOptions:
-    """Return the options with this mode where none was given."""
-    return replace(options, mode=mode) if options.mode is None else options
+def as_planned(options: GraphOptions, file: ScheduleFile) -> GraphOptions:
+    """Return the options, and where they say nothing, those with which the schedule's graph was read.
+
+    Raises:
+        ScheduleFileError: what the file says of them is not understood.
+    """
+    return _recorded(file).under(options)
+
+
+def _recorded(file: ScheduleFile) -> GraphOptions:
+    said = {**(file.read_with or {}), "mode": file.mode}
+    try:
+        recorded = checked(GraphOptions, Document(said, "the schedule's graph.options"))
+    except UsageError as error:
+        raise ScheduleFileError(error.message, hint=error.remedy) from None
+    # Whoever wrote the schedule does not choose which files are read here.
+    if recorded.measurements is not None or recorded.device not in (None, *shipped_names("configs/devices")):
+        raise ScheduleFileError(
+            "the schedule's graph.options name a file", hint="leave it out of them, and give it as an option"
+        )
+    return recorded
+
+
+def taken_from_file(said: GraphOptions, used: GraphOptions) -> tuple[Setting, ...]:
+    """Return the options with which a graph was read and which were not said: the schedule gave them."""
+    return tuple(_beyond(used, said))
+
+
+def _beyond(options: GraphOptions, others: GraphOptions) -> Iterator[Setting]:
+    """Yield the options that make another graph than the other ones; of a mapping, the entries."""
+    for item in fields(GraphOptions):
+        value, other = getattr(options, item.name), getattr(others, item.name)
+        if isinstance(value, Mapping):
+            value = {key: size for key, size in value.items() if other.get(key) != size}
+        if value and value != other and item.name != "strict":
+            yield Setting(item.name, value)
 
 
 def replay(graph: Path, options: GraphOptions, file: ScheduleFile, schedule: Path) -> tuple[Prepared, Trace]:
@@ -28,7 +63,7 @@ def replay(graph: Path, options: GraphOptions, file: ScheduleFile, schedule: Pat
 
     Args:
         graph: the file that was planned.
-        options: how it is read.
+        options: how it is read; what they do not say, the schedule file may.
         file: what the schedule file says.
         schedule: its path, for messages.
 
@@ -36,19 +71,53 @@ def replay(graph: Path, options: GraphOptions, file: ScheduleFile, schedule: Pat
         GraphError: the graph cannot be read, or is another one than the schedule was made for.
         InvalidSchedule: a step breaks a rule.
     """
-    prepared = prepare(graph, options)
+    prepared = _read_as_planned(graph, options, file)
     return prepared, replay_on(prepared, file, schedule)
+
+
+def _read_as_planned(graph: Path, options: GraphOptions, file: ScheduleFile) -> Prepared:
+    planned = as_planned(options, file)
+    if graph.is_file() and Source(graph).is_json:
+        # What `remat convert` wrote is what was planned: costs and devices would be applied to it again.
+        as_it_is = prepare(graph, replace(options, mode=planned.mode, link_bandwidth=planned.link_bandwidth))
+        if file.sha256 in (None, graph_sha256(as_it_is.graph)):
+            return as_it_is
+        # These are recorded of what has parameters, which JSON has not.
+        planned = replace(planned, optimizer=options.optimizer, accumulate=options.accumulate)
+    return prepare(graph, planned)
 
 
 def replay_on(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Trace:
     """Return what the simulator measured of a schedule on a graph that has been read; otherwise as `replay`."""
     if file.sha256 is not None and file.sha256 != graph_sha256(prepared.graph):
-        raise GraphError(
-            f"{schedule} was made for another graph than {prepared.graph.name!r} with these options (sha256 differs)",
+        raise _other_graph(prepared, file, schedule)
+    return simulate(prepared.graph, file.schedule, bytes_per_time=prepared.bytes_per_time)
+
+
+def _other_graph(prepared: Prepared, file: ScheduleFile, schedule: Path) -> GraphError:
+    """Return the error for a graph that the schedule was not made for; it names the options that differ."""
+    what = f"{schedule} was made for another graph than {prepared.graph.name!r} with these options (sha256 differs)"
+    if file.read_with is None:
+        return GraphError(
+            what,
             hint="give the options that it was planned with (--dim, --mode, --optimizer, --cost-model, --device, ...), "
             "or the file that 'remat convert' wrote with them",
         )
-    return simulate(prepared.graph, file.schedule, bytes_per_time=prepared.bytes_per_time)
+    used, recorded = prepared.options, _recorded(file)
+    planned_with, read_with = (
+        ", ".join(map(on_command_line, _beyond(*pair))) for pair in ((recorded, used), (used, recorded))
+    )
+    if planned_with:
+        what += f": it was planned with {planned_with}" + (f", not {read_with}" if read_with else "")
+    elif read_with:
+        what += f": it was planned without {read_with}"
+    else:
+        return GraphError(
+            what,
+            hint="the options are those that it was planned with: the graph's file has changed since, or is another "
+            "one, or --device or --measurements named a file",
+        )
+    return GraphError(what, hint="leave out what differs: the schedule says what it was planned with")
 
 
 def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared) -> int | None:
@@ -61,9 +130,10 @@ def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared
         return file.budget_bytes
     if spec.smallest:
         raise UsageError(
-            "a schedule that is there cannot be held against --budget min", hint="give a size, such as 8GB or 80%"
+            "a schedule that is there cannot be held against --budget min",
+            hint="give a size, such as 8GB, 80% or 60% of activations",
         )
-    return spec.bytes_of(baseline_of(prepared.graph).peak_bytes)
+    return spec.bytes_of(baseline_of(prepared.graph).peak_bytes, prepared.graph.fixed_bytes)
 
 
 def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: int | None) -> InvalidSchedule | None:
@@ -72,7 +142,8 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
     hint = "the steps, the figures or the graph were changed after it was planned; plan again"
     if budget is not None and trace.peak_bytes > budget:
         step = trace.peak_step
-        hint = hint if broken else "plan again with this budget"
+        meant = meant_as_share(budget, baseline_of(prepared.graph).peak_bytes)
+        hint = hint if broken else meant or "plan again with this budget"
         above = f"{format_bytes(trace.peak_bytes)} ({trace.peak_bytes} bytes), is above the budget of"
         broken.insert(0, f"step {step}: the peak, {above} {format_bytes(budget)} ({budget} bytes)")
     if file.sha256 is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from remat_cli.checks.schedule_file import replay, with_mode
+from remat_cli.checks.schedule_file import as_planned, replay, taken_from_file
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
@@ -31,15 +31,15 @@ from remat_cli.solve import baseline_of
 def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write MODEL with its nodes in the order of SCHEDULE, what is recomputed repeated under names of its own.
 
-    SCHEDULE is one for inference, planned with the same options. onnxruntime runs the result as planned with the
-    options that remat_cli.session_options() returns; by default it would merge the repeats again. Weights are never
-    opened: where they lie in files of their own, write the result beside them.
+    SCHEDULE is one for inference; what it says it was planned with need not be given again. onnxruntime runs the
+    result as planned with the options that remat_cli.session_options() returns; by default it would merge the repeats
+    again. Weights are never opened: where they lie in files of their own, write the result beside them.
 
     \b
     Examples:
       remat plan model.onnx --mode inference --dim batch=8 --budget 2GB -o schedule.json
-      remat apply model.onnx schedule.json --dim batch=8 -o planned.onnx
-      remat verify model.onnx schedule.json --dim batch=8 --execute
+      remat apply model.onnx schedule.json -o planned.onnx
+      remat verify model.onnx schedule.json --execute
     """
     from remat_cli.reports.terminal.execution import apply_report, apply_summary
     from remat_cli.runtime.onnx.apply import apply_schedule, check_can_apply, checked, model_bytes
@@ -48,8 +48,10 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, schedule, *config.files))
     file = read_schedule(schedule)
-    options = with_mode(config.graph, file.mode or "inference")
+    planned = as_planned(config.graph, file)
+    options = replace(planned, mode=planned.mode or "inference")
     check_can_apply(model, options, file.schedule)
+    taken = taken_from_file(config.graph, options)
     prepared, _ = replay(model, options, file, schedule)
     graph = prepared.graph
     # The runtime frees everything as early as can be, whatever the file says.
@@ -73,6 +75,6 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
         rebase(rewritten.proto, model, output)
     streams.write(output, model_bytes(rewritten.proto))
     streams.report(
-        lambda: apply_report(prepared, trace, rewritten, output),
-        lambda: apply_summary(prepared, trace, rewritten, output),
+        lambda: apply_report(prepared, trace, rewritten, output, taken=taken),
+        lambda: apply_summary(prepared, trace, rewritten, output, taken=taken),
     )

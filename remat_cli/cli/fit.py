@@ -71,8 +71,9 @@ def command(
     with streams.progress() as observe:
         found = fit(question, prepare_at, limited.planner(), observe)
     if output is not None:
-        mode = found.shown.prepared.mode
-        streams.write(output, schedule_bytes(found.solution, mode, choice.name, limited.all_options()))
+        shown, options_said = found.shown.prepared, limited.all_options()
+        read_with = shown.options.recorded
+        streams.write(output, schedule_bytes(found.solution, shown.mode, choice.name, options_said, read_with))
     streams.report(
         lambda: fit_report(found, planner=choice.name, options=choice.options),
         lambda: fit_summary(found, planner=choice.name, options=limited.all_options()),

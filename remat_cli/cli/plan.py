@@ -9,7 +9,7 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
-from remat_cli.cli.output import Output
+from remat_cli.cli.output import STDOUT, Output
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import prepare
@@ -20,7 +20,8 @@ from remat_cli.prepare import prepare
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="Total device memory: 8GB (10^9), 8GiB (2^30), bytes, 80% of the plain run's peak, or min.",
+    help="Total device memory: 8GB (10^9), 8GiB (2^30), bytes, 80% of the plain run's peak, '60% of activations', "
+    "or min.",
 )
 @click.option("--max-overhead", metavar="SHARE", help="With --budget min: the smallest budget at this overhead.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
@@ -34,10 +35,12 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
     \b
     Examples:
       remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json
+      remat plan model.onnx --dim batch=8 --budget '60% of activations'
       remat plan graph.json --budget 80% --planner approx_dp --option strategy=time
       remat plan graph.json --budget min -c approx_dp
       remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json --html report.html
     """
+    from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.summary import plan_summary
     from remat_cli.reports.terminal.plan import plan_report
     from remat_cli.studies.budget_search import plan_at
@@ -62,13 +65,17 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
             max_overhead=config.max_overhead,
         )
     if output is not None:
-        streams.write(output, schedule_bytes(solution, prepared.mode, choice.name, choice.all_options()))
+        read_with = prepared.options.recorded
+        streams.write(output, schedule_bytes(solution, prepared.mode, choice.name, choice.all_options(), read_with))
     if html is not None:
         from remat_cli.reports.html.page import plan_page
 
         streams.write(html, plan_page(solution, prepared, planner=choice.name, options=choice.options))
+    steps = next_steps(solution, graph, None if output == STDOUT else output)
     streams.report(
-        lambda: plan_report(solution, prepared, planner=choice.name, options=choice.options, shown=config.report),
+        lambda: plan_report(
+            solution, prepared, planner=choice.name, options=choice.options, shown=config.report, next_steps=steps
+        ),
         lambda: plan_summary(solution, prepared, planner=choice.name, options=choice.all_options()),
     )
     return ExitCode.INTERRUPTED if solution.interrupted else solution.status.exit_code

@@ -7,48 +7,52 @@ from typing import Any
 
 import click
 
-from remat_cli.checks.schedule_file import broken_claims, budget_bytes, replay, with_mode
+from remat_cli.checks.schedule_file import broken_claims, budget_bytes, replay, taken_from_file
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
-from remat_cli.formats.schedule_json import read_schedule
+from remat_cli.formats.schedule_json import holds_schedule, read_schedule
 
 
 @click.command("report", cls=Verb)
-@click.argument("schedule", type=click.Path(path_type=Path), metavar="SCHEDULE")
 @graph_argument
+@click.argument("schedule", type=click.Path(path_type=Path), metavar="SCHEDULE")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the page here; - is stdout."
 )
 @click.option("--budget", metavar="SIZE", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
 @graph_options
 @output_options
-def command(schedule: Path, graph: Path, output: Path, as_json: bool, quiet: bool, **given: Any) -> None:
+def command(graph: Path, schedule: Path, output: Path, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write SCHEDULE, replayed on GRAPH, as one HTML file that needs no network.
 
     It shows memory over time before and after, the life of every tensor, when and why it was dropped and recomputed,
-    what is run again and what that costs. GRAPH is the file that was planned, with the same options, or what convert
-    wrote of it; SCHEDULE may come from any tool, and is replayed, not believed.
+    what is run again and what that costs. GRAPH is the file that was planned, or what convert wrote of it; what
+    SCHEDULE says it was planned with need not be given again. SCHEDULE may come from any tool, and is replayed, not
+    believed. The two may also be given the other way round.
 
     \b
     Examples:
-      remat report schedule.json model.onnx --dim batch=8 -o report.html
+      remat report model.onnx schedule.json -o report.html
       remat plan model.onnx --dim batch=8 --budget 8GB --html report.html
     """
     from remat_cli.reports.html.page import schedule_page
     from remat_cli.reports.summary import verify_summary
     from remat_cli.reports.terminal.plan import verify_report
 
+    if holds_schedule(graph) and not holds_schedule(schedule):
+        graph, schedule = schedule, graph
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(schedule, graph, *config.files))
     file = read_schedule(schedule)
-    prepared, trace = replay(graph, with_mode(config.graph, file.mode), file, schedule)
+    prepared, trace = replay(graph, config.graph, file, schedule)
+    taken = taken_from_file(config.graph, prepared.options)
     budget = budget_bytes(config.budget, file, prepared)
     page = schedule_page(prepared, file, trace, budget_bytes=budget)
     streams.write(output, page)
     streams.report(
-        lambda: verify_report(prepared, file.schedule, trace, budget_bytes=budget),
-        lambda: verify_summary(prepared, trace, budget_bytes=budget) | {"report": str(output)},
+        lambda: verify_report(prepared, file.schedule, trace, budget_bytes=budget, taken=taken),
+        lambda: verify_summary(prepared, trace, budget_bytes=budget, taken=taken) | {"report": str(output)},
     )
     # The page is there to see what is wrong.
     if (broken := broken_claims(file, prepared, trace, budget)) is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remat_cli.checks.schedule_file import broken_claims, budget_bytes, replay, with_mode
+from remat_cli.checks.schedule_file import as_planned, broken_claims, budget_bytes, replay, taken_from_file
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
@@ -40,23 +40,25 @@ def command(
 ) -> None:
     """Replay SCHEDULE on GRAPH, step by step; name the first broken step, or say what it really costs.
 
-    GRAPH is the file that was planned, with the same options, or what convert wrote of it. SCHEDULE may come from any
-    tool; what it says of graph, budget, peak, time, overhead, bound and status is checked, not believed, and each
+    GRAPH is the file that was planned, or what convert wrote of it. Options that are not given are those that SCHEDULE
+    says it was planned with; only files (--device FILE, --measurements) have to be given again. SCHEDULE may come from
+    any tool; what it says of graph, budget, peak, time, overhead, bound and status is checked, not believed, and each
     difference is named.
 
     With --execute the model is run by onnxruntime (pip install 'remat[run]') as it is and as 'remat apply' writes it,
     on the same random inputs, and random weights where the file has none: the outputs must be the same bit by bit, the
-    order that of the schedule, and the measured peak the predicted one, to within 2 MiB or 3 %.
+    order that of the schedule, and the measured peak the predicted one, to within 2 MiB or 3 %, and not above that of
+    the model as it is.
 
     A PyTorch step is run by torch (pip install 'remat[torch]') as it is, by the plain schedule and by SCHEDULE: what it
     returns, all gradients and buffers must be the same bit by bit, and the peak as above.
 
     \b
     Examples:
-      remat verify model.onnx schedule.json --dim batch=8
+      remat verify model.onnx schedule.json
       remat verify graph.json schedule.json --budget 8GB
-      remat verify model.onnx schedule.json --dim batch=8 --execute
-      remat verify train.py:step schedule.json --dim batch=8 --execute
+      remat verify model.onnx schedule.json --execute
+      remat verify train.py:step schedule.json --execute
     """
     from remat_cli.reports.summary import verify_summary
     from remat_cli.reports.terminal.execution import executed_report, execution_summary
@@ -65,11 +67,12 @@ def command(
 
     file = read_schedule(schedule)
     config = merge_config(given)
-    options = with_mode(config.graph, file.mode)
+    options = as_planned(config.graph, file)
     limit = parse_duration(time_limit)
     if execute:
         check_can_execute(graph, options, file.schedule)
-    prepared, trace = replay(graph, options, file, schedule)
+    prepared, trace = replay(graph, config.graph, file, schedule)
+    taken = taken_from_file(config.graph, prepared.options)
     budget = budget_bytes(config.budget, file, prepared)
     broken = broken_claims(file, prepared, trace, budget)
     streams = Output(as_json=as_json, quiet=quiet)
@@ -80,8 +83,10 @@ def command(
                 graph, options, prepared.graph, file.schedule, seed=seed, time_limit=limit, observe=observe
             )
     streams.report(
-        lambda: executed_report(verify_report(prepared, file.schedule, trace, budget_bytes=budget), execution),
-        lambda: verify_summary(prepared, trace, budget_bytes=budget) | execution_summary(execution),
+        lambda: executed_report(
+            verify_report(prepared, file.schedule, trace, budget_bytes=budget, taken=taken), execution
+        ),
+        lambda: verify_summary(prepared, trace, budget_bytes=budget, taken=taken) | execution_summary(execution),
     )
     if execution is not None:
         broken = execution.broken(prepared.graph)

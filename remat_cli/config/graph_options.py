@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from remat_cli.config.shipped import beside
+from remat_cli.config.shipped import beside, shipped_names
 from remat_cli.costs import COST_MODELS
 from remat_cli.formats import ReadOptions
 from remat_cli.settings import setting
@@ -45,6 +45,20 @@ class GraphOptions(ReadOptions):
     def files(self) -> tuple[Path, ...]:
         """The files that are named; a device may also be the name of one that comes with remat."""
         return tuple(Path(name) for name in (self.device, self.measurements) if name is not None)
+
+    @property
+    def recorded(self) -> dict[str, object]:
+        """What a schedule file says of how its graph was read, beside the mode.
+
+        Files of the user are left out, as they lie elsewhere for whoever reads the schedule; so is what changes no
+        graph.
+        """
+        said = {item.name: getattr(self, item.name) for item in fields(GraphOptions)}
+        for name in ("mode", "strict", "measurements"):
+            del said[name]
+        if self.device not in shipped_names("configs/devices"):
+            del said["device"]
+        return {name: value for name, value in said.items() if value}
 
     def beside(self, folder: Path) -> GraphOptions:
         """Return the options with the files that they name taken from `folder`, that of the file that names them."""

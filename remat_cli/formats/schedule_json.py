@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from remat_cli import __version__
-from remat_cli.errors import ScheduleFileError
+from remat_cli.errors import GraphError, ScheduleFileError
 from remat_cli.formats.native import graph_sha256
-from remat_cli.formats.source import parse_json, read_bytes
+from remat_cli.formats.source import Source, parse_json, read_bytes
 from remat_cli.graph import Graph
 from remat_cli.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
 from remat_cli.solve import Solution
@@ -32,7 +32,13 @@ _LARGEST = 10**100
 _STEP_TYPES: Mapping[str, type[Step]] = {name: step_type for step_type, name in STEP_NAMES.items()}
 
 
-def schedule_bytes(solution: Solution, mode: str, planner: str, options: Mapping[str, object]) -> bytes:
+def schedule_bytes(
+    solution: Solution,
+    mode: str,
+    planner: str,
+    options: Mapping[str, object],
+    read_with: Mapping[str, object] | None = None,
+) -> bytes:
     """Return the schedule file of a verified result: UTF-8, keys sorted, one step a line, nothing that varies.
 
     A result without a plan has no steps, peak, time or overhead; its status and reason say why.
@@ -42,8 +48,10 @@ def schedule_bytes(solution: Solution, mode: str, planner: str, options: Mapping
         mode: "training" or "inference".
         planner: as in PLANNERS.
         options: of the planner, as JSON values.
+        read_with: the options, beside the mode, with which the graph was read, so that nobody has to give them again.
     """
-    document = {key: _json(value) for key, value in _document(solution, mode, planner, options).items()}
+    graph = _graph_section(solution.problem.graph, mode, read_with or {})
+    document = {key: _json(value) for key, value in _document(solution, graph, planner, options).items()}
     if solution.result.schedule is not None:
         steps = ",\n".join(f"  {_json(_written(step))}" for step in solution.result.schedule.steps)
         document["steps"] = f"[\n{steps}\n ]"
@@ -55,19 +63,26 @@ def schedule_bytes(solution: Solution, mode: str, planner: str, options: Mapping
 _json: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 
 
-def _document(solution: Solution, mode: str, planner: str, options: Mapping[str, object]) -> dict[str, Any]:
-    graph, trace, result = solution.problem.graph, solution.trace, solution.result
+def _graph_section(graph: Graph, mode: str, read_with: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        "name": graph.name,
+        "sha256": graph_sha256(graph),
+        "kind": str(graph.kind),
+        "ops": len(graph.ops),
+        "mode": mode,
+        "options": dict(read_with),
+        **_structure(graph),
+    }
+
+
+def _document(
+    solution: Solution, graph: Mapping[str, Any], planner: str, options: Mapping[str, object]
+) -> dict[str, Any]:
+    trace, result = solution.trace, solution.result
     document: dict[str, Any] = {
         "format": FORMAT,
         "tool": {"name": "remat", "version": __version__},
-        "graph": {
-            "name": graph.name,
-            "sha256": graph_sha256(graph),
-            "kind": str(graph.kind),
-            "ops": len(graph.ops),
-            "mode": mode,
-            **_structure(graph),
-        },
+        "graph": graph,
         "planner": {"name": planner, "options": options},
         "status": str(result.status),
         "budget_bytes": solution.problem.budget.device_bytes,
@@ -107,6 +122,7 @@ class ScheduleFile:
         sha256: hash of the graph that it was made for.
         structure: signatures of that graph's ops by name; None where it says none.
         mode: "training" or "inference".
+        read_with: further options with which the graph was read, by name, as the file has them: not checked yet.
         planner: name of the planner.
         status: how the planner's run ended.
         budget_bytes: the budget that the plan fits.
@@ -120,6 +136,7 @@ class ScheduleFile:
     sha256: str | None
     structure: Mapping[str, str] | None
     mode: str | None
+    read_with: Mapping[str, Any] | None
     planner: str | None
     status: str | None
     budget_bytes: int | None
@@ -127,6 +144,14 @@ class ScheduleFile:
     bound_overhead: float | None
     bound_scope: str | None
     figures: Mapping[str, int | str]
+
+
+def holds_schedule(path: Path) -> bool:
+    """Tell whether a file says of itself that it is a schedule; of one that is missing or broken, that it does not."""
+    try:
+        return Source(path).document.get("format") == FORMAT
+    except GraphError:
+        return False
 
 
 def read_schedule(path: Path) -> ScheduleFile:
@@ -155,6 +180,7 @@ def read_schedule(path: Path) -> ScheduleFile:
         sha256=_said(document, "graph.sha256", str, path),
         structure=_said(document, "graph.structure", dict, path),
         mode=_said(document, "graph.mode", str, path),
+        read_with=_said(document, "graph.options", dict, path),
         planner=_said(document, "planner.name", str, path),
         status=_said(document, "status", str, path),
         budget_bytes=_said(document, "budget_bytes", int, path),

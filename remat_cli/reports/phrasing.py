@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from shlex import quote
+
 from remat_cli.bounds import WorkingSet
+from remat_cli.formats.torch import names_function
 from remat_cli.graph import Graph, Kind
 from remat_cli.problem import Basis, Scope, Status
 from remat_cli.reports.safe_text import clean, shorten
+from remat_cli.schedule import Offload
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import SmallestBudget
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import format_bytes, format_share, meant_as_share
 
 # To be read after "plans" or "no plan".
 WITHOUT_TRANSFERS = " without transfers"
@@ -78,6 +83,15 @@ def resident_in_words(graph: Graph) -> str:
     return "weights" if graph.kind is Kind.INFERENCE else "parameters, gradients, optimizer state"
 
 
+def share_of_plain_peak(budget_bytes: int, plain_peak_bytes: int, fixed_bytes: int) -> str:
+    """Return a budget as a share of the plain run's peak; and of its activations, where they are the smaller part."""
+    share = f"{format_share(budget_bytes / max(1, plain_peak_bytes))} of the plain peak"
+    activations = plain_peak_bytes - fixed_bytes
+    if not 0 < activations < fixed_bytes <= budget_bytes:
+        return share
+    return f"{share}, {format_share((budget_bytes - fixed_bytes) / activations)} of activations"
+
+
 def smallest_budget(search: SmallestBudget) -> str:
     """Return what a search for the smallest budget has shown, in one sentence."""
     within = "" if search.max_overhead is None else f" at no more than {format_share(search.max_overhead)} overhead"
@@ -125,7 +139,8 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
     """
     if solution.trace is not None:
         return []
-    advice = [_budget_that_fits(solution)]
+    meant = meant_as_share(solution.problem.budget.device_bytes, solution.baseline.peak_bytes)
+    advice = [*([meant] if meant else []), _budget_that_fits(solution)]
     if solution.problem.budget.device_bytes < solution.working_set.bytes:
         advice.append("Make the tensors smaller: a smaller batch or shorter sequence (--dim), a narrower data type.")
         if optimizer not in (None, "sgd"):
@@ -144,6 +159,37 @@ def _budget_that_fits(solution: Solution) -> str:
         return f"A budget below {least} never fits; `remat budget` searches for the smallest that does."
     peak = solution.closest.peak_bytes
     return f"The smallest peak found is {format_bytes(peak)}: plan with --budget {peak}, or with --budget min."
+
+
+def next_steps(solution: Solution, graph_file: Path, schedule_file: Path | None) -> list[str]:
+    """Return what to do with a plan; empty where there is none.
+
+    Args:
+        solution: the result.
+        graph_file: what was planned.
+        schedule_file: where the plan was written; None where it was not, or not to a file.
+    """
+    if solution.trace is None or solution.result.schedule is None:
+        return []
+    moves = any(isinstance(step, Offload) for step in solution.result.schedule.steps)
+    if not solution.trace.recomputations and not moves:
+        return ["The plan runs nothing again: run the model as you do."]
+    if schedule_file is None:
+        return ["To keep the plan, write it: -o schedule.json."]
+    files = " ".join(quote(clean(str(path))) for path in (graph_file, schedule_file))
+    shown = f"`remat report {files} -o report.html` shows which ops are run again, and when."
+    if names_function(graph_file):
+        plan = clean(repr(str(schedule_file)))
+        return [shown, f"To train by it: `from remat_cli.torch import planned`, then `model = planned(model, {plan})`."]
+    if solution.problem.graph.kind is Kind.TRAINING:
+        return [
+            shown,
+            "To carry it out, checkpoint these ops in the framework that trains the model. PyTorch carries out a plan "
+            "of the training step itself: `remat plan train.py:step` (see remat_cli/runtime/torch/README.md).",
+        ]
+    if graph_file.suffix == ".onnx" and not moves:
+        return [shown, f"`remat apply {files} -o planned.onnx` writes the model that runs it."]
+    return [shown]
 
 
 def room_in_words(plain_peak_bytes: int, working_set: WorkingSet) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +15,7 @@ from remat_cli.problem import Status
 from remat_cli.reports.peak import tensors_at_peak
 from remat_cli.reports.terminal.planner_cards import planner_cards
 from remat_cli.reports.timeline import Run, recomputed_ops
+from remat_cli.settings import Setting
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, share_over
 from remat_cli.studies.budget_search import SmallestBudget
@@ -53,6 +54,7 @@ def solution_summary(solution: Solution) -> Summary:
         "interrupted": solution.interrupted,
         "reason": result.reason,
         "budget_bytes": solution.problem.budget.device_bytes,
+        "fixed_bytes": solution.problem.graph.fixed_bytes,
         "baseline": {"peak_bytes": solution.baseline.peak_bytes, "time": solution.baseline.time},
         **_measured(trace),
         "overhead": solution.overhead,
@@ -145,11 +147,14 @@ def budget_summary(search: SmallestBudget, prepared: Prepared, *, planner: str) 
     }
 
 
-def verify_summary(prepared: Prepared, trace: Trace, *, budget_bytes: int | None = None) -> Summary:
+def verify_summary(
+    prepared: Prepared, trace: Trace, *, budget_bytes: int | None = None, taken: Sequence[Setting] = ()
+) -> Summary:
     """Return the summary of `remat verify` on a schedule that replays."""
     baseline = baseline_of(prepared.graph)
     return {
         "graph": graph_summary(prepared),
+        "options_from_schedule": {setting.name: setting.value for setting in taken},
         "budget_bytes": budget_bytes,
         "fits": None if budget_bytes is None else trace.peak_bytes <= budget_bytes,
         "baseline": {"peak_bytes": baseline.peak_bytes, "time": baseline.time},

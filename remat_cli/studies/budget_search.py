@@ -103,7 +103,7 @@ def plan_at(
     if budget.smallest:
         found = smallest_budget(graph, planner, observe, bytes_per_time=bytes_per_time, max_overhead=max_overhead)
         return found.solution
-    size = budget.bytes_of(baseline_of(graph).peak_bytes)
+    size = budget.bytes_of(baseline_of(graph).peak_bytes, graph.fixed_bytes)
     return within_overhead(solve(Problem(graph, Budget(size), bytes_per_time), planner, observe), max_overhead)
 
 

@@ -161,7 +161,8 @@ def sweep(
         KeyboardInterrupt: interrupted before anything was finished.
     """
     plain_peak = baseline_of(graph).peak_bytes
-    given = sorted({budget.bytes_of(plain_peak) for budget in budgets if not budget.smallest}, reverse=True)
+    sizes = {budget.bytes_of(plain_peak, graph.fixed_bytes) for budget in budgets if not budget.smallest}
+    given = sorted(sizes, reverse=True)
     asks: list[int | None] = [*given, *([None] if any(budget.smallest for budget in budgets) else [])]
     progress = _Progress(observe or Observer(), len(planners) * len(asks))
     curves: list[Curve] = []

@@ -88,10 +88,18 @@ def test_a_schedule_that_does_not_replay_leaves_no_page(remat: Remat, schedule: 
     assert not page.exists()
 
 
+def test_graph_and_schedule_come_in_either_order(remat: Remat, schedule: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.html", tmp_path / "other.html"
+    assert remat("report", SKIP_CHAIN, schedule, "-o", one).code == 0
+    assert remat("report", schedule, SKIP_CHAIN, "-o", other).code == 0
+    assert one.read_bytes() == other.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("no.json", SKIP_CHAIN, "-o", "r.html"), 6, "no.json"),
+        ((SKIP_CHAIN, "no.json", "-o", "r.html"), 6, "no.json"),
+        (("no.json", "SCHEDULE", "-o", "r.html"), 6, "no.json"),
         ((SKIP_CHAIN, SKIP_CHAIN, "-o", "r.html"), 6, "unknown format"),
         (("SCHEDULE", GRAPHS / "unet.json", "-o", "r.html"), 6, "another graph"),
         (("SCHEDULE", SKIP_CHAIN, "-o", "no/r.html"), 2, "cannot be written"),

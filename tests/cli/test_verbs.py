@@ -25,6 +25,8 @@ from remat_cli.schedule import plain_run
 from tests.cli.calls import Ended, Remat
 from tests.documents import chain_document, changed
 
+UNET = Path(__file__).parents[2] / "graphs" / "unet.onnx"
+
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
@@ -75,6 +77,46 @@ class TestPlan:
         schedule = json.loads(output.read_text())
         assert schedule["status"] == "infeasible"
         assert "steps" not in schedule
+
+    def test_a_budget_of_activations_leaves_out_what_is_always_there(self, remat: Remat, graph: Path) -> None:
+        graph.write_text(json.dumps(chain_document(12) | {"resident_bytes": 10**6}))
+        summary = remat("plan", graph, "--budget", "70% of activations", "--json").json
+        fixed, plain = summary["fixed_bytes"], summary["baseline"]["peak_bytes"]
+        assert summary["budget_bytes"] == fixed + (plain - fixed) * 7 // 10 < plain
+        shown = remat("plan", graph, "--budget", "70% of activations").out
+        assert f"{100 * summary['budget_bytes'] / plain:.2f} % of the plain peak, 70.00 % of activations" in shown
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (("--budget", "60%", "-o", "s.json"), "checkpoint these ops in the framework that trains the model"),
+            (("--budget", "60%"), "write it: -o schedule.json"),
+            (("--budget", "100%", "--planner", "keep_all"), "The plan runs nothing again"),
+        ],
+    )
+    def test_the_report_says_what_to_do_next(
+        self, remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], says: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        shown = remat("plan", UNET, "--dim", "batch=2", "--planner", "dtr", *options).out
+        assert says in " ".join(shown.partition("\nNext\n")[2].split())
+
+    def test_a_plan_for_inference_is_applied_next(
+        self, remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        model = UNET.with_name("long_skip.onnx")
+        call = ("plan", model, "--mode", "inference", "--input-shape", "image:1,16,64,64", "--budget", "60%")
+        shown = remat(*call, "--planner", "dtr", "-o", "s.json").out
+        assert f"`remat apply {model} s.json -o planned.onnx`" in " ".join(shown.split())
+
+    def test_without_a_plan_there_is_nothing_next(self, remat: Remat) -> None:
+        assert "\nNext\n" not in remat("plan", UNET, "--dim", "batch=2", "--budget", "1MB").out
+
+    def test_a_budget_of_80_may_be_a_percentage(self, remat: Remat) -> None:
+        ended = remat("plan", UNET, "--dim", "batch=2", "--budget", "80")
+        assert ended.code == 3
+        assert "80 bytes: did you mean 80%?" in ended.out
 
     def test_without_a_proof_it_ends_without_a_plan(self, remat: Remat, graph: Path) -> None:
         ended = remat("plan", graph, "--budget", "70%", "-c", "approx_dp", "--option", "candidates=0")
@@ -179,6 +221,13 @@ class TestFalseClaims:
 
 class TestVerify:
     @pytest.fixture
+    def onnx_plan(self, remat: Remat, tmp_path: Path) -> Path:
+        path = tmp_path / "unet-plan.json"
+        options = ("--dim", "batch=2", "--optimizer", "adam", "--device", "a100")
+        remat("plan", UNET, *options, "--budget", "100%", "--planner", "keep_all", "-o", path, "-q")
+        return path
+
+    @pytest.fixture
     def schedule(self, remat: Remat, graph: Path, tmp_path: Path) -> Path:
         path = tmp_path / "s.json"
         remat("plan", graph, "--budget", "70%", "-o", path, "-q")
@@ -200,6 +249,90 @@ class TestVerify:
         path = tmp_path / "inference.json"
         remat("plan", graph, "--mode", "inference", "--planner", "keep_all", "--budget", "100%", "-o", path)
         assert remat("verify", graph, path).code == 0
+
+    def test_takes_what_it_was_planned_with_from_the_schedule_and_says_so(self, remat: Remat, onnx_plan: Path) -> None:
+        ended = remat("verify", UNET, onnx_plan)
+        assert ended.code == 0
+        assert "--mode training --dim batch=2 --optimizer adam --device a100 (from the schedule)" in " ".join(
+            ended.out.split()
+        )
+        taken = remat("verify", UNET, onnx_plan, "--dim", "batch=2", "--json").json["options_from_schedule"]
+        assert taken == {"mode": "training", "optimizer": "adam", "device": "a100"}
+
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            (("--dim", "batch=4"), "planned with --dim batch=2, not --dim batch=4"),
+            (("--optimizer", "sgd"), "planned with --optimizer adam, not --optimizer sgd"),
+            (("--mode", "inference"), "planned with --mode training, not --mode inference"),
+            (("--device", "h100"), "planned with --device a100, not --device h100"),
+            (("--cost-model", "unit"), "planned without --cost-model unit"),
+        ],
+    )
+    def test_names_the_option_that_differs(
+        self, remat: Remat, onnx_plan: Path, given: tuple[str, str], says: str
+    ) -> None:
+        ended = remat("verify", UNET, onnx_plan, *given)
+        assert ended.code == 6
+        assert says in ended.err
+
+    def test_what_convert_wrote_is_not_costed_again(self, remat: Remat, onnx_plan: Path, tmp_path: Path) -> None:
+        path, options = tmp_path / "converted.json", ("--dim", "batch=2", "--optimizer", "adam", "--device", "a100")
+        assert remat("convert", UNET, "--training", *options, "-o", path).code == 0
+        assert remat("verify", path, onnx_plan).code == 0
+        ended = remat("verify", changed(path, lambda graph: graph["ops"][0].update(time=1)), onnx_plan)
+        assert ended.code == 6
+        assert "sha256 differs" in ended.err
+
+    def test_a_device_is_taken_for_a_graph_of_json_that_was_planned_with_it(
+        self, remat: Remat, graph: Path, tmp_path: Path
+    ) -> None:
+        document, path = json.loads(graph.read_text()), tmp_path / "s.json"
+        for op in document["ops"]:
+            op.update(flops=10**6, moved_bytes=10**6)
+        graph.write_text(json.dumps(document | {"time_unit": "ns"}))
+        assert remat("plan", graph, "--device", "a100", "--budget", "70%", "-q", "-o", path).code == 0
+        ended = remat("verify", graph, path)
+        assert (ended.code, ended.err) == (0, "")
+        assert "--device a100 (from the schedule)" in ended.out
+
+    def test_the_link_is_taken_from_a_schedule_that_moves_tensors(
+        self, remat: Remat, graph: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "moves.json"
+        call = ("plan", graph, "--planner", "pofo", "--link-bandwidth", "10", "--budget", "60%", "-q", "-o", path)
+        assert remat(*call).code == 0
+        assert '["offload"' in path.read_text()
+        ended = remat("verify", graph, path)
+        assert (ended.code, ended.err) == (0, "")
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"dims": {"batch": "two"}}, "graph.options: dims: input should be a valid integer"),
+            ({"dimz": {}}, "did you mean 'dims'?"),
+            ({"device": "/etc/hostname"}, "name a file"),
+            ({"measurements": "times.yaml"}, "name a file"),
+            ([], "graph.options: [] is of the wrong type"),
+        ],
+    )
+    def test_options_that_a_schedule_cannot_have_are_refused(
+        self, remat: Remat, onnx_plan: Path, options: object, says: str
+    ) -> None:
+        ended = remat("verify", UNET, changed(onnx_plan, lambda document: document["graph"].update(options=options)))
+        assert ended.code == 6
+        assert says in ended.err
+
+    def test_a_schedule_without_options_needs_them_given(self, remat: Remat, onnx_plan: Path) -> None:
+        old = changed(onnx_plan, lambda document: document["graph"].pop("options"))
+        options = ("--dim", "batch=2", "--optimizer", "adam", "--device")
+        assert remat("verify", UNET, old, *options, "a100").code == 0
+        ended = remat("verify", UNET, old, *options, "h100")
+        assert ended.code == 6
+        assert "give the options that it was planned with" in ended.err
+
+    def test_a_budget_of_80_may_be_a_percentage(self, remat: Remat, onnx_plan: Path) -> None:
+        assert "80 bytes: did you mean 80%?" in remat("verify", UNET, onnx_plan, "--budget", "80").err
 
     def test_names_the_first_broken_step(self, remat: Remat, graph: Path, schedule: Path) -> None:
         ended = remat("verify", graph, changed(schedule, lambda document: document["steps"].pop(0)))

@@ -11,6 +11,7 @@ from remat_cli.units import (
     format_bytes,
     format_share,
     format_time,
+    meant_as_share,
     parse_budget,
     parse_budgets,
     parse_bytes,
@@ -107,13 +108,15 @@ def test_parse_rate_refuses_what_is_no_rate(text: str) -> None:
         (" MIN ", BudgetSpec(smallest=True)),
         ("80%", BudgetSpec(share=Fraction(4, 5))),
         ("8GiB", BudgetSpec(device_bytes=8 * 2**30)),
+        ("60% of activations", BudgetSpec(share=Fraction(3, 5), of_activations=True)),
+        (" 60 %  of Activations ", BudgetSpec(share=Fraction(3, 5), of_activations=True)),
     ],
 )
 def test_parse_budget_takes_a_size_a_share_or_the_smallest(text: str, spec: BudgetSpec) -> None:
     assert parse_budget(text) == spec
 
 
-@pytest.mark.parametrize("text", ["0", "0%", "0GB"])
+@pytest.mark.parametrize("text", ["0", "0%", "0GB", "0% of activations"])
 def test_parse_budget_refuses_a_budget_of_nothing(text: str) -> None:
     with pytest.raises(UsageError, match="must be above 0"):
         parse_budget(text)
@@ -126,19 +129,32 @@ def test_parse_budget_speaks_of_a_budget_and_hints_at_every_form() -> None:
 
 
 def test_a_share_of_the_plain_peak_is_rounded_down() -> None:
-    assert BudgetSpec(share=Fraction(1, 3)).bytes_of(100) == 33
+    assert BudgetSpec(share=Fraction(1, 3)).bytes_of(100, 40) == 33
+
+
+def test_a_share_of_activations_comes_on_top_of_what_is_always_there() -> None:
+    assert parse_budget("50% of activations").bytes_of(101, 40) == 70
+    assert parse_budget("100% of activations").bytes_of(101, 40) == 101
 
 
 def test_a_size_does_not_depend_on_the_plain_peak() -> None:
-    assert BudgetSpec(device_bytes=5).bytes_of(100) == 5
+    assert BudgetSpec(device_bytes=5).bytes_of(100, 40) == 5
 
 
 def test_the_smallest_budget_has_no_size_yet() -> None:
     with pytest.raises(ValueError, match="min"):
-        BudgetSpec(smallest=True).bytes_of(100)
+        BudgetSpec(smallest=True).bytes_of(100, 40)
 
 
-@pytest.mark.parametrize("text", ["min", "80%", "2.5%"])
+@pytest.mark.parametrize(
+    ("budget", "peak", "says"),
+    [(80, 10**6, "80 bytes: did you mean 80%?"), (101, 10**6, ""), (80, 100, ""), (6, 10_000, "")],
+)
+def test_a_budget_of_hardly_any_bytes_may_be_a_percentage(budget: int, peak: int, says: str) -> None:
+    assert meant_as_share(budget, peak) == says
+
+
+@pytest.mark.parametrize("text", ["min", "80%", "2.5%", "60% of activations"])
 def test_a_budget_reads_back_as_it_is_shown(text: str) -> None:
     assert str(parse_budget(text)) == text
 
@@ -210,6 +226,7 @@ def test_format_share_shows_the_digits_that_matter(share: float | Fraction, text
         (" 2GB , 512MiB,min, 60% ", "2.000 GB 536.9 MB min 60%"),
         ("60%,50%..70%:3,60%", "60% 50% 70%"),
         ("0.5GB..1.5GB:2", "500.0 MB 1.500 GB"),
+        ("20% of activations..40% of activations:2", "20% of activations 40% of activations"),
     ],
 )
 def test_parse_budgets_takes_lists_and_ranges(text: str, shown: str) -> None:
@@ -235,6 +252,7 @@ def test_the_budgets_of_a_range_are_exact() -> None:
         ("30%..60%:9999999", "not understood"),
         ("min..60%", "cannot begin or end at min"),
         ("30%..2GB", "one end is a share and the other a size"),
+        ("30% of activations..60%", "only one end is a share of activations"),
         ("2..8GB:3", "only one end has a unit"),
         ("0%..60%", "above 0 %"),
         ("30%..60 percent", "unknown unit"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remat_cli.errors import GraphError, UsageError
+from remat_cli.errors import GraphError, RematError, UsageError
 from remat_cli.formats.onnx.attributes import integer_attribute
 from remat_cli.formats.onnx.contrib import SUMS, full_type, result_type, standard_form
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
@@ -57,7 +57,11 @@ if TYPE_CHECKING:
 
     from remat_cli.formats.onnx.values import Array
 
-_SHOWN = 8
+_SHOWN = 40
+# How often it is tried what else would not be known if what is asked for were given.
+_TRIALS = 20
+# Stands for a size that is not known.
+_EXAMPLE_SIZE = 8
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class ShapeInference:
     is_sorted: bool = True
     names: Names = field(default_factory=Names)
     _unsized: dict[str, str] = field(default_factory=dict)
+    _known_dims: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
 
     def size(self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType]) -> SizedGraph:
@@ -117,13 +122,47 @@ class ShapeInference:
                     hint=did_you_mean(name, self._seen),
                 )
         if self._unsized:
-            shown = [f"{name!r} ({where})" for name, where in list(self._unsized.items())[:_SHOWN]]
-            more = f" and {len(self._unsized) - _SHOWN} more" if len(self._unsized) > _SHOWN else ""
-            raise GraphError(
-                f"the shapes of these values depend on data and are not known: {', '.join(shown)}{more}",
-                hint=("give them, such as ", Setting("value_shapes", {next(iter(self._unsized)): (2, 3, 4)})),
-            )
+            raise self._unknown_shapes(graph, inputs)
         return sized
+
+    def _unknown_shapes(self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType]) -> GraphError:
+        """Return the error that asks for every shape at once: also for those that come up once the first are known."""
+        places: dict[str, str] = {}
+        examples: dict[str, tuple[int, ...]] = {}
+        trial = self
+        for _ in range(_TRIALS):
+            new = {name: where for name, where in trial._unsized.items() if name not in places}
+            if not new:
+                break
+            for name, where in new.items():
+                dims = trial._known_dims.get(name)
+                places[name] = where if dims is not None else f"{where}; its rank is not known either"
+                examples[name] = tuple(_EXAMPLE_SIZE if dim is None else dim for dim in dims or (None,))
+            trial = self._given(examples)
+            try:
+                trial.names.take(graph)
+                trial._size(graph, inputs, ChainMap(), path="")
+            except RematError:  # the examples do not fit each other: what is beyond them cannot be told yet
+                break
+        shown = [f"{name!r} ({where})" for name, where in list(places.items())[:_SHOWN]]
+        more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+        given = dict(list(examples.items())[:_SHOWN])
+        return GraphError(
+            f"the shapes of these values depend on data and are not known: {', '.join(shown)}{more}",
+            hint=("give them, such as ", Setting("value_shapes", given), f", where each {_EXAMPLE_SIZE} is an example"),
+        )
+
+    def _given(self, shapes: Mapping[str, tuple[int, ...]]) -> ShapeInference:
+        """Return the same inference before it began, with more shapes given."""
+        return replace(
+            self,
+            value_shapes={**self.value_shapes, **shapes},
+            estimates={},
+            names=Names(),
+            _unsized={},
+            _known_dims={},
+            _seen=set(),
+        )
 
     def _size(
         self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType], outer: ChainMap[str, Value], path: str
@@ -234,6 +273,7 @@ class ShapeInference:
         for name in node.outputs:
             if name in protos and protos[name].WhichOneof("value") is not None:
                 types[name] = value_type(protos[name], {}, f"{name!r}, which op {node.name!r} produces,")
+                self._remember_dims(name, protos[name])
                 if types[name] is None:
                     self.estimates[node.name] = NO_TENSOR
         return types
@@ -247,6 +287,8 @@ class ShapeInference:
             _check_agrees(name, given, inferred)
             return Value(inferred, Origin.PRODUCED, guessed=from_guess)
         declared = value_type(scope.declared[name], self.dims, where) if name in scope.declared else None
+        if name in scope.declared:
+            self._remember_dims(name, scope.declared[name])
         like = largest_read(node, scope.values)
         template = inferred or declared or like or TensorType(ELEMENT_TYPES[1], None)
         shape = given if given is not None or declared is None else declared.shape
@@ -257,6 +299,12 @@ class ShapeInference:
             return Value(unsized(template), Origin.PRODUCED)
         self.estimates.setdefault(node.name, AFTER_ESTIMATE)
         return Value(sized_like(template, like), Origin.PRODUCED, guessed=True)
+
+    def _remember_dims(self, name: str, proto: onnx.TypeProto) -> None:
+        """Remember rank and sizes as far as they are known; what was inferred comes before what the file says."""
+        if proto.tensor_type.HasField("shape"):
+            dims = (dim.dim_value if dim.HasField("dim_value") else None for dim in proto.tensor_type.shape.dim)
+            self._known_dims.setdefault(name, tuple(dims))
 
     def _computed(
         self, node: Node, schema: OpSchema | None, results: Mapping[str, Value], values: Values

@@ -101,8 +101,9 @@ def _if(node: Node, values: Values, size_body: SizeBody) -> ControlFlow:
 
 def _larger(types: Sequence[ValueType]) -> ValueType | None:
     """Return the type that takes most memory: which branch runs is not known."""
-    if not all(one.is_sized for one in types):
-        return None
+    open_type = next((one for one in types if not one.is_sized), None)
+    if open_type is not None:
+        return open_type
     return max(types, key=lambda one: one.bytes)
 
 
@@ -122,7 +123,7 @@ def _state_after(before: ValueType, after: ValueType, trips: int | None) -> Valu
     """Return a state's type after the loop, given its types before and after the first iteration."""
     if isinstance(before, SequenceType) and isinstance(after, SequenceType):
         return _sequence_after(before, after, trips)
-    return before if before.shape == after.shape else None
+    return before if before.shape == after.shape else TensorType(after.element, None)
 
 
 def _sequence_after(before: SequenceType, after: SequenceType, trips: int | None) -> SequenceType:

@@ -21,6 +21,7 @@ STARTS = (
     *(Prices(tilt=0.5, noise=0.3, seed=1, margin=margin) for margin in (0.05, 0.1, 0.2)),
     *(Prices(tilt=0.5, noise=0.02, margin=margin) for margin in (0.1, 0.3)),
 )
+# What a move draws its prices from: those of the first plans, and larger ones, so that two moves seldom cut alike.
 _TILTS = (0.0, 0.1, 0.5)
 _NOISES = (0.0, 0.1, 0.3, 1.0)
 _MARGINS = (0.0, 0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4)

@@ -127,8 +127,8 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
     if file.planner is not None:
         facts.append(("planner", f"{shorten(file.planner, _LONGEST_NAME)}, as the file says"))
     if budget_bytes is not None:
-        share = format_share(budget_bytes / max(1, plain.trace.peak_bytes))
-        facts.append(("budget", f"{format_bytes(budget_bytes)} · {share} of the plain peak"))
+        share = phrasing.share_of_plain_peak(budget_bytes, plain.trace.peak_bytes, plain.graph.fixed_bytes)
+        facts.append(("budget", f"{format_bytes(budget_bytes)} · {share}"))
     return html_bytes(
         Page(
             title=graph.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ from remat_cli.formats.native import graph_sha256
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean, shorten
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
+from remat_cli.reports.terminal.plan import taken_facts
 from remat_cli.reports.terminal.step_execution import executed_step_report, step_execution_summary
+from remat_cli.settings import Setting
 from remat_cli.simulate import Trace
 from remat_cli.solve import baseline_of
 from remat_cli.units import format_bytes
@@ -30,12 +33,16 @@ from remat_cli import session_options
 session = InferenceSession({path!r}, session_options())"""
 _WARNINGS = (
     "With other options onnxruntime merges the repeats again, or runs in another order.",
+    "session_options() also makes glibc give freed memory back, in the whole process; with another allocator the "
+    "process may hold more.",
     "Do not optimise this file: onnxslim, onnxsim and the like merge the repeats, too.",
     "It holds for the sizes that were planned, which are fixed in it.",
 )
 
 
-def apply_report(prepared: Prepared, trace: Trace, rewritten: Rewritten, output: Path) -> Report:
+def apply_report(
+    prepared: Prepared, trace: Trace, rewritten: Rewritten, output: Path, *, taken: Sequence[Setting] = ()
+) -> Report:
     """Return the report of `remat apply`.
 
     Args:
@@ -43,6 +50,7 @@ def apply_report(prepared: Prepared, trace: Trace, rewritten: Rewritten, output:
         trace: of the schedule as the model runs it.
         rewritten: the model.
         output: where it was written.
+        taken: options that the schedule gave.
     """
     graph, plain = prepared.graph, baseline_of(prepared.graph)
     nodes = len(rewritten.proto.graph.node)
@@ -57,6 +65,7 @@ def apply_report(prepared: Prepared, trace: Trace, rewritten: Rewritten, output:
         facts(
             [
                 ("graph", shorten(graph.name, _LONGEST_NAME)),
+                *taken_facts(taken),
                 ("written", clean(str(output))),
                 ("nodes", f"{nodes:,}, {', '.join(added)}"),
             ]
@@ -68,11 +77,14 @@ def apply_report(prepared: Prepared, trace: Trace, rewritten: Rewritten, output:
     )
 
 
-def apply_summary(prepared: Prepared, trace: Trace, rewritten: Rewritten, output: Path) -> dict[str, Any]:
+def apply_summary(
+    prepared: Prepared, trace: Trace, rewritten: Rewritten, output: Path, *, taken: Sequence[Setting] = ()
+) -> dict[str, Any]:
     """Return the summary of `remat apply`; arguments as for `apply_report`."""
     plain = baseline_of(prepared.graph)
     return {
         "graph": {"name": prepared.graph.name, "sha256": graph_sha256(prepared.graph)},
+        "options_from_schedule": {setting.name: setting.value for setting in taken},
         "output": str(output),
         "nodes": len(rewritten.proto.graph.node),
         "recomputations": trace.recomputations,

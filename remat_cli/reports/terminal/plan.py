@@ -22,6 +22,7 @@ from remat_cli.reports.terminal.peak_table import PeakTable
 from remat_cli.reports.terminal.planner_cards import PlannerCard, planner_cards
 from remat_cli.reports.timeline import Run
 from remat_cli.schedule import Schedule
+from remat_cli.settings import Setting, on_command_line
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import SmallestBudget
@@ -48,6 +49,7 @@ def plan_report(
     planner: str,
     options: Mapping[str, object],
     shown: ReportOptions | None = None,
+    next_steps: Sequence[str] = (),
 ) -> Report:
     """Return the report of `remat plan`.
 
@@ -57,12 +59,14 @@ def plan_report(
         planner: name of the planner.
         options: its options, as the user would write them.
         shown: what to show; by default everything.
+        next_steps: what to do with the plan.
     """
     title = facts(plan_facts(solution, prepared, planner, options))
     verdict = Text(phrasing.verdict(solution), f"bold {STATUS_STYLES[solution.status]}")
     why = why_there_is_no_plan(solution, prepared.optimizer)
     findings = _findings(solution, shown or ReportOptions())
-    return Report(title, verdict, *why, *findings, *notes_section(prepared))
+    steps = [section("Next", bullets(next_steps))] if next_steps else []
+    return Report(title, verdict, *why, *findings, *notes_section(prepared), *steps)
 
 
 def plan_facts(
@@ -70,7 +74,7 @@ def plan_facts(
 ) -> list[tuple[str, Cell]]:
     """Return what was planned, by which planner, and under which budget: labels and values."""
     budget = solution.problem.budget.device_bytes
-    share = f"{format_share(budget / max(1, solution.baseline.peak_bytes))} of the plain peak"
+    share = phrasing.share_of_plain_peak(budget, solution.baseline.peak_bytes, solution.problem.graph.fixed_bytes)
     return [*_subject(prepared, planner, options), ("budget", _titled(format_bytes(budget), share))]
 
 
@@ -329,7 +333,14 @@ def budget_report(search: SmallestBudget, prepared: Prepared, *, planner: str, o
     return Report(facts(_subject(prepared, planner, options)), verdict, *why, indented(table), *notes_section(prepared))
 
 
-def verify_report(prepared: Prepared, schedule: Schedule, trace: Trace, *, budget_bytes: int | None = None) -> Report:
+def verify_report(
+    prepared: Prepared,
+    schedule: Schedule,
+    trace: Trace,
+    *,
+    budget_bytes: int | None = None,
+    taken: Sequence[Setting] = (),
+) -> Report:
     """Return the report of `remat verify` on a schedule that replays; it may still exceed the budget.
 
     Args:
@@ -337,16 +348,30 @@ def verify_report(prepared: Prepared, schedule: Schedule, trace: Trace, *, budge
         schedule: what was replayed.
         trace: what the simulator measured.
         budget_bytes: what the schedule should keep to; None where that is not known.
+        taken: options that the schedule gave.
     """
     plain, run = Run.plain(prepared.graph), Run(prepared.graph, schedule, trace)
     style = "red" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "green"
     return Report(
-        facts([("graph", graph_title(prepared.graph)), ("schedule", f"{len(schedule.steps):,} steps")]),
+        facts(
+            [
+                ("graph", graph_title(prepared.graph)),
+                ("schedule", f"{len(schedule.steps):,} steps"),
+                *taken_facts(taken),
+            ]
+        ),
         Text(phrasing.verdict_on_schedule(trace.peak_bytes, budget_bytes), f"bold {style}"),
         _comparison("schedule", comparison_rows(plain, run, budget_bytes)),
         _chart(MemoryTimeline(run, behind=plain, budget_bytes=budget_bytes), "schedule", "plain run"),
         *notes_section(prepared),
     )
+
+
+def taken_facts(taken: Sequence[Setting]) -> list[tuple[str, Cell]]:
+    """Return a row of the options that a schedule gave; none where there are none."""
+    if not taken:
+        return []
+    return [("options", f"{clean(' '.join(map(on_command_line, taken)))} (from the schedule)")]
 
 
 def planners_report() -> Report:

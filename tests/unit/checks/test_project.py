@@ -192,7 +192,7 @@ FAULTS = {
     "an unknown mode": (f"{ONE}    mode: trainin\n", "remat.yaml:3: mode: there is no 'trainin'", "did you mean"),
     "an unknown config": (f"{ONE}    config: aprox_dp\n", "aprox_dp: no such file", "did you mean 'approx_dp'?"),
     "a bad budget": (f"{ONE}    budget: lots\n", "remat.yaml:3: budget: budget 'lots' is not understood", "8GB"),
-    "the smallest budget": (f"{ONE}    budget: min\n", "remat.yaml:3: budget: a check needs", "8GB or 80%"),
+    "the smallest budget": (f"{ONE}    budget: min\n", "remat.yaml:3: budget: a check needs", "8GB, 80% or"),
     "a share as the largest peak": (f"{ONE}    max_peak: 80%\n", "remat.yaml:3: max_peak: size '80%'", "use B, KB"),
     "a bad regression": (f"{ONE}    max_regression: some\n", "remat.yaml:3: max_regression: share 'some'", "10%"),
     "an overhead of nothing": (

@@ -49,6 +49,7 @@ def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
         "interrupted": False,
         "reason": "",
         "budget_bytes": 6,
+        "fixed_bytes": 0,
         "baseline": {"peak_bytes": 7, "time": 19},
         "peak_bytes": 5,
         "time": 21,

@@ -120,3 +120,27 @@ def test_what_a_body_reads_is_produced_before_it(tmp_path: Path) -> None:
     reading = model.read(tmp_path)
     assert op_types(reading) == ["Relu", "If"]
     assert op(reading, "If").inputs == ("c", "h")
+
+
+@pytest.mark.parametrize(
+    ("note", "name"),
+    [
+        ("['', 'layer1', 'layer1.0', 'layer1.0.act', 'relu_3']", "layer1.0.act/Relu"),
+        ("['', 'relu']", "node_Relu_887"),
+        ("['layer1', 3]", "node_Relu_887"),
+        ("layer1.0", "node_Relu_887"),
+        ("[" * 5000, "node_Relu_887"),
+        ("'" + "x" * 20_000 + "'", "node_Relu_887"),
+    ],
+)
+def test_a_node_is_named_after_the_module_that_the_exporter_noted(tmp_path: Path, note: str, name: str) -> None:
+    relu = node("Relu", ["x"], ["y"], "node_Relu_887")
+    relu.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=note)
+    assert [op.name for op in Model([relu]).read(tmp_path).graph.ops] == [name]
+
+
+def test_nodes_of_one_module_are_numbered(tmp_path: Path) -> None:
+    nodes = [node("Relu", ["x"], ["a"]), node("Exp", ["a"], ["b"]), node("Relu", ["b"], ["y"])]
+    for one in nodes:
+        one.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'mlp', 'f']")
+    assert [op.name for op in Model(nodes).read(tmp_path).graph.ops] == ["mlp/Relu", "mlp/Exp", "mlp/Relu_2"]

@@ -254,3 +254,39 @@ def test_trip_count_may_be_a_vector_of_one(tmp_path: Path) -> None:
     model = loop(None, STEP, "last", "all")
     trips = numpy_helper.from_array(np.array([3], dtype=np.int64), "trips")
     assert tensor(Model(model.nodes, [X], model.outputs, [trips]).read(tmp_path), "all").shape == (3, 250)
+
+
+def detection() -> Model:
+    """Return a model whose sizes depend on data: of its own ops, within an If, and of what comes after both."""
+    return Model(
+        [
+            node("NonZero", ["x"], ["a"]),
+            node("Transpose", ["a"], ["t"]),
+            node(
+                "If",
+                ["c"],
+                ["i"],
+                "choice",
+                then_branch=body([node("NonZero", ["x"], ["inner"], "within")], outputs=["inner"]),
+                else_branch=body([node("Identity", ["t"], ["other"])], outputs=["other"]),
+            ),
+            # Gather takes whole numbers alone: what the If gives must not be taken for floats.
+            node("Gather", ["t", "i"], ["g"]),
+            node("Cast", ["g"], ["f"], to=TensorProto.FLOAT),
+            node("Unique", ["f"], ["u"]),
+            node("Relu", ["u"], ["y"]),
+        ],
+        inputs=[float_input("x", 2, 3), value("c", (), TensorProto.BOOL)],
+    )
+
+
+def test_all_unknown_sizes_are_asked_for_at_once_with_their_ranks(tmp_path: Path) -> None:
+    with pytest.raises(GraphError) as caught:
+        detection().read(tmp_path)
+    assert "'a' (op 'NonZero_0', NonZero), 'inner' (op 'choice/within', NonZero), 'u' (" in caught.value.message
+    assert "--value-shape a:2,8 --value-shape inner:2,8 --value-shape u:8," in caught.value.hint
+
+
+def test_what_the_hint_says_is_enough(tmp_path: Path) -> None:
+    reading = detection().read(tmp_path, value_shapes={"a": (2, 8), "inner": (2, 8), "u": (8,)})
+    assert tensor(reading, "y").shape == (8,)

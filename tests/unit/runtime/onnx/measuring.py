@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from remat_cli.runtime.onnx import measured_process
-from remat_cli.runtime.onnx.execution import MALLOC
 from tests.places import ROOT
 
 
@@ -26,7 +24,6 @@ def measured(requests: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[s
     subprocess.run(
         [sys.executable, "-m", "tests.unit.runtime.onnx.measuring", str(asked), str(results)],
         cwd=ROOT,
-        env={**os.environ, **MALLOC},
         check=True,
     )
     answers: list[dict[str, Any]] = json.loads(results.read_text())

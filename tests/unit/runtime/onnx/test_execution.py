@@ -19,7 +19,7 @@ from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.graph import Graph
 from remat_cli.runtime.onnx.apply import apply_schedule, read_for
-from remat_cli.runtime.onnx.execution import Execution, Peak, execute
+from remat_cli.runtime.onnx.execution import NOISE_BYTES, Execution, Peak, execute
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.schedule import input_order, with_frees
 from tests.places import GRAPHS
@@ -97,6 +97,15 @@ def test_the_op_by_which_memory_departs_is_named() -> None:
     assert not found.plan.agrees
     assert found.parted_at == "up5.conv"
     assert (found.changed, found.out_of_order) == ((), None)
+
+
+def test_a_plan_that_takes_more_than_the_model_as_it_is_does_not_hold() -> None:
+    found = run(LONG_SKIP, few_kept(), dims=DIMS)
+    as_much = replace(found, plain=replace(found.plain, measured=found.plan.measured - NOISE_BYTES))
+    assert as_much.holds
+    more = replace(found, plain=replace(found.plain, measured=found.plan.measured - NOISE_BYTES - 1))
+    assert more.plan.agrees
+    assert not more.holds
 
 
 def test_other_bits_are_found() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +15,29 @@ import pytest
 
 import remat_cli
 from remat_cli import session_options
-from tests.unit.formats.onnx.models import Model, float_input, node
+from tests.unit.formats.onnx.models import Model, float_input, node, weight
 from tests.unit.runtime.onnx.rewriting import KERNEL_TIME, rewritten_model
+
+# Free a large block, after which glibc by itself would keep blocks below that size; then tell whether it does.
+KEEPS_FREED_MEMORY = """
+import ctypes
+{call}
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+libc.free(libc.malloc(16 * 2**20))
+blocks = [libc.malloc(2**20) for _ in range(64)]
+last = libc.malloc(2**19)
+for block in blocks:
+    ctypes.memset(block, 1, 2**20)
+before = resident()
+for block in blocks:
+    libc.free(block)
+print(before - resident() < 32 * 2**10)
+"""
 
 MODEL = Model(
     [
@@ -26,11 +51,13 @@ MODEL = Model(
 COMPUTES = ["first", "second", "third", "first", "last"]
 
 
-def runs(folder: Path, options: onnxruntime.SessionOptions) -> list[str]:
+def runs(
+    folder: Path, options: onnxruntime.SessionOptions, model: Model = MODEL, computes: Sequence[str] = COMPUTES
+) -> list[str]:
     """The types of the nodes that onnxruntime runs of the rewritten model."""
-    model = rewritten_model(folder, MODEL, COMPUTES).proto.SerializeToString()
+    content = rewritten_model(folder, model, computes).proto.SerializeToString()
     options.enable_profiling, options.profile_file_prefix = True, str(folder / "profile")
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     session.run(None, {"x": np.ones((4, 4), np.float32)})
     events = json.loads(Path(session.end_profiling()).read_text())
     return [one["args"]["op_name"] for one in events if one.get("cat") == "Node" and one["name"].endswith(KERNEL_TIME)]
@@ -42,6 +69,38 @@ def test_every_repeat_runs_with_them(tmp_path: Path) -> None:
 
 def test_repeats_are_merged_without_them(tmp_path: Path) -> None:
     assert runs(tmp_path, onnxruntime.SessionOptions()).count("MatMul") < 3
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+@pytest.mark.parametrize(
+    ("call", "keeps"), [("", "True"), ("from remat_cli import session_options; session_options()", "False")]
+)
+def test_freed_memory_goes_back_with_them(call: str, keeps: str) -> None:
+    code = KEEPS_FREED_MEMORY.format(call=call)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == keeps
+
+
+def test_a_dequantized_tensor_is_made_once(tmp_path: Path) -> None:
+    model = Model(
+        [
+            node("QuantizeLinear", ["x", "scale"], ["q"]),
+            node("DequantizeLinear", ["q", "scale"], ["d"]),
+            node("Sin", ["d"], ["a"]),
+            node("Cos", ["d"], ["b"]),
+            node("Add", ["a", "b"], ["y"]),
+        ],
+        inputs=[float_input("x", 4, 4)],
+        stored=[weight("scale")],
+    )
+    computes = [one.name for one in model.read(tmp_path).graph.ops]
+    made = {}
+    for said in ("0", "1"):
+        options = session_options()
+        if said == "0":
+            options.add_session_config_entry("session.disable_quant_qdq", said)
+        made[said] = runs(tmp_path, options, model, computes).count("DequantizeLinear")
+    assert made == {"0": 2, "1": 1}
 
 
 def test_the_package_exports_nothing_else() -> None:
