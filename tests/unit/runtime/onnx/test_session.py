@@ -30,7 +30,7 @@ def resident():
 
 libc.free(libc.malloc(16 * 2**20))
 blocks = [libc.malloc(2**20) for _ in range(64)]
-last = libc.malloc(2**19)
+last = [libc.malloc(2**16) for _ in range(256)]  # one lies behind all others, so that the heap cannot shrink
 for block in blocks:
     ctypes.memset(block, 1, 2**20)
 before = resident()
