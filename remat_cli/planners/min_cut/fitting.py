@@ -78,7 +78,8 @@ def fit(sequence: RematSequence, budget_bytes: int, prices: Prices, limits: Limi
         again = _choice(cut_point, room - free, weights, prices if number == 0 else None, limits)
         if again is None and free:
             again = _choice(cut_point, room, weights, None, limits)
-        if again is None:
+        # To lay out what comes of it takes seconds, in graphs of 100,000 ops.
+        if again is None or limits.is_over:
             break
         before, sequence = sequence, sequence.with_reruns(cut_point.at, again).without_useless_reruns()
         count_layout(sequence, limits)
