@@ -79,7 +79,7 @@ def read_planners(given: Mapping[str, Any], config: RunConfig) -> dict[str, Plan
     """
     listed = _listed(given)
     choices: dict[str, PlannerChoice] = {}
-    for label, choice in _choices(listed, config) if listed else _default_choice(config):
+    for label, choice in _choices(listed or [(config.planner or PlannerChoice()).name], config):
         if label in choices:
             raise UsageError(f"--planner {label!r} is given twice", hint="name each once")
         choices[label] = choice
@@ -134,11 +134,6 @@ def refused_by_all(curves: Sequence[Curve]) -> RematError:
     return UsageError(f"none of these planners can take it: {reasons}", hint=refusals[0].remedy)
 
 
-def _default_choice(config: RunConfig) -> Iterator[tuple[str, PlannerChoice]]:
-    choice = config.planner or PlannerChoice()
-    yield choice.name, choice
-
-
 def _choices(listed: list[str], config: RunConfig) -> Iterator[tuple[str, PlannerChoice]]:
     """Yield the planners that are listed, with the names under which they are shown."""
     for entry in listed:
@@ -146,8 +141,8 @@ def _choices(listed: list[str], config: RunConfig) -> Iterator[tuple[str, Planne
         if entry == ALL:
             yield from ((name, PlannerChoice(name)) for name in PLANNERS)
         elif name in PLANNERS:
-            is_of_config = config.planner is not None and config.planner.name == name
-            yield entry, config.planner if is_of_config and config.planner is not None else PlannerChoice(name)
+            of_config = config.planner
+            yield entry, of_config if of_config is not None and of_config.name == name else PlannerChoice(name)
         elif Path(entry).suffix in (".yaml", ".yml") or entry in shipped_names("configs"):
             file = load_config(Path(entry))
             if file.planner is None:

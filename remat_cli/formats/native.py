@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from typing import Any, TypeVar
@@ -232,6 +233,7 @@ def graph_bytes(graph: Graph) -> bytes:
     return canonical_json(to_document(graph))
 
 
+@lru_cache(maxsize=4)  # whoever verifies, plans and reports asks for it again: seconds, for 100,000 ops
 def graph_sha256(graph: Graph) -> str:
     """Return the hash that ties a schedule to its graph: of what `remat convert` writes, but `module` and `source`."""
     document = to_document(graph)
