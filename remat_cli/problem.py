@@ -234,8 +234,6 @@ class Planner(Protocol):
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
-    # Options that leave no room to work; a planner so starved must say "unknown". Empty where nothing limits it.
-    starved: ClassVar[Mapping[str, object]]
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Return a claim for `problem`.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from remat_cli.problem import Observer, PlanResult, Problem, Scope
 from remat_cli.schedule import plain_run
@@ -20,8 +18,6 @@ class KeepAll:
     Proves: whether that one fits, and then that no plan is faster.
     Complexity: linear.
     """
-
-    starved: ClassVar[Mapping[str, object]] = {}
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Return the plain run if it fits; else that this one schedule does not."""

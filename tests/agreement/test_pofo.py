@@ -38,10 +38,11 @@ from remat_cli.planners.pofo.structure import (
 )
 from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
-from remat_cli.planners.shared.chain.model import Chain, ChainStep, Operation
+from remat_cli.planners.shared.chain.model import ChainStep, Operation
 from remat_cli.problem import Budget, Problem
 from remat_cli.solve import baseline_of
 from tests.graphs import graph_of, op, problems, training_graphs
+from tests.paper_chains import Chain, fluid_needs
 
 RATES = [Fraction(1), Fraction(2), Fraction(3, 7), Fraction(1, 6)]
 Data = tuple[str, int]
@@ -255,7 +256,7 @@ def test_recurrences_along_each_structure_are_its_simulated_time(seed: int) -> N
     layers = rng.randint(3, 4)
     chain, rate = random_chain(rng, layers), rng.choice(RATES)
     for memory in rng.sample(range(5, 30), 4):
-        model = FluidModel(FluidNeeds.of_chain(chain), memory, rate)
+        model = FluidModel(fluid_needs(chain), memory, rate)
         for structure in all_structures(layers):
             assert fluid_time(model, structure) == simulated(chain, memory, rate, structure)
 
@@ -267,7 +268,7 @@ def test_recompute_costs_of_each_tree_are_its_simulated_time(seed: int) -> None:
     chain, rate = random_chain(rng, last + 1), rng.choice(RATES)
     pending = rng.randint(0, 25)
     for memory in rng.sample(range(5, 30), 4):
-        model = FluidModel(FluidNeeds.of_chain(chain), memory, rate)
+        model = FluidModel(fluid_needs(chain), memory, rate)
         for first in range(1, last + 1):
             kept = int(chain.activation[first - 1])
             for part in recomputations(first, last):
@@ -295,12 +296,12 @@ def test_dynamic_program_finds_the_best_structure(seed: int) -> None:
     layers = rng.choice([2, 3, 4, 4, 5])
     chain, rate = random_chain(rng, layers), rng.choice([1, 2, 3])
     for memory in rng.sample(range(5, 30), 3):
-        table = PofoTable(FluidNeeds.of_chain(chain), memory, rate, slots=memory)
+        table = PofoTable(fluid_needs(chain), memory, rate, slots=memory)
         for reserved in (0, 3):
             times = [simulated(chain, memory - reserved, Fraction(rate), each) for each in all_structures(layers)]
             assert table.time(reserved) == pytest.approx(float(min(times)))
             if min(times) < inf:
-                model = FluidModel(FluidNeeds.of_chain(chain), memory - reserved, Fraction(rate))
+                model = FluidModel(fluid_needs(chain), memory - reserved, Fraction(rate))
                 assert fluid_time(model, table.structure(reserved)) == min(times)
 
 
@@ -310,11 +311,11 @@ def test_structure_has_the_time_that_the_table_says(seed: int) -> None:
     chain, rate, memory = random_chain(rng, rng.randint(5, 10)), rng.choice([1, 2, 3]), 50
     # A large loss leaves room for little, so that most is recomputed after it.
     chain.backward_overhead[-1] = rng.choice([0, 12, 24])
-    table = PofoTable(FluidNeeds.of_chain(chain), memory, rate, slots=memory)
+    table = PofoTable(fluid_needs(chain), memory, rate, slots=memory)
     fitting = [reserved for reserved in range(memory) if table.time(reserved) < inf]
     assert fitting
     for reserved in fitting:
-        model = FluidModel(FluidNeeds.of_chain(chain), memory - reserved, Fraction(rate))
+        model = FluidModel(fluid_needs(chain), memory - reserved, Fraction(rate))
         assert float(fluid_time(model, table.structure(reserved))) == pytest.approx(table.time(reserved))
 
 
@@ -323,11 +324,11 @@ def test_on_a_coarse_grid_a_structure_is_no_slower_than_the_table_says(seed: int
     rng = random.Random(seed)
     chain, rate = random_chain(rng, rng.randint(3, 6)), rng.choice(RATES)
     memory, slots = rng.randint(10, 30), rng.choice([8, 15, 30])
-    table = PofoTable(FluidNeeds.of_chain(chain), memory, float(rate), slots)
+    table = PofoTable(fluid_needs(chain), memory, float(rate), slots)
     if table.time() < inf:
         time = simulated(chain, memory, rate, table.structure())
         assert float(time) <= table.time() + 1e-6
-        assert time == fluid_time(FluidModel(FluidNeeds.of_chain(chain), memory, rate), table.structure())
+        assert time == fluid_time(FluidModel(fluid_needs(chain), memory, rate), table.structure())
 
 
 def deep_graph(rng: random.Random, length: int) -> Graph:

@@ -25,7 +25,7 @@ from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.chain.linearisation import linearise
-from remat_cli.planners.shared.chain.model import Chain, ChainStep, Operation
+from remat_cli.planners.shared.chain.model import ChainStep, Operation
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
 from remat_cli.schedule import with_frees
@@ -33,6 +33,7 @@ from remat_cli.simulate import Trace, simulate
 from remat_cli.solve import baseline_of, solve
 from remat_cli.training import training_graph
 from tests.graphs import graph_of, op, problems, training_graphs
+from tests.paper_chains import Chain, rotor_needs
 from tests.places import GRAPHS
 
 
@@ -204,7 +205,7 @@ def predicted_time(needs: RotorNeeds, structure: Structure) -> int:
 @pytest.mark.parametrize("seed", range(40))
 def test_recurrence_and_replay_agree_on_every_structure(seed: int) -> None:
     chain = random_chain(seed, layers=3 + seed % 3)
-    needs = RotorNeeds.of_chain(chain)
+    needs = rotor_needs(chain)
     for structure in structures(1, len(chain)):
         cost = replayed(chain, structure.steps())
         assert needed(needs, structure) == max(cost.peak, 0)
@@ -216,7 +217,7 @@ def test_least_time_in_every_amount_of_memory_is_that_of_the_best_structure(seed
     chain = random_chain(1000 + seed, layers=(2, 3, 4, 5, 5, 5)[seed % 6])
     costs = [replayed(chain, structure.steps()) for structure in structures(1, len(chain))]
     most = max(cost.peak for cost in costs)
-    table = RotorTable(RotorNeeds.of_chain(chain), unit=1, slots=max(most, 0))
+    table = RotorTable(rotor_needs(chain), unit=1, slots=max(most, 0))
     for m, time in enumerate(table.times):
         assert time == min((cost.time for cost in costs if cost.peak <= m), default=np.inf)
         if np.isfinite(time):
@@ -229,8 +230,8 @@ def test_least_time_in_every_amount_of_memory_is_that_of_the_best_structure(seed
 @pytest.mark.parametrize("unit", [2, 3])
 def test_sizes_are_rounded_up(seed: int, unit: int) -> None:
     chain = random_chain(2000 + seed, layers=4)
-    exact = RotorTable(RotorNeeds.of_chain(chain), unit=1, slots=60)
-    coarse = RotorTable(RotorNeeds.of_chain(chain), unit=unit, slots=60 // unit)
+    exact = RotorTable(rotor_needs(chain), unit=1, slots=60)
+    coarse = RotorTable(rotor_needs(chain), unit=unit, slots=60 // unit)
     for m, time in enumerate(coarse.times):
         assert time >= exact.times[m * unit]
         if np.isfinite(time):

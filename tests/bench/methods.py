@@ -16,16 +16,14 @@ from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree
 from remat_cli.planners.acg.solver import StoredSets
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.pofo.dp import PofoTable
-from remat_cli.planners.pofo.model import FluidNeeds
 from remat_cli.planners.rotor.dp import RotorTable
-from remat_cli.planners.rotor.needs import RotorNeeds
-from remat_cli.planners.shared.chain.model import Chain
 from remat_cli.problem import Budget, Problem
 from remat_cli.solve import baseline_of, solve
 from remat_cli.synthesis import synthesize
 from remat_cli.units import format_bytes
 from tests.bench.scale import in_own_process, peak_memory
 from tests.feng import PublishedNetwork, published_files, read_published
+from tests.paper_chains import Chain, fluid_needs, rotor_needs
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,14 @@ def _taken(call: Callable[[], object]) -> Taken:
 
 
 def _rotor(layers: int, slots: int) -> Taken:
-    needs = RotorNeeds.of_chain(random_chain(layers))
+    needs = rotor_needs(random_chain(layers))
     return _taken(lambda: RotorTable.of(needs, slots).times)
 
 
 def _pofo(layers: int, slots: int) -> Taken:
     chain = random_chain(layers)
     memory = int(0.3 * chain.saved.sum())
-    return _taken(lambda: PofoTable(FluidNeeds.of_chain(chain), memory, 10.0, slots=slots).structure())
+    return _taken(lambda: PofoTable(fluid_needs(chain), memory, 10.0, slots=slots).structure())
 
 
 def _dtr(ops: int) -> Taken:

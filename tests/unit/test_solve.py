@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
 
 import pytest
 
@@ -25,8 +24,6 @@ RECOMPUTING = with_frees(GRAPH, ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1
 @dataclass(frozen=True)
 class Stub:
     """Does what it is told instead of planning."""
-
-    starved: ClassVar[Mapping[str, object]] = {}
 
     act: Callable[[Problem, Observer], PlanResult]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
@@ -36,8 +34,6 @@ class ACG:
     share_inputs: bool = True
     improve: bool = True
     time_limit: float = 60.0
-
-    starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
 
     def __post_init__(self) -> None:
         check_least(self, candidates=0, time_limit=0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 from remat_cli.errors import UsageError
 from remat_cli.planners.checkmate.mip_options import MipOptions
@@ -50,8 +48,6 @@ class CheckmateLP(MipOptions):
     samples: int = 20
     allowance: float = 0.1
     repairs: int = 200
-
-    starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

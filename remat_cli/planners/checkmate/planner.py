@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from remat_cli.errors import UsageError
 from remat_cli.planners.checkmate.mip_options import MipOptions
@@ -33,8 +31,6 @@ class Checkmate(MipOptions):
         seed: of the solver's random choices.
         force: build the program even if it is estimated to take more than 6 GiB.
     """
-
-    starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
 
     gap: float = 0.0
 

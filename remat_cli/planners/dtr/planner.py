@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
@@ -50,8 +48,6 @@ class DTR:
             up.
         time_limit: seconds; no further run is begun after it, and one that goes on for longer is given up.
     """
-
-    starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
 
     heuristic: Heuristic = Heuristic.ALL
     candidates: int = 4

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from remat_cli.planners.lower_sets.options import DPOptions
 from remat_cli.problem import Observer, PlanResult, Problem
@@ -32,8 +30,6 @@ class ApproxDP(DPOptions):
             times as many as long as none fits; not in the paper, and not in its budget model.
         time_limit: seconds; no further value of B or move is begun after it.
     """
-
-    starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from math import isqrt
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
@@ -41,8 +41,6 @@ class Chen:
         liveness: free each tensor right after its last use; false: only at the end of the segment that it is in.
         candidates: how many plans are tried; of more they are taken evenly.
     """
-
-    starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
 
     budget_rule: BudgetRule = BudgetRule.SWEEP
     liveness: bool = True

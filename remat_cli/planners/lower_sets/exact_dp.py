@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from remat_cli.planners.lower_sets.options import DPOptions
 from remat_cli.planners.shared.option_checks import check_least
@@ -34,8 +32,6 @@ class ExactDP(DPOptions):
         time_limit: seconds; no further value of B or move is begun after it.
         max_lower_sets: a graph that has more is refused.
     """
-
-    starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
 
     max_lower_sets: int = 40_000
 

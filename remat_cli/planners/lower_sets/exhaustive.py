@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.lower_sets.options import BudgetModel, Strategy
@@ -34,8 +34,6 @@ class Exhaustive:
         liveness: free each tensor right after its last use; false: only at the end of the block that it is in.
         max_chains: a graph that has more chains, complete or not, is refused.
     """
-
-    starved: ClassVar[Mapping[str, object]] = {}
 
     strategy: Strategy = Strategy.BOTH
     budget_model: BudgetModel = BudgetModel.SIMULATED

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem, Scope
@@ -40,8 +38,6 @@ class MinCut:
     gap: float = 0.0001
     cores: int = 1
     seed: int = 0
-
-    starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
 
     def __post_init__(self) -> None:
         check_least(self, time_limit=0, work_limit=0, gap=0, cores=0, seed=0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 from remat_cli.errors import UsageError
 from remat_cli.planners.shared.option_checks import check_least
@@ -52,8 +50,6 @@ class Moccasin:
     work_limit: float | None = None
     cores: int = 1
     seed: int = 0
-
-    starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
 
     def __post_init__(self) -> None:
         check_least(self, max_retentions=1, phases=1, time_limit=0, work_limit=0, cores=0, seed=0)

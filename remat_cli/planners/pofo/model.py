@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.shared.chain.measures import Gauge, array_of
-from remat_cli.planners.shared.chain.model import Chain
 
 # Bytes or time: an int or a Fraction, or a float array.
 Amount: TypeAlias = Any
@@ -107,15 +106,6 @@ class FluidNeeds:
     def __len__(self) -> int:
         """Return N, the number of layers."""
         return len(self.layers)
-
-    @classmethod
-    def of_chain(cls, chain: Chain) -> FluidNeeds:
-        """Return the needs of a chain as the paper has it."""
-        layers = RotorNeeds.of_chain(chain)
-        none_need = np.zeros_like(layers.kept)
-        for first in range(1, len(none_need)):
-            none_need[first, first:] = chain.none_need(first)
-        return cls(layers, chain.activation, chain.activation - layers.kept.diagonal(), none_need)
 
     @classmethod
     def measured(cls, gauge: Gauge) -> FluidNeeds:

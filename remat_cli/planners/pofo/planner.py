@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.option_checks import check_least
@@ -61,8 +59,6 @@ class Pofo:
     candidates: int = 16
     improve: bool = True
     time_limit: float = 60.0
-
-    starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
 
     def __post_init__(self) -> None:
         check_least(self, segments=2, memory_slots=1, candidates=0, time_limit=0)

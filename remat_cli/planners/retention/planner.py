@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
@@ -51,8 +49,6 @@ class Retention:
     patience: float = 1.0
     cores: int = 1
     seed: int = 0
-
-    starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
 
     def __post_init__(self) -> None:
         check_least(self, orders=1, depth=1, time_limit=0, work_limit=0, patience=0, cores=0, seed=0)

@@ -1,4 +1,4 @@
-"""What the recurrence of rotor compares and subtracts: of a chain as the paper has it, or of a training graph's layers.
+"""What the recurrence of rotor compares and subtracts: times and bytes of a training graph's layers.
 
 Of a graph more is known than the chain model can say. A part of an activation *passes*: no backward op reads it, so it
 need not be kept where the layer that reads it begins with F_all. The rest is *kept* until its last backward.
@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.planners.shared.chain.measures import Gauge, array_of
-from remat_cli.planners.shared.chain.model import Chain
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,30 +52,6 @@ class RotorNeeds:
     def __len__(self) -> int:
         """Return N, the number of layers."""
         return len(self.saved) - 1
-
-    @classmethod
-    def of_chain(cls, chain: Chain) -> RotorNeeds:
-        """Return the needs of a chain; all of each activation is kept."""
-        count = len(chain) + 1
-        check = np.zeros((count, count), dtype=np.int64)
-        kept = np.zeros((count, count), dtype=np.int64)
-        for first in range(1, count):
-            kept[first, first:] = chain.activation[first:]
-            check[first, first:] = np.maximum.accumulate(chain.none_need(first))
-        return cls(
-            forward_time=chain.forward_time,
-            closing_time=chain.block_end_time,
-            no_grad_time=chain.no_grad_time,
-            backward_time=chain.backward_time,
-            gradient=chain.gradient,
-            all_need=chain.all_need,
-            closing_need=chain.block_end_need,
-            backward_need=chain.backward_need,
-            check_need=check,
-            saved=chain.saved,
-            kept=kept,
-            passing=np.zeros(count, dtype=np.int64),
-        )
 
     @classmethod
     def measured(cls, gauge: Gauge) -> RotorNeeds:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.option_checks import check_least
@@ -39,8 +37,6 @@ class Rotor:
     candidates: int = 100
     improve: bool = True
     time_limit: float = 60.0
-
-    starved: ClassVar[Mapping[str, object]] = {"candidates": 0}
 
     def __post_init__(self) -> None:
         check_least(self, segments=2, slots=1, candidates=0, time_limit=0)

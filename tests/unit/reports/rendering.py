@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console, RenderableType
 
@@ -42,8 +41,6 @@ def prepared(graph: Graph, **fields: Any) -> Prepared:
 @dataclass(frozen=True)
 class Claims:
     """A planner that returns what it is given."""
-
-    starved: ClassVar[Mapping[str, object]] = {}
 
     result: PlanResult
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
 
 import pytest
 
@@ -32,7 +30,6 @@ class Threshold:
     refusal: Status
     scope: Scope = Scope.PLANNER
     asked: list[int] = field(default_factory=list)
-    starved: ClassVar[Mapping[str, object]] = {}
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         self.asked.append(problem.budget.device_bytes)
@@ -89,7 +86,6 @@ class ExactlyTenPercent:
 
     went_on: list[int] = field(default_factory=list)
     bound: int | None = None
-    starved: ClassVar[Mapping[str, object]] = {}
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         if problem.budget.device_bytes < 3:
@@ -126,7 +122,6 @@ class Interrupted:
     """Finds one plan; asked again, the user has had enough."""
 
     asked: list[int] = field(default_factory=list)
-    starved: ClassVar[Mapping[str, object]] = {}
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         if self.asked:
@@ -154,7 +149,6 @@ class Improving:
 
     went_on: list[int] = field(default_factory=list)
     is_interrupted: bool = False
-    starved: ClassVar[Mapping[str, object]] = {}
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         if problem.budget.device_bytes < 4:

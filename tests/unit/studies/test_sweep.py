@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -41,7 +40,6 @@ class Answers:
 
     answers: Mapping[int, PlanResult | BaseException]
     asked: list[int] = field(default_factory=list)
-    starved: ClassVar[Mapping[str, object]] = {}
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         self.asked.append(problem.budget.device_bytes)
@@ -157,8 +155,6 @@ def test_an_interruption_before_anything_was_finished_goes_on() -> None:
 @dataclass(frozen=True)
 class StoppedWithAPlan:
     """Is interrupted after it has told of a plan."""
-
-    starved: ClassVar[Mapping[str, object]] = {}
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         observe.found(told(RECOMPUTING))

@@ -10,16 +10,15 @@ import pytest
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.rotor.dp import RotorTable
-from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.rotor.search import rotor_plans
 from remat_cli.planners.shared.chain.cut_kinds import Cuts
-from remat_cli.planners.shared.chain.model import Chain
 from remat_cli.problem import Budget, Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule
 from remat_cli.simulate import Trace, simulate
 from remat_cli.solve import baseline_of
 from tests.graphs import graph_of, op, training_chain, training_unet
+from tests.paper_chains import Chain, rotor_needs
 from tests.plans import Told
 
 
@@ -70,7 +69,7 @@ def large_chain(layers: int) -> Chain:
 
 def test_a_hundred_layers_and_five_hundred_slots_take_less_than_ten_seconds() -> None:
     start = process_time()
-    table = RotorTable.of(RotorNeeds.of_chain(large_chain(100)), slots=500)
+    table = RotorTable.of(rotor_needs(large_chain(100)), slots=500)
     times = table.times
     steps = table.steps(250)
     assert process_time() - start < 10
@@ -80,7 +79,7 @@ def test_a_hundred_layers_and_five_hundred_slots_take_less_than_ten_seconds() ->
 
 def test_more_memory_never_takes_more_time_and_all_of_it_recomputes_nothing() -> None:
     chain = large_chain(20)
-    times = RotorTable.of(RotorNeeds.of_chain(chain), slots=100).times
+    times = RotorTable.of(rotor_needs(chain), slots=100).times
     finite = times[np.isfinite(times)]
     assert (np.diff(finite) <= 0).all()
     assert finite[-1] == (chain.forward_time + chain.backward_time)[1:].sum()

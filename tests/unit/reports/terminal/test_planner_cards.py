@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 from remat_cli.planners import PLANNERS
 from remat_cli.problem import Observer, PlanResult, Problem
@@ -32,8 +30,6 @@ class Example:
         rounds: how many.
     """
 
-    starved: ClassVar[Mapping[str, object]] = {}
-
     order: Order = Order.LAST
     rounds: int = 1
     limit: float | None = None
@@ -45,8 +41,6 @@ class Example:
 
 @dataclass(frozen=True)
 class Bare:
-    starved: ClassVar[Mapping[str, object]] = {}
-
     rounds: int
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 
@@ -14,7 +13,7 @@ from remat_cli.graph import Graph, Kind, Op, Phase
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
-from remat_cli.planners.shared.chain.model import Chain, ChainStep, Operation
+from remat_cli.planners.shared.chain.model import ChainStep, Operation
 from remat_cli.schedule import with_frees
 from remat_cli.simulate import simulate
 from remat_cli.solve import baseline_of
@@ -308,9 +307,3 @@ def test_every_op_belongs_to_one_layer_and_recomputing_nothing_is_the_plain_run(
 def test_graph_without_a_backward_is_refused() -> None:
     with pytest.raises(PlannerRefuses, match="a test plans training graphs"):
         chain_of(diamond())
-
-
-def test_arrays_of_a_chain_must_have_one_shape() -> None:
-    layers = np.zeros(3, dtype=np.int64)
-    with pytest.raises(ValueError, match="saved has shape"):
-        Chain(layers, layers[1:], layers, layers, layers, layers, layers, layers, layers)
