@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from remat_cli.planners.acg.planner import ACG
 from remat_cli.planners.auto.planner import Auto
-from remat_cli.planners.checkmate.lp_planner import CheckmateLP
-from remat_cli.planners.checkmate.planner import Checkmate
+from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP

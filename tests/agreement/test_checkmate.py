@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from remat_cli.formats import read_graph
 from remat_cli.graph import Graph
-from remat_cli.planners.checkmate.lp_planner import CheckmateLP, Rounding
-from remat_cli.planners.checkmate.mip_options import SolverName
-from remat_cli.planners.checkmate.planner import Checkmate
+from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP, Rounding, SolverName
 from remat_cli.problem import Budget, Problem, Scope, Status
 from remat_cli.solve import baseline_of, solve
 from tests.graphs import problems, scaled, small_graphs, training_graphs

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from remat_cli.graph import Phase
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.planners.shared.sequence import RematSequence
 
@@ -23,26 +22,7 @@ class SegmentRuns:
 
     def __init__(self, forward: ForwardPart) -> None:
         self._forward = forward
-        graph = forward.graph
-        arrays = graph.arrays
-        vertex = {int(op): v for v, op in enumerate(forward.ops)}
-        self._op: list[int] = forward.ops.tolist()
-        self._once = [v for v, op in enumerate(self._op) if not graph.ops[op].recomputable]
-        self._backward = [number for number, op in enumerate(graph.ops) if op.phase is Phase.BACKWARD]
-        self._sources = {
-            number: sorted({int(arrays.producer[tensor]) for tensor in arrays.inputs[number]} - {-1})
-            for number in range(len(graph.ops))
-        }
-        self._reads = {
-            number: [vertex[source] for source in sources if source in vertex]
-            for number, sources in self._sources.items()
-        }
-        self._differentiates = {
-            number: vertex.get(arrays.op_index[name])
-            for number in self._backward
-            if (name := graph.ops[number].grad_of) is not None
-        }
-        self._after: list[list[int]] = [[] for _ in self._op]
+        self._after: list[list[int]] = [[] for _ in range(len(forward))]
         for u, v in forward.edges.tolist():
             self._after[u].append(v)
 
@@ -54,37 +34,30 @@ class SegmentRuns:
         Args:
             stored: vertices; with each component of the others taken as one vertex, there is no cycle.
         """
-        kept = {*stored, *self._once}
-        units = self._units(stored)
+        forward, units = self._forward, self._units(stored)
         by_unit = sorted(range(len(units)), key=lambda v: (units[v], v))
+        place = forward.places_of_backward(units, len(units))
         runs = [
-            self._runs(range(len(units)), self._backward, kept),
-            self._runs(by_unit, self._backward_by(units), kept),
+            self._runs(range(len(units)), forward.backward, stored),
+            self._runs(by_unit, sorted(forward.backward, key=lambda op: -place[op]), stored),
         ]
         return runs[:1] if np.array_equal(runs[0].ops, runs[1].ops) else runs
 
-    def _runs(self, forward: Iterable[int], backward: Sequence[int], kept: Collection[int]) -> RematSequence:
+    def _runs(self, vertices: Iterable[int], backward: Sequence[int], stored: Collection[int]) -> RematSequence:
         """Return the forward ops, then the backward ops, each behind what must be recomputed for it."""
-        available = [v in kept for v in range(len(self._op))]
-        runs = [self._op[v] for v in forward]
+        forward = self._forward
+        is_there = [False] * len(forward)
+        for v in (*stored, *forward.must_stay):
+            is_there[v] = True
+        op_of: list[int] = forward.ops.tolist()
+        runs = [op_of[v] for v in vertices]
         for op in backward:
-            again = self._missing(self._reads[op], available)
+            again = forward.missing(forward.reads[op], is_there)
             for v in again:
-                available[v] = True
-            runs += (self._op[v] for v in again)
+                is_there[v] = True
+                runs.append(op_of[v])
             runs.append(op)
-        return RematSequence.of(self._forward.graph, runs).without_useless_runs()
-
-    def _missing(self, wanted: Iterable[int], available: Sequence[bool]) -> list[int]:
-        """Return the vertices that must be run again so that those wanted are there, in topological order."""
-        missing: set[int] = set()
-        stack = list(wanted)
-        while stack:
-            v = stack.pop()
-            if not available[v] and v not in missing:
-                missing.add(v)
-                stack.extend(self._reads[self._op[v]])
-        return sorted(missing)
+        return RematSequence.of(forward.graph, runs).without_useless_runs()
 
     def _units(self, stored: Collection[int]) -> list[int]:
         """Return the place of each vertex's unit, a stored vertex or a segment, in a depth-first topological order."""
@@ -109,7 +82,7 @@ class SegmentRuns:
 
     def _components(self, stored: Collection[int]) -> list[int]:
         """Return, for each vertex, the smallest vertex of its unit."""
-        unit = list(range(len(self._op)))
+        unit = list(range(len(self._forward)))
 
         def smallest(v: int) -> int:
             while unit[v] != v:
@@ -124,17 +97,3 @@ class SegmentRuns:
                         first, second = sorted((smallest(u), smallest(v)))
                         unit[second] = first
         return [smallest(v) for v in range(len(unit))]
-
-    def _backward_by(self, units: Sequence[int]) -> list[int]:
-        """Return the backward ops, those of the last unit first.
-
-        They belong to the unit of what they differentiate; others, such as sums of gradients, to the unit in which
-        their inputs are there.
-        """
-        place: dict[int, int] = {}
-        for op in self._backward:
-            after = [place[source] for source in self._sources[op] if source in place]
-            vertex = self._differentiates.get(op)
-            own = [] if vertex is None else [units[vertex]]
-            place[op] = min([*after, *own], default=len(self._op))
-        return sorted(self._backward, key=lambda op: -place[op])

@@ -10,29 +10,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from remat_cli.planners.checkmate.lp_planner import CheckmateLP, Rounding
 from remat_cli.planners.checkmate.mip_solvers import Floats
+from remat_cli.planners.checkmate.planner import CheckmateLP, Rounding
 from remat_cli.planners.checkmate.staged_holds import least_runs
 from remat_cli.planners.checkmate.staged_search import StagedSearch
 from remat_cli.planners.shared.stages import Bools
-from remat_cli.problem import Basis, Observer, PlanResult, Problem, Scope, Status
+from remat_cli.problem import Basis, PlanResult, Scope, Status
 
 _SWEEP = tuple(tenths / 10 for tenths in range(1, 10))
 # What a solver means by 0 and 1.
 _TOLERANCE = 1e-6
 
 
-class RoundingSearch:
+class RoundingSearch(StagedSearch[CheckmateLP]):
     """A search for staged plans close to the relaxation."""
-
-    def __init__(self, problem: Problem, options: CheckmateLP, observe: Observer) -> None:
-        """Lay out the problem.
-
-        Raises:
-            UsageError: the solver that the options ask for is not installed.
-        """
-        self._search = StagedSearch(problem, options, observe)
-        self._options = options
 
     def run(self) -> PlanResult:
         """Solve a relaxation for each allowance, and round it, as long as there is time.
@@ -40,40 +31,39 @@ class RoundingSearch:
         Raises:
             PlannerRefuses: the program is too large.
         """
-        search, allowance = self._search, self._options.allowance
-        if search.is_over:
-            return search.result()
-        search.check_size()
+        allowance = self.options.allowance
+        if self.is_over:
+            return self.result()
+        self.check_size()
         # Without an allowance first: that gives the bound.
         for share in dict.fromkeys((0.0, allowance, allowance / 2)):
-            if not search.is_over:
+            if not self.is_over:
                 self._relax_and_round(share)
-        return search.result("no rounding of the relaxation fits, and none could be repaired")
+        return self.result("no rounding of the relaxation fits, and none could be repaired")
 
     def _relax_and_round(self, allowance: float) -> None:
-        search = self._search
-        search.observe.phase(f"rounding the relaxation for {1 - allowance:.0%} of the budget")
-        model = search.build(search.choices(allowance=allowance).connected(), in_any_sequence=True)
-        relaxation = model.relax(search.solver, search.limits)
+        self.observe.phase(f"rounding the relaxation for {1 - allowance:.0%} of the budget")
+        model = self.build(self.choices(allowance=allowance).connected(), in_any_sequence=True)
+        relaxation = model.relax(self.solver, self.limits)
         if not allowance:
             if relaxation.status is Status.INFEASIBLE:
-                search.prove_that_none_fits()
+                self.prove_that_none_fits()
             elif relaxation.bound is not None:
-                search.prove(Scope.FIXED_ORDER, relaxation.bound, Basis.COUNTED)
+                self.prove(Scope.FIXED_ORDER, relaxation.bound, Basis.COUNTED)
         if relaxation.held is not None:
             for holds in self._roundings(relaxation.held):
-                if search.is_over:
+                if self.is_over:
                     return
-                search.stats["roundings"] = search.stats.get("roundings", 0) + 1
-                plan = search.plans.judge(least_runs(search.stages, holds))
-                search.repair.improve(plan, self._options.repairs)
+                self.stats["roundings"] = self.stats.get("roundings", 0) + 1
+                plan = self.plans.judge(least_runs(self.stages, holds))
+                self.repair.improve(plan, self.options.repairs)
 
     def _roundings(self, held: Floats) -> Iterator[Bools]:
         """Yield what is held, [T, N + 1], rounded in one way after the other."""
-        chance = np.random.default_rng(self._options.seed)
+        chance = np.random.default_rng(self.options.seed)
         surely = held >= 1 - _TOLERANCE
-        for _ in range(self._options.samples):
-            match self._options.rounding:
+        for _ in range(self.options.samples):
+            match self.options.rounding:
                 case Rounding.RANDOMISED:
                     yield surely | (chance.random(held.shape) < held)
                 case Rounding.RANDOM_THRESHOLD:

@@ -15,8 +15,8 @@ import numpy as np
 import pulp
 from numpy.typing import NDArray
 
-from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.checkmate.mip_solvers import Floats, SolverRun
+from remat_cli.planners.checkmate.planner import SolverName
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import unit_of
 from remat_cli.planners.shared.stages import Ints

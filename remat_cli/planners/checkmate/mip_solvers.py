@@ -21,7 +21,7 @@ import pulp
 from numpy.typing import NDArray
 
 from remat_cli.errors import UsageError
-from remat_cli.planners.checkmate.mip_options import SolverName
+from remat_cli.planners.checkmate.planner import SolverName
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.solver_thread import SolverThread
 from remat_cli.problem import Status

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from remat_cli.planners.checkmate.mip_options import MipOptions
+from remat_cli.planners.checkmate.mip import Outcome
+from remat_cli.planners.checkmate.planner import Checkmate
 from remat_cli.planners.checkmate.staged_choices import StagedChoices
-from remat_cli.planners.checkmate.staged_model import StagedModel, StagedOutcome, StagedRelaxation
+from remat_cli.planners.checkmate.staged_model import StagedModel, StagedRelaxation
 from remat_cli.planners.checkmate.staged_search import StagedSearch
-from remat_cli.planners.shared.stages import Bools
-from remat_cli.problem import Basis, Observer, PlanResult, Problem, Scope, Status
+from remat_cli.planners.shared.stages import Ints
+from remat_cli.problem import Basis, PlanResult, Scope, Status
 
 # Plans are changed up to this often until they fit: the plain run, which is the first one, and those of programs.
 _CHANGES, _FEW_CHANGES = 1000, 30
@@ -21,7 +22,7 @@ _DEPTHS = (2, 4, 8, 16)
 _SHARE, _GAP = 0.15, 0.005
 
 
-class CheckmateSearch:
+class CheckmateSearch(StagedSearch[Checkmate]):
     """A search for the best staged plan.
 
     1. The plain run, changed until it fits, gives a plan, and the relaxation of the whole program a bound. The two tell
@@ -33,107 +34,92 @@ class CheckmateSearch:
     5. The program with all of them gives the best staged plan.
     """
 
-    def __init__(self, problem: Problem, options: MipOptions, gap: float, observe: Observer) -> None:
-        """Lay out the problem.
-
-        Raises:
-            UsageError: the solver that the options ask for is not installed.
-        """
-        self._search = StagedSearch(problem, options, observe)
-        self._gap = gap
-
     def run(self) -> PlanResult:
         """Search until the time is up, or nothing is left to be found.
 
         Raises:
             PlannerRefuses: the whole program is too large.
         """
-        search = self._search
-        if search.is_over:
-            return search.result()
-        search.check_size()
-        search.observe.phase("dropping tensors until the rest fits")
-        search.repair.improve(search.plans.closest, _CHANGES)
+        if self.is_over:
+            return self.result()
+        self.check_size()
+        self.observe.phase("dropping tensors until the rest fits")
+        self.repair.improve(self.plans.closest, _CHANGES)
         for stage in (self._without_limits, self._with_limits_in_any_sequence, self._with_limits):
-            if not search.is_over:
+            if not self.is_over:
                 stage()
-        return search.result()
+        return self.result()
 
     def _without_limits(self) -> None:
-        search = self._search
-        search.observe.phase("solving the relaxation")
-        relaxation = self._relaxed(search.choices().connected(), Scope.FIXED_ORDER, limited=False)
-        if self._affordable(search.choices().connected(), relaxation).may_run.sum() > _FEW_CHOICES:
+        self.observe.phase("solving the relaxation")
+        relaxation = self._relaxed(self.choices().connected(), Scope.FIXED_ORDER, limited=False)
+        if self._worthwhile(self.choices().connected(), relaxation).may_run.sum() > _FEW_CHOICES:
             self._with_short_chains(relaxation)
-        if not search.is_over:
-            search.observe.phase("solving the program without limits on memory within stages")
-            choices = self._affordable(search.choices().connected(), relaxation).connected()
+        if not self.is_over:
+            self.observe.phase("solving the program without limits on memory within stages")
+            choices = self._worthwhile(self.choices().connected(), relaxation).connected()
             self._prove(choices, Scope.FIXED_ORDER, limited=False)
 
     def _with_short_chains(self, relaxation: StagedRelaxation) -> None:
-        search = self._search
         for depth in _DEPTHS:
-            if search.is_over:
+            if self.is_over:
                 return
-            search.observe.phase(f"looking for plans with up to {depth} recomputations in a row")
-            before = search.plans.least_time
-            choices = self._affordable(search.choices(depth), relaxation)
-            self._solve(self._model(choices), share=_SHARE, gap=max(self._gap, _GAP))
-            if depth > min(_DEPTHS) and search.plans.least_time is not None and search.plans.least_time == before:
+            self.observe.phase(f"looking for plans with up to {depth} recomputations in a row")
+            before = self.plans.least_time
+            choices = self._worthwhile(self.choices(depth), relaxation)
+            self._solve(self._model(choices), share=_SHARE, gap=max(self.options.gap, _GAP))
+            if depth > min(_DEPTHS) and self.plans.least_time is not None and self.plans.least_time == before:
                 return
 
     def _with_limits_in_any_sequence(self) -> None:
-        self._search.observe.phase("solving the program with limits that hold in any sequence within stages")
+        self.observe.phase("solving the program with limits that hold in any sequence within stages")
         self._prove_limited(Scope.FIXED_ORDER)
 
     def _with_limits(self) -> None:
-        self._search.observe.phase("solving the program with all limits")
+        self.observe.phase("solving the program with all limits")
         self._prove_limited(Scope.PLANNER)
 
     def _prove_limited(self, scope: Scope) -> None:
-        relaxation = self._relaxed(self._search.choices(), scope, limited=True)
-        if not self._search.is_over:
-            self._prove(self._affordable(self._search.choices(), relaxation), scope, limited=True)
+        relaxation = self._relaxed(self.choices(), scope, limited=True)
+        if not self.is_over:
+            self._prove(self._worthwhile(self.choices(), relaxation), scope, limited=True)
 
     def _relaxed(self, choices: StagedChoices, scope: Scope, *, limited: bool) -> StagedRelaxation:
         """Solve the relaxation for what it proves: of all plans, and of those with each choice."""
-        search = self._search
-        relaxation = self._model(choices, scope, limited).relax(search.solver, search.limits)
+        relaxation = self._model(choices, scope, limited).relax(self.solver, self.limits)
         if relaxation.bound is not None:
-            search.prove(scope, relaxation.bound, Basis.COUNTED)
-        elif relaxation.status is Status.INFEASIBLE and search.plans.best is not None:
-            search.prove_none_better(scope, Basis.ONE_SOLVER)
+            self.prove(scope, relaxation.bound, Basis.COUNTED)
+        elif relaxation.status is Status.INFEASIBLE and self.plans.best is not None:
+            self.prove_none_better(scope, Basis.ONE_SOLVER)
         elif relaxation.status is Status.INFEASIBLE and not limited:
-            search.prove_that_none_fits()
+            self.prove_that_none_fits()
         return relaxation
 
-    def _affordable(self, choices: StagedChoices, relaxation: StagedRelaxation) -> StagedChoices:
+    def _worthwhile(self, choices: StagedChoices, relaxation: StagedRelaxation) -> StagedChoices:
         """Leave out the choices that are proven to make every plan worse than the best."""
-        least_time = self._search.plans.least_time
+        least_time = self.plans.least_time
         if least_time is None or relaxation.bound_if_run is None:
             return choices
         return choices.only((relaxation.bound_if_run < least_time).astype(np.bool_))
 
     def _prove(self, choices: StagedChoices, scope: Scope, *, limited: bool) -> None:
         """Search all that may still be better."""
-        search = self._search
-        outcome = self._solve(self._model(choices, scope, limited), gap=self._gap, limited=limited)
+        outcome = self._solve(self._model(choices, scope, limited), gap=self.options.gap, limited=limited)
         if outcome.status is Status.INFEASIBLE:
-            search.prove_none_better(scope, Basis.ONE_SOLVER)
+            self.prove_none_better(scope, Basis.ONE_SOLVER)
         elif outcome.bound is not None:
-            search.prove(scope, outcome.bound, Basis.ONE_SOLVER)
+            self.prove(scope, outcome.bound, Basis.ONE_SOLVER)
 
     def _model(self, choices: StagedChoices, scope: Scope = Scope.PLANNER, limited: bool = True) -> StagedModel:
         """Build a program, limited where plans have exceeded the budget within stages."""
-        search = self._search
-        model = search.build(choices, in_any_sequence=scope is Scope.FIXED_ORDER)
+        model = self.build(choices, in_any_sequence=scope is Scope.FIXED_ORDER)
         if limited:
-            for stage, op in sorted(search.excess):
+            for stage, op in sorted(self.excess):
                 if choices.may_run[op, stage]:
                     model.limit_memory(stage, op)
         return model
 
-    def _solve(self, model: StagedModel, *, gap: float, share: float = 1.0, limited: bool = True) -> StagedOutcome:
+    def _solve(self, model: StagedModel, *, gap: float, share: float = 1.0, limited: bool = True) -> Outcome:
         """Solve a program, and judge what it finds.
 
         Args:
@@ -142,26 +128,25 @@ class CheckmateSearch:
             share: of the time left, which this may take.
             limited: solve again with further limits on memory within stages, until its plan fits.
         """
-        search = self._search
-        limits = search.limits.part(share)
+        limits = self.limits.part(share)
 
-        def consider(runs: Bools) -> None:
-            search.excess.update(search.plans.judge(runs).excess)
+        def consider(values: Ints) -> None:
+            self.excess.update(self.plans.judge(model.runs(values)).excess)
 
         while True:
-            best = search.plans.best
+            best = self.plans.best
             outcome = model.solve(
-                search.solver,
+                self.solver,
                 limits,
                 gap=gap,
                 known=None if best is None else best.runs,
-                on_runs=consider,
+                on_solution=consider,
             )
-            if outcome.runs is None or outcome.values is None:
+            if outcome.values is None:
                 return outcome
-            plan = search.plans.judge(outcome.runs)
-            search.excess.update(plan.excess)
-            search.repair.improve(plan, _FEW_CHANGES)
+            plan = self.plans.judge(model.runs(outcome.values))
+            self.excess.update(plan.excess)
+            self.repair.improve(plan, _FEW_CHANGES)
             if outcome.status is not Status.OPTIMAL or not limited:
                 return outcome
             were_limited = [model.limit_memory(stage, op, outcome.values) for stage, op in plan.excess]

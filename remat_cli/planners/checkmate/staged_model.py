@@ -21,36 +21,19 @@ recomputes what it likes, as often and in whatever sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.planners.checkmate.mip import Rows, ZeroOneProgram
-from remat_cli.planners.checkmate.mip_options import SolverName
+from remat_cli.planners.checkmate.mip import Outcome, Rows, ZeroOneProgram
 from remat_cli.planners.checkmate.mip_solvers import Floats
+from remat_cli.planners.checkmate.planner import SolverName
 from remat_cli.planners.checkmate.staged_choices import StagedChoices, readers_of
 from remat_cli.planners.checkmate.staged_variables import ALWAYS, NEVER, StagedVariables
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Ints
 from remat_cli.problem import Status
-
-
-@dataclass(frozen=True, eq=False)
-class StagedOutcome:
-    """What solving the program came to.
-
-    Attributes:
-        status: optimal (within the gap asked for), feasible, infeasible, or unknown where time ran out before that.
-        values: the best solution, for `StagedModel.limit_memory`; None without one.
-        runs: [N, N + 1] what it recomputes in which stage; None without one.
-        bound: no solution takes less extra time; None where nothing was proven.
-    """
-
-    status: Status
-    values: Ints | None = None
-    runs: Bools | None = None
-    bound: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +102,10 @@ class StagedModel:
         """Number of variables."""
         return self._program.size
 
+    def runs(self, values: Ints) -> Bools:
+        """Return [N, N + 1] what a solution recomputes in which stage."""
+        return self._variables.runs(values)
+
     def solve(
         self,
         solver: SolverName,
@@ -126,35 +113,25 @@ class StagedModel:
         *,
         gap: float = 0.0,
         known: Bools | None = None,
-        on_runs: Callable[[Bools], None] = lambda runs: None,
-    ) -> StagedOutcome:
-        """Search for the recomputations of the least time.
+        on_solution: Callable[[Ints], None] = lambda values: None,
+    ) -> Outcome:
+        """Search for the recomputations of the least time, which the outcome's bound counts.
 
         Args:
             solver: one that is installed.
             limits: where the search stops.
             gap: it also ends where a solution is within this share of the bound.
             known: [N, N + 1] recomputations of a plan that fits, to start from if the choices leave room for it.
-            on_runs: is told each better solution, as [N, N + 1] recomputations.
+            on_solution: is told each better solution.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the search was stopped, and every solution found until then was handed over.
         """
         if self._is_contradictory:
-            return StagedOutcome(Status.INFEASIBLE)
-        outcome = self._program.solve(
-            solver,
-            limits,
-            gap=gap,
-            start=None if known is None else self._start(known),
-            on_solution=lambda values: on_runs(self._variables.runs(values)),
-        )
-        return StagedOutcome(
-            outcome.status,
-            values=outcome.values,
-            runs=None if outcome.values is None else self._variables.runs(outcome.values),
-            bound=None if outcome.bound is None else outcome.bound * self._time_unit,
-        )
+            return Outcome(Status.INFEASIBLE)
+        start = None if known is None else self._start(known)
+        outcome = self._program.solve(solver, limits, gap=gap, start=start, on_solution=on_solution)
+        return replace(outcome, bound=None if outcome.bound is None else outcome.bound * self._time_unit)
 
     def relax(self, solver: SolverName, limits: Limits) -> StagedRelaxation:
         """Solve the relaxation, in which everything may be done by halves.

@@ -1,4 +1,4 @@
-"""Staged plans as sequences: what they cost, and where they exceed the budget."""
+"""Staged plans as sequences: what they cost, where they exceed the budget, and how one tensor at a time mends that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat_cli.planners.checkmate.staged_holds import gap, least_holds, least_runs, reads, rerun_time
 from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Bools, Stages
 from remat_cli.problem import Plan
@@ -84,3 +86,74 @@ class StagedPlans:
             self.best = plan
         if plan.plan.peak_bytes < self.closest.plan.peak_bytes:
             self.closest = plan
+
+
+class StagedRepair:
+    """Changes plans one step after the other, as long as there is time."""
+
+    def __init__(self, stages: Stages, plans: StagedPlans, limits: Limits) -> None:
+        self._stages = stages
+        self._plans = plans
+        self._limits = limits
+
+    def improve(self, plan: StagedPlan, changes: int) -> None:
+        """Make a plan fit, then faster; what comes out is among the plans."""
+        plan = self._fitted(plan, changes)
+        if not plan.excess:
+            self._thin_out(plan)
+
+    def _fitted(self, plan: StagedPlan, changes: int) -> StagedPlan:
+        """Drop one tensor after the other where memory is shortest, until the plan fits or nothing is left to drop."""
+        for _ in range(changes):
+            holds = least_holds(self._stages, plan.runs)
+            if not plan.excess or self._limits.is_over or not self._drop_cheapest(plan, holds):
+                break
+            plan = self._plans.judge(least_runs(self._stages, holds))
+        return plan
+
+    def _thin_out(self, plan: StagedPlan) -> None:
+        """Leave out each recomputation, the dearest first, without which the plan fits, too: what it made is held."""
+        op, stage = np.nonzero(plan.runs)
+        for each in np.argsort(-self._stages.time[op], kind="stable").tolist():
+            if self._limits.is_over:
+                return
+            runs = plan.runs.copy()
+            runs[op[each], stage[each]] = False
+            if plan.runs[op[each], stage[each]] and not (without := self._plans.judge(runs)).excess:
+                plan = without
+
+    def _drop_cheapest(self, plan: StagedPlan, holds: Bools) -> bool:
+        """Drop, from `holds`, a tensor that is there where memory is shortest, for the least time per byte relieved.
+
+        Returns whether there is one.
+        """
+        stages = self._stages
+        (stage, op), _ = max(plan.excess.items(), key=lambda item: (item[1], item[0]))
+        is_read = reads(stages, plan.runs)
+        over = np.zeros(len(stages) + 1, dtype=np.int64)
+        for (short, _), missing in plan.excess.items():
+            over[short] = max(over[short], missing)
+        best: tuple[float, int, int, int] | None = None
+        for tensor in self._idle(plan.runs, holds, stage, op):
+            first, last = gap(stages, holds, is_read, tensor, stage)
+            time = rerun_time(stages, holds, plan.runs, int(stages.made_at[tensor]), last)
+            if time is not None:
+                relief = int(np.minimum(over[min(first, stage) : last], stages.bytes[tensor]).sum())
+                best = min(best or (np.inf, 0, 0, 0), (time / relief, tensor, first, last))
+        if best is None:
+            return False
+        _, tensor, first, last = best
+        holds[tensor, first : last + 1] = False
+        return True
+
+    def _idle(self, runs: Bools, holds: Bools, stage: int, op: int) -> list[int]:
+        """Return the tensors that are in memory while an op runs in a stage, only for later stages."""
+        stages = self._stages
+        if stage == len(stages):
+            return []
+        is_made = runs[stages.made_at, stage] & (stages.made_at <= op)
+        is_idle = holds[:, stage + 1] & (holds[:, stage] | is_made)
+        for turn in (*(np.flatnonzero(runs[op:, stage]) + op).tolist(), stage):
+            is_idle[stages.inputs[turn]] = False
+        is_idle[stages.outputs[op]] = False
+        return [int(tensor) for tensor in np.flatnonzero(is_idle)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 from remat_cli.errors import PlannerRefuses
-from remat_cli.planners.checkmate.mip_options import MipOptions
 from remat_cli.planners.checkmate.mip_solvers import installed_solver
+from remat_cli.planners.checkmate.planner import MipOptions
 from remat_cli.planners.checkmate.staged_choices import StagedChoices
 from remat_cli.planners.checkmate.staged_model import StagedModel
-from remat_cli.planners.checkmate.staged_plans import StagedPlans
-from remat_cli.planners.checkmate.staged_repair import StagedRepair
+from remat_cli.planners.checkmate.staged_plans import StagedPlans, StagedRepair
 from remat_cli.planners.checkmate.staged_variables import largest_size
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
@@ -20,7 +21,10 @@ from remat_cli.units import format_bytes
 _MEMORY_LIMIT = 6 * 2**30
 
 
-class StagedSearch:
+Options = TypeVar("Options", bound=MipOptions)
+
+
+class StagedSearch(Generic[Options]):
     """A search for staged plans.
 
     Attributes:
@@ -33,7 +37,7 @@ class StagedSearch:
         stats: counted work.
     """
 
-    def __init__(self, problem: Problem, options: MipOptions, observe: Observer) -> None:
+    def __init__(self, problem: Problem, options: Options, observe: Observer) -> None:
         """Lay out the problem and start the clock.
 
         Raises:

@@ -58,7 +58,7 @@ class ChainPlans:
 
     @cached_property
     def _canonical(self) -> CanonicalStrategy:
-        return CanonicalStrategy(self.sets.forward, self.sets)
+        return CanonicalStrategy(self.sets)
 
     def measure(self, chain: Sequence[int]) -> ChainPlan:
         """Measure the plan of one chain; keep it if it is the best so far.

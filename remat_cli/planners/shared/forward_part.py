@@ -1,4 +1,4 @@
-"""The forward part of a training graph, as the lower-set planners see it: one vertex an op, sizes and times a vertex.
+"""The forward part of a training graph, as planners see it that recompute for the backward: one vertex an op.
 
 Kusumoto et al. 2019 plan on the graph of intermediate values. A vertex here is a forward op together with all its
 outputs, so that graphs with several outputs an op, or none, need no special case.
@@ -6,7 +6,9 @@ outputs, so that graphs with several outputs an op, or none, need no special cas
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,3 +74,62 @@ class ForwardPart:
 
     def __len__(self) -> int:
         return len(self.ops)
+
+    @cached_property
+    def backward(self) -> list[int]:
+        """Numbers of the graph's backward ops, in the input order."""
+        return [number for number, op in enumerate(self.graph.ops) if op.phase is Phase.BACKWARD]
+
+    @cached_property
+    def _vertex(self) -> dict[int, int]:
+        return {op: v for v, op in enumerate(self.ops.tolist())}
+
+    @cached_property
+    def _sources(self) -> list[list[int]]:
+        """For each op of the graph, the numbers of the ops that make what it reads."""
+        producer = self.graph.arrays.producer.tolist()
+        return [sorted({producer[tensor] for tensor in inputs} - {-1}) for inputs in self.graph.arrays.inputs]
+
+    @cached_property
+    def reads(self) -> list[list[int]]:
+        """For each op of the graph, forward or backward, the vertices whose outputs it reads."""
+        return [[self._vertex[source] for source in sources if source in self._vertex] for sources in self._sources]
+
+    @cached_property
+    def _read_by_vertex(self) -> list[list[int]]:
+        return [self.reads[op] for op in self.ops.tolist()]
+
+    @cached_property
+    def must_stay(self) -> list[int]:
+        """The vertices whose ops must run exactly once, so that what they make cannot be dropped."""
+        return [v for v, op in enumerate(self.ops.tolist()) if not self.graph.ops[op].recomputable]
+
+    def missing(self, wanted: Iterable[int], is_there: Sequence[bool]) -> list[int]:
+        """Return the vertices that must be run again so that those wanted are there, in topological order."""
+        missing: set[int] = set()
+        stack = list(wanted)
+        while stack:
+            v = stack.pop()
+            if not is_there[v] and v not in missing:
+                missing.add(v)
+                stack.extend(self._read_by_vertex[v])
+        return sorted(missing)
+
+    def places_of_backward(self, place: Sequence[int], last: int) -> dict[int, int]:
+        """Return the place of each backward op, places being passed from the last one down.
+
+        It is that of what the op differentiates. One without `grad_of`, such as a sum of gradients, runs as soon as its
+        inputs are there.
+
+        Args:
+            place: [V] of each vertex.
+            last: the first place that the backward pass comes to.
+        """
+        index = self.graph.arrays.op_index
+        places: dict[int, int] = {}
+        for op in self.backward:
+            after = [places[source] for source in self._sources[op] if source in places]
+            differentiated = self._vertex.get(index.get(self.graph.ops[op].grad_of or "", -1))
+            own = [] if differentiated is None else [place[differentiated]]
+            places[op] = min([*after, *own], default=last)
+        return places

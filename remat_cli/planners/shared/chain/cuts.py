@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from remat_cli.graph import Graph, Phase
+from remat_cli.graph import Graph
 from remat_cli.planners.shared.chain.cut_kinds import Cuts
 from remat_cli.planners.shared.forward_part import ForwardPart
 
@@ -53,8 +53,9 @@ class ForwardValues:
             PlannerRefuses: the graph has no forward or no backward part. `planner` is named in the message.
         """
         self.graph = graph
-        self.ops: list[int] = ForwardPart.of(graph, planner).ops.tolist()
-        self.backward = [number for number, op in enumerate(graph.ops) if op.phase is Phase.BACKWARD]
+        forward = ForwardPart.of(graph, planner)
+        self.ops: list[int] = forward.ops.tolist()
+        self.backward = forward.backward
         self._arrays = arrays = graph.arrays
         self._bytes: list[int] = arrays.tensor_bytes.tolist()
         self.made_at = {t: place for place, op in enumerate(self.ops) for t in arrays.outputs[op]}

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from remat_cli.errors import UsageError
 from remat_cli.planners.checkmate import mip_solvers
 from remat_cli.planners.checkmate.mip import Rows, ZeroOneProgram
-from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.checkmate.mip_solvers import installed_solver
+from remat_cli.planners.checkmate.planner import SolverName
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Ints
 from remat_cli.problem import Status

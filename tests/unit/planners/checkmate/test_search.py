@@ -10,12 +10,10 @@ import pytest
 
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.planners.checkmate import mip_solvers, staged_search
-from remat_cli.planners.checkmate.lp_planner import CheckmateLP, Rounding
 from remat_cli.planners.checkmate.lp_search import RoundingSearch
-from remat_cli.planners.checkmate.mip_options import SolverName
-from remat_cli.planners.checkmate.planner import Checkmate
+from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP, Rounding, SolverName
 from remat_cli.planners.checkmate.search import CheckmateSearch
-from remat_cli.planners.checkmate.staged_repair import StagedRepair
+from remat_cli.planners.checkmate.staged_plans import StagedRepair
 from remat_cli.planners.checkmate.staged_search import StagedSearch
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.problem import Budget, Observer, Problem, Scope, Status
@@ -31,7 +29,7 @@ TIGHT = Problem(UNET, Budget(baseline_of(UNET).peak_bytes - 8))
 
 def test_a_plan_comes_before_the_program() -> None:
     told = Told()
-    result = CheckmateSearch(TIGHT, Checkmate(), 0.0, told).run()
+    result = CheckmateSearch(TIGHT, Checkmate(), told).run()
     assert told.phases[:2] == ["dropping tensors until the rest fits", "solving the relaxation"]
     assert (result.status, result.bound and result.bound.scope) == (Status.OPTIMAL, Scope.FIXED_ORDER)
     assert result.stats["programs"] > 0

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from remat_cli.graph import Graph
 from remat_cli.planners.checkmate import staged_choices
-from remat_cli.planners.checkmate.mip_options import SolverName
 from remat_cli.planners.checkmate.mip_solvers import installed_solver
+from remat_cli.planners.checkmate.planner import SolverName
 from remat_cli.planners.checkmate.staged_choices import StagedChoices
 from remat_cli.planners.checkmate.staged_holds import gap, least_holds, least_runs, reads, rerun_time
 from remat_cli.planners.checkmate.staged_model import StagedModel
@@ -112,12 +112,12 @@ def test_depth_is_a_restriction(problem: Problem, depth: int) -> None:
 def test_relaxation_bounds_the_solutions_with_each_recomputation(problem: Problem) -> None:
     model = limited(choices_of(problem))
     relaxation, outcome = model.relax(SOLVER, AMPLE), model.solve(SOLVER, AMPLE)
-    if outcome.runs is None or outcome.bound is None:
+    if outcome.values is None or outcome.bound is None:
         return
     assert relaxation.bound is not None
     assert relaxation.bound_if_run is not None
     assert relaxation.bound <= outcome.bound
-    assert all(bound <= outcome.bound for bound in relaxation.bound_if_run[outcome.runs])
+    assert all(bound <= outcome.bound for bound in relaxation.bound_if_run[model.runs(outcome.values)])
     # And so the others can be left out.
     kept = choices_of(problem).only((relaxation.bound_if_run <= outcome.bound).astype(np.bool_))
     assert best(limited(kept)) == outcome.bound

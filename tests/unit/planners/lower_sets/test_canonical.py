@@ -28,7 +28,7 @@ def plans(budget: int, *, liveness: bool = True) -> ChainPlans:
 
 
 def test_blocks_run_forward_then_each_is_made_again_before_its_backward() -> None:
-    assert names(CanonicalStrategy(FORWARD, SETS).phases([2, 4])) == [
+    assert names(CanonicalStrategy(SETS).phases([2, 4])) == [
         ["f1", "f2"],
         ["f3", "f4"],
         # The last block is not dropped.
