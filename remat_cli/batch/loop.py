@@ -6,9 +6,8 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from remat_cli.batch.executor import Executor
 from remat_cli.batch.job import Job, Outcome
 from remat_cli.batch.result_lines import JobLine
 from remat_cli.interruption import REQUESTS_TO_END
@@ -16,6 +15,32 @@ from remat_cli.problem import Observer
 
 # Seconds between two looks at whether Ctrl-C was pressed.
 _LOOK = 0.1
+
+
+class Executor(Protocol):
+    """Runs jobs beside each other. Every job that was submitted comes out of `finished` once."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more job may be submitted now."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can run at the moment; empty where it can."""
+        ...
+
+    def submit(self, job: Job) -> None:
+        """Start a job, or queue it where jobs run."""
+        ...
+
+    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+        """Return jobs that have ended, as soon as there is one, or nothing after about so many seconds."""
+        ...
+
+    def close(self) -> None:
+        """End what still runs; what comes of it is lost."""
+        ...
 
 
 class Interruption:

@@ -15,17 +15,16 @@ import click
 from remat_cli.batch.result_lines import JobLine, line_bytes
 from remat_cli.cli.comparison_options import with_given_options
 from remat_cli.cli.help import PLANNER, SectionedOption, Verb
-from remat_cli.cli.options import graph_settings, merge_config, output_options
+from remat_cli.cli.options import config_names, graph_settings, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
-from remat_cli.cli.value_completion import config_names
 from remat_cli.config import DEFAULT_PLANNER, PlannerChoice, RunConfig, load_config
 from remat_cli.cores import usable_cores
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.units import parse_budgets, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
-    from remat_cli.batch.executor import Executor
     from remat_cli.batch.job import Job, Limits, Outcome
+    from remat_cli.batch.loop import Executor
     from remat_cli.batch.requests import Request
 
 _MANIFESTS = (".yaml", ".yml")

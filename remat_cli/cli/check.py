@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from remat_cli.checks.check import Outcome
     from remat_cli.checks.project import ModelCheck, Project
 
-    Form = Callable[[Project, Sequence[Outcome]], bytes]
-
 _TABLE = "table"
 _FORMATS = (_TABLE, "json", "junit", "github", "markdown")
 _EXAMPLE = "write one:  models: [{path: model.onnx, dims: {batch: 8}, budget: 8GB}]"
@@ -75,7 +73,7 @@ def command(
     from remat_cli.checks.baseline import read_baseline
     from remat_cli.checks.check import check_models, worst_exit_code
     from remat_cli.checks.project import load_project
-    from remat_cli.reports.check.table import check_report
+    from remat_cli.reports.check.forms import FORMS, check_report
 
     printed, files = _asked_for((*forms, "json") if as_json else forms, output)
     if not exists(project):
@@ -99,11 +97,11 @@ def command(
         streams.notes([f"interrupted: {len(outcomes)} of {len(chosen)} models were checked, and nothing was written"])
         return ExitCode.INTERRUPTED
     for form, file in files.values():
-        streams.write(file, _forms()[form](loaded, outcomes))
+        streams.write(file, FORMS[form](loaded, outcomes))
     if printed == _TABLE:
         streams.report(lambda: check_report(outcomes), dict)
     elif not quiet:
-        streams.write(STDOUT, _forms()[printed](loaded, outcomes))
+        streams.write(STDOUT, FORMS[printed](loaded, outcomes))
     if update_baseline:
         _update(streams, loaded, baseline, outcomes, keep_others=bool(only))
     return worst_exit_code(tuple(outcomes))
@@ -161,22 +159,6 @@ def _readable(path: Path, read: Callable[[Path], dict[str, Figures]], *, or_none
         if or_none:
             return {}
         raise
-
-
-def _forms() -> Mapping[str, Form]:
-    from remat_cli.reports.check.as_json import check_json
-    from remat_cli.reports.check.github import check_github
-    from remat_cli.reports.check.junit import check_junit
-    from remat_cli.reports.check.markdown import check_markdown
-    from remat_cli.reports.check.table import check_text
-
-    return {
-        _TABLE: check_text,
-        "json": check_json,
-        "junit": check_junit,
-        "github": check_github,
-        "markdown": check_markdown,
-    }
 
 
 def _update(

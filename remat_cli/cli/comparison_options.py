@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from remat_cli.cli.help import PLANNER, SectionedOption
-from remat_cli.cli.value_completion import planner_lists
+from remat_cli.cli.options import planner_lists
 from remat_cli.config import (
     DEFAULT_PLANNER,
     PlannerChoice,

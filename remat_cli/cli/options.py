@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from remat_cli.cli.help import GRAPH, OUTPUT, PLANNER, SectionedOption
-from remat_cli.cli.value_completion import config_names, device_names, option_keys, planner_names
 from remat_cli.config import (
     DEFAULT_PLANNER,
     GraphOptions,
@@ -21,6 +21,7 @@ from remat_cli.config import (
     named_planner,
     option_name,
     parse_option,
+    shipped_names,
 )
 from remat_cli.errors import UsageError
 from remat_cli.planners import PLANNERS
@@ -28,10 +29,46 @@ from remat_cli.settings import declared, option_of
 from remat_cli.units import parse_budget, parse_duration, parse_share
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
 _graph = partial(click.option, cls=SectionedOption, section=GRAPH)
 _planner = partial(click.option, cls=SectionedOption, section=PLANNER)
 _output = partial(click.option, cls=SectionedOption, section=OUTPUT)
+_OUTPUT_OPTIONS = (
+    _output("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout."),
+    _output("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+)
+graph_argument = click.argument("graph", type=click.Path(path_type=Path), metavar="GRAPH")
+
+
+def planner_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the planners that begin like this."""
+    return _beginning(PLANNERS, incomplete)
+
+
+def planner_lists(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the lists of planners, separated by commas, that go on like this."""
+    before, comma, last = incomplete.rpartition(",")
+    return [CompletionItem(f"{before}{comma}{item.value}") for item in _beginning(PLANNERS, last)]
+
+
+def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the options, with the equals sign, of the planner that was named before."""
+    planner = PLANNERS.get(ctx.params.get("planner") or "")
+    return [] if planner is None else _beginning((f"{option.name}=" for option in fields(planner)), incomplete)
+
+
+def config_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the configs that come with remat, and files."""
+    return [*_beginning(shipped_names("configs"), incomplete), CompletionItem(incomplete, type="file")]
+
+
+def device_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the device profiles that come with remat, and files."""
+    return [*_beginning(shipped_names("configs/devices"), incomplete), CompletionItem(incomplete, type="file")]
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
 
 _CONFIG = _graph(
     "-c",
@@ -99,11 +136,6 @@ _PLANNER_OPTIONS = (
     ),
 )
 
-_OUTPUT_OPTIONS = (
-    _output("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout."),
-    _output("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
-)
-
 
 def _apply(options: Iterable[Callable[[Command], Command]]) -> Callable[[Command], Command]:
     in_order = tuple(options)
@@ -121,7 +153,6 @@ graph_options = _apply((_CONFIG, *_GRAPH_OPTIONS.values()))
 searched_graph_options = _apply((_CONFIG, *(_GRAPH_OPTIONS | {"dims": _SEARCHED_DIMS}).values()))
 planner_options = _apply(_PLANNER_OPTIONS)
 output_options = _apply(_OUTPUT_OPTIONS)
-graph_argument = click.argument("graph", type=click.Path(path_type=Path), metavar="GRAPH")
 
 
 def merge_config(given: dict[str, Any]) -> RunConfig:

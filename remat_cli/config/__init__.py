@@ -6,7 +6,7 @@ a device profile, a table of measured times. Files:
 - `document`: YAML with the place of each value, and dataclasses built from it;
 - `graph_options`: how a file becomes the graph that is planned; add an option here;
 - `planner_choice`: a planner and its options; `run_config`: a whole config file;
-- `shipped`, `tables`, `generators`: files that come with remat, device profiles, families of graphs;
+- `shipped`, `generators`: files that come with remat, device profiles among them; families of graphs;
 - `measurements`: what `remat measure` wrote, and plain tables of times.
 """
 
@@ -24,8 +24,7 @@ from remat_cli.config.planner_choice import (
     planner_section,
 )
 from remat_cli.config.run_config import ReportOptions, RunConfig, load_config
-from remat_cli.config.shipped import beside, shipped_names
-from remat_cli.config.tables import load_device
+from remat_cli.config.shipped import beside, load_device, shipped_names
 
 __all__ = [
     "DEFAULT_PLANNER",

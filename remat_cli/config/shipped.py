@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from os.path import exists, isfile  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 
+from remat_cli.config.document import checked, read_yaml
+from remat_cli.costs import Device
 from remat_cli.errors import UsageError
 from remat_cli.planners import FORMER_NAMES
 
@@ -42,3 +44,12 @@ def shipped(path: Path, folder: str) -> Path:
         f"{path}: no such file, and nothing of that name comes with remat",
         hint=f"did you mean {close[0]!r}?" if close else f"name a file, or one of {', '.join(names)}",
     )
+
+
+def load_device(name: str) -> Device:
+    """Read a device profile: the name of one that comes with remat ("a100"), or the path of a YAML file.
+
+    Raises:
+        UsageError: there is no such profile, or a key or value in it is wrong.
+    """
+    return checked(Device, read_yaml(shipped(Path(name), "configs/devices")))

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 
-from remat_cli.costs.flops import Flops
 from remat_cli.costs.measured import Measured, Measurements
-from remat_cli.costs.model import CostModel, apply_costs
+from remat_cli.costs.model import CostModel, Flops, Unit, apply_costs
 from remat_cli.costs.roofline import Device, Roofline
-from remat_cli.costs.unit import Unit
 from remat_cli.costs.work import annotate_work
 
 # A cost model is a frozen dataclass whose fields are what it needs to know: a device, or a table.

@@ -1,13 +1,15 @@
-"""What a cost model is, and how one is applied to a graph."""
+"""What a cost model is, those that need to know nothing, and how one is applied to a graph."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from remat_cli.costs.work import only_makes_views
 from remat_cli.errors import UsageError
 from remat_cli.graph import Graph, Kind, Op
+
+_BYTES_PER_OPERATION = 4
 
 
 class CostModel(Protocol):
@@ -59,3 +61,40 @@ def _grad_time(graph: Graph, op: Op, model: CostModel) -> int | None:
 def _listed(names: list[str], shown: int = 5) -> str:
     rest = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(repr(name) for name in names[:shown]) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One unit of time for every op, forward and backward: overhead then counts recomputations."""
+
+    time_unit: ClassVar[str] = "unit"
+    remedy: ClassVar[str] = ""
+
+    def time(self, graph: Graph, op: Op) -> int:
+        """Return 1."""
+        return 1
+
+    def grad_time(self, graph: Graph, op: Op) -> int:
+        """Return 1."""
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """An op takes as long as it has FLOPs: data movement is free, and no device is needed.
+
+    An op of which only the bytes are known counts as one operation for each 4 bytes that it moves.
+    """
+
+    time_unit: ClassVar[str] = "flop"
+    remedy: ClassVar[str] = "give these ops 'flops' in the file, or keep the times that the file has (cost model given)"
+
+    def time(self, graph: Graph, op: Op) -> int | None:
+        """Return the FLOPs of `op`."""
+        if op.flops is not None:
+            return op.flops
+        return None if op.moved_bytes is None else op.moved_bytes // _BYTES_PER_OPERATION
+
+    def grad_time(self, graph: Graph, op: Op) -> int | None:
+        """Return the FLOPs of the backward of `op`."""
+        return op.grad_flops

@@ -9,9 +9,8 @@ from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.keep_all import KeepAll
-from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.lower_sets.chen import Chen
-from remat_cli.planners.lower_sets.exact_dp import ExactDP
+from remat_cli.planners.lower_sets.dp_planners import ApproxDP, ExactDP
 from remat_cli.planners.lower_sets.exhaustive import Exhaustive
 from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.moccasin.planner import Moccasin

@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph
-from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.lower_sets.chen import Chen
-from remat_cli.planners.lower_sets.exact_dp import ExactDP
+from remat_cli.planners.lower_sets.dp_planners import ApproxDP, BudgetModel, ExactDP, Strategy
 from remat_cli.planners.lower_sets.exhaustive import Chains, Exhaustive
-from remat_cli.planners.lower_sets.options import BudgetModel, Strategy
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.problem import Budget, Observer, Planner, Problem, Scope, Status
 from remat_cli.simulate import simulate

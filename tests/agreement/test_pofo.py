@@ -36,7 +36,7 @@ from remat_cli.planners.pofo.structure import (
     recomputation_time,
     recomputed,
 )
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
 from remat_cli.problem import Budget, Problem

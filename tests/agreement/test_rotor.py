@@ -23,7 +23,7 @@ from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.rotor.planner import Rotor
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import linearise
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
 from remat_cli.prepare import prepare

@@ -11,10 +11,9 @@ from functools import lru_cache
 
 from remat_cli.graph import Graph
 from remat_cli.planners.acg.division_tree import SegmentKind
-from remat_cli.planners.acg.divisions import Division, alternating_choices
 from remat_cli.planners.acg.planner import ACG
 from remat_cli.planners.acg.runs import SegmentRuns
-from remat_cli.planners.acg.solver import Choice
+from remat_cli.planners.acg.solver import Choice, Division, alternating_choices
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits

@@ -8,7 +8,7 @@ from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Phase
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.dtr.planner import DTR, Heuristic
-from remat_cli.planners.lower_sets.approx_dp import ApproxDP
+from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.any_order_bound import any_order_bound

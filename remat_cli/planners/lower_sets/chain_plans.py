@@ -1,22 +1,58 @@
-"""Plans of chains of lower sets: what each really costs, and which is the best."""
+"""Plans of chains of lower sets: how each is carried out, what it really costs, and which is the best."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
-from remat_cli.planners.lower_sets.canonical import CanonicalStrategy
+from remat_cli.graph import Graph
 from remat_cli.planners.lower_sets.families import LowerSets
-from remat_cli.planners.lower_sets.late_frees import with_late_frees
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.problem import Observer, Plan, Problem
+from remat_cli.schedule import Compute, Free, Inplace, Schedule, Step, with_frees
 
 # The power of a phase's peak over the budget: high enough that phases well below count for nothing.
 _PRESSURE = 24
+
+
+class CanonicalStrategy:
+    """Turns chains of one family into sequences of computes.
+
+    The backward ops of a block are those that differentiate its forward ops; a backward op without `grad_of` (a sum
+    of gradients) runs as soon as its inputs are there. The last block is not dropped, and of a dropped block only what
+    its backward needs is recomputed. Ops that must run once are never dropped.
+    """
+
+    def __init__(self, sets: LowerSets) -> None:
+        self._sets = sets
+
+    def phases(self, chain: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the graph's ops in the order in which the strategy of `chain` runs them, by phase.
+
+        Args:
+            chain: numbers of the sets L_1 to L_k = V.
+
+        Returns:
+            The forward phases 1 to k, then the backward phases k to 1, which begin with what they recompute.
+        """
+        forward, sets = self._sets.forward, list(chain)
+        block = np.argmax(self._sets.members[sets], axis=0)  # of each vertex
+        is_kept = (block == len(sets) - 1) | self._sets.boundary[sets].any(axis=0)
+        is_kept[forward.must_stay] = True
+        is_there = is_kept.tolist()
+        phases = [tuple(forward.ops[block == number].tolist()) for number in range(len(sets))]
+        blocks: list[list[int]] = [[] for _ in sets]
+        for op, number in forward.places_of_backward(block.tolist(), len(sets) - 1).items():
+            blocks[number].append(op)
+        for ops in reversed(blocks):
+            again = forward.missing((v for op in ops for v in forward.reads[op]), is_there)
+            phases.append((*forward.ops[again].tolist(), *ops))
+        return tuple(phases)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,3 +144,35 @@ class ChainPlans:
     def count(self) -> int:
         """How many plans were measured."""
         return len(self._measured)
+
+
+def with_late_frees(graph: Graph, phases: Sequence[Sequence[int]]) -> Schedule:
+    """Return the schedule of a strategy without liveness analysis: tensors die only where a phase ends.
+
+    Each instance of a tensor is freed at the end of the phase that holds its last use, and no op works in place.
+    Source: Kusumoto et al. 2019, Table 2.
+
+    Args:
+        graph: what the schedule is for.
+        phases: numbers of the ops that each phase runs, in order.
+    """
+    ends = set(accumulate(len(phase) for phase in phases))
+    steps: list[Step] = []
+    dead: dict[str, None] = {}  # in memory until the phase ends; a dict for its order
+    ops_run = 0
+    for step in with_frees(graph, (graph.ops[op].name for phase in phases for op in phase)).steps:
+        match step:
+            case Free(tensor=name):
+                dead[name] = None
+            case Compute(op=op) | Inplace(op=op):
+                if ops_run in ends:
+                    steps += map(Free, dead)
+                    dead.clear()
+                steps.append(Compute(op))
+                ops_run += 1
+                for name in graph.op[op].outputs:  # an instance made again is overwritten, not freed
+                    dead.pop(name, None)
+                if isinstance(step, Inplace):
+                    dead[str(graph.op[op].inplace)] = None
+    steps += map(Free, dead)
+    return Schedule(tuple(steps))

@@ -19,8 +19,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_cli.planners.lower_sets.dp_planners import Strategy
 from remat_cli.planners.lower_sets.families import LowerSets
-from remat_cli.planners.lower_sets.options import Strategy
 from remat_cli.planners.lower_sets.transitions import UNREACHED, LiveSteps, Steps, StepsInto
 
 # Parts of the way from a lower bound to the largest cost to which fronts are built, one after the other.

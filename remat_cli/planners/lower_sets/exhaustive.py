@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remat_cli.errors import PlannerRefuses
-from remat_cli.planners.lower_sets.options import BudgetModel, Strategy
+from remat_cli.planners.lower_sets.dp_planners import BudgetModel, Strategy
 from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 from remat_cli.units import format_bytes

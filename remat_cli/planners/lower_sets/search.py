@@ -7,14 +7,17 @@ plan is scored by its simulated peak. The smallest feasible B is rarely the best
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
-from remat_cli.planners.lower_sets.chain_moves import neighbours
+import numpy as np
+from numpy.typing import NDArray
+
 from remat_cli.planners.lower_sets.chain_plans import ChainPlan, ChainPlans
 from remat_cli.planners.lower_sets.dp import LowerSetDP
+from remat_cli.planners.lower_sets.dp_planners import BudgetModel, DPOptions, Strategy
 from remat_cli.planners.lower_sets.families import LowerSets, pruned_family
-from remat_cli.planners.lower_sets.options import BudgetModel, DPOptions, Strategy
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.problem import Observer, PlanResult, Problem, Status
 from remat_cli.units import format_bytes
@@ -23,6 +26,8 @@ from remat_cli.units import format_bytes
 _COARSE = 5
 # How many times the moves are allowed as long as no plan fits.
 _WITHOUT_A_PLAN = 10
+# How many sets are tried in one place, spread evenly over those that fit there.
+_SPREAD = 12
 
 
 class LowerSetSearch:
@@ -164,3 +169,37 @@ def _geometric(low: int, high: int, count: int) -> list[int]:
     """Return `count` whole numbers from `low` on, up to but not including `high`, each the same factor apart."""
     ratio = (high / max(low, 1)) ** (1 / count)
     return [low + round(max(low, 1) * (ratio**step - 1)) for step in range(count)]
+
+
+def neighbours(sets: LowerSets, chain: Sequence[int]) -> Iterator[list[int]]:
+    """Yield chains with one set taken out (two blocks merged), put in (a block split), or exchanged (a cut moved).
+
+    Args:
+        sets: the family.
+        chain: numbers of the sets L_1 to L_k = V.
+    """
+    cuts = list(chain[:-1])
+    around = [0, *chain]
+    for i in range(len(cuts)):
+        yield [*chain[:i], *chain[i + 1 :]]
+    for i in range(len(chain)):
+        for between in _between(sets, around[i], around[i + 1]):
+            yield [*chain[:i], between, *chain[i:]]
+    for i in range(len(cuts)):
+        for between in _between(sets, around[i], around[i + 2]):
+            if between != chain[i]:
+                yield [*chain[:i], between, *chain[i + 1 :]]
+
+
+def _between(sets: LowerSets, inner: int, outer: int) -> list[int]:
+    """Return some of the sets that strictly contain `inner` and are strictly contained in `outer`."""
+    members = sets.members[inner + 1 : outer]
+    fitting = (members >= sets.members[inner]).all(axis=1) & (members <= sets.members[outer]).all(axis=1)
+    found: NDArray[np.int64] = np.flatnonzero(fitting) + inner + 1
+    # Sets are sorted by size, but those of the same size as either end are no strict sub- or supersets of it.
+    sizes = members[fitting].sum(axis=1)
+    strict = (sizes > sets.members[inner].sum()) & (sizes < sets.members[outer].sum())
+    found = found[strict]
+    if len(found) > _SPREAD:
+        found = found[np.linspace(0, len(found) - 1, _SPREAD).astype(np.int64)]
+    return [int(number) for number in found]

@@ -23,8 +23,7 @@ import numpy as np
 from remat_cli.cores import leave_ctrl_c_to_parent
 from remat_cli.graph import Graph
 from remat_cli.planners.min_cut.exact_choice import Window
-from remat_cli.planners.min_cut.fitting import Prices, fit, without_needless
-from remat_cli.planners.min_cut.moves import STARTS, move
+from remat_cli.planners.min_cut.fitting import STARTS, Prices, fit, move, without_needless
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits

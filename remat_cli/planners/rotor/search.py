@@ -18,7 +18,7 @@ from remat_cli.graph import Graph
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.rotor.planner import Rotor
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits

@@ -16,7 +16,7 @@ from remat_cli.checks.baseline import Figures
 from remat_cli.checks.check import Failure, Outcome, Verdict, check_model, worst_exit_code
 from remat_cli.checks.project import ModelCheck, load_project
 from remat_cli.formats.native import to_document
-from remat_cli.planners.lower_sets.approx_dp import ApproxDP
+from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.problem import Observer, PlanResult, Problem, Status
 from tests.documents import chain_document
 from tests.graphs import training_chain

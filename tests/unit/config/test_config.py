@@ -24,8 +24,7 @@ from remat_cli.errors import UsageError
 from remat_cli.formats import Aliasing
 from remat_cli.formats.source import LARGEST_CONFIG
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.lower_sets.approx_dp import ApproxDP
-from remat_cli.planners.lower_sets.options import Strategy
+from remat_cli.planners.lower_sets.dp_planners import ApproxDP, Strategy
 from remat_cli.units import BudgetSpec
 
 

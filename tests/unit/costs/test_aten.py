@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from remat_cli.costs import annotate_work, apply_costs
 from remat_cli.costs.aten import aten_flops
-from remat_cli.costs.flops import Flops
+from remat_cli.costs.model import Flops
 from remat_cli.formats.torch.convert import graph_of, operators_of
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import capture

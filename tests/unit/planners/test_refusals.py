@@ -8,9 +8,8 @@ from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners import PLANNERS
 from remat_cli.planners.lower_sets import families, transitions
-from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.lower_sets.chen import Chen
-from remat_cli.planners.lower_sets.exact_dp import ExactDP
+from remat_cli.planners.lower_sets.dp_planners import ApproxDP, ExactDP
 from remat_cli.planners.lower_sets.exhaustive import Exhaustive
 from remat_cli.problem import Budget, Observer, Planner, Problem
 from tests.graphs import diamond, graph_of, op, training_chain

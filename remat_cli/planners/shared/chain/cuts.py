@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from remat_cli.graph import Graph
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.forward_part import ForwardPart
 
 # Of what a cut hands on anew, at most one part in this many may be bytes that no backward op reads: a chain keeps them

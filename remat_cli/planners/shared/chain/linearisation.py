@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from remat_cli.graph import Graph
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.layers import Layer, Layers, cut_into_layers
 from remat_cli.planners.shared.chain.measures import Gauge
 from remat_cli.planners.shared.chain.model import ChainStep, Operation

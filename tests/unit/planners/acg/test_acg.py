@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree
-from remat_cli.planners.acg.divisions import Division
 from remat_cli.planners.acg.planner import ACG
 from remat_cli.planners.acg.runs import SegmentRuns
-from remat_cli.planners.acg.solver import StoredSets
+from remat_cli.planners.acg.solver import Division, StoredSets
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.problem import Budget, ModelFigure, Observer, Problem, Status
 from remat_cli.schedule import plain_run

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remat_cli.planners.lower_sets.canonical import CanonicalStrategy
-from remat_cli.planners.lower_sets.chain_plans import ChainPlans
+from remat_cli.planners.lower_sets.chain_plans import CanonicalStrategy, ChainPlans
 from remat_cli.planners.lower_sets.families import pruned_family
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.problem import Budget, Observer, Problem

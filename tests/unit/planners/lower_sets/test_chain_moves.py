@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remat_cli.planners.lower_sets.chain_moves import neighbours
 from remat_cli.planners.lower_sets.families import LowerSets, pruned_family
+from remat_cli.planners.lower_sets.search import neighbours
 from remat_cli.planners.shared.forward_part import ForwardPart
 from tests.graphs import training_chain, training_unet
 

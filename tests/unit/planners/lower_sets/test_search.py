@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from remat_cli.errors import PlannerRefuses, UsageError
-from remat_cli.planners.lower_sets.approx_dp import ApproxDP
-from remat_cli.planners.lower_sets.exact_dp import ExactDP
+from remat_cli.planners.lower_sets.dp_planners import ApproxDP, BudgetModel, ExactDP, Strategy
 from remat_cli.planners.lower_sets.exhaustive import Chains, Exhaustive
 from remat_cli.planners.lower_sets.families import pruned_family
-from remat_cli.planners.lower_sets.options import BudgetModel, Strategy
 from remat_cli.planners.lower_sets.search import LowerSetSearch
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.problem import Budget, Observer, Problem, Scope, Status

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from remat_cli.generate.unet import UNet
-from remat_cli.planners.min_cut.fitting import Prices, count_layout, fit, without_needless
-from remat_cli.planners.min_cut.moves import STARTS, move
+from remat_cli.planners.min_cut.fitting import STARTS, Prices, count_layout, fit, move, without_needless
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import GraphReads, RematSequence
 from remat_cli.simulate import simulate

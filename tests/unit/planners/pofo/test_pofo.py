@@ -12,7 +12,7 @@ from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.pofo.planner import Pofo, Rounding
 from remat_cli.planners.rotor.planner import Rotor
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.problem import Budget, Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Offload, plain_run
 from remat_cli.simulate import simulate

@@ -14,7 +14,7 @@ from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
 from remat_cli.planners.pofo.planner import Pofo, Rounding
 from remat_cli.planners.pofo.search import PofoSearch
 from remat_cli.planners.pofo.structure import Block, Checkpoint, KeepFirst, Structure, fluid_time, recomputed
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import linearise
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
 from remat_cli.problem import Budget, Observer, Problem, Status

@@ -6,7 +6,7 @@ import pytest
 
 from remat_cli.graph import Kind, Phase
 from remat_cli.planners.rotor.needs import RotorNeeds
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import linearise
 from tests.graphs import graph_of, op
 

@@ -12,7 +12,7 @@ from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.rotor.search import rotor_plans
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.problem import Budget, Observer, PlanResult, Problem, Status
 from remat_cli.schedule import Schedule
 from remat_cli.simulate import Trace, simulate

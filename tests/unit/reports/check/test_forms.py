@@ -17,12 +17,15 @@ from remat_cli.checks.check import Failure, Outcome
 from remat_cli.checks.project import ModelCheck, Project
 from remat_cli.config import GraphOptions, PlannerChoice
 from remat_cli.errors import ExitCode
-from remat_cli.reports.check.as_json import check_json
-from remat_cli.reports.check.github import check_github
-from remat_cli.reports.check.junit import check_junit
-from remat_cli.reports.check.markdown import check_markdown
+from remat_cli.reports.check.forms import (
+    check_github,
+    check_json,
+    check_junit,
+    check_markdown,
+    check_report,
+    check_text,
+)
 from remat_cli.reports.check.phrasing import conclusion
-from remat_cli.reports.check.table import check_report, check_text
 from remat_cli.units import BudgetSpec
 from tests.unit.reports.rendering import rendered
 

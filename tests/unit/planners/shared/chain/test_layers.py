@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.cuts import Cut, ForwardValues
 from remat_cli.planners.shared.chain.layers import cut_into_layers
 from remat_cli.planners.shared.chain.measures import Gauge, array_of

@@ -11,7 +11,7 @@ from hypothesis import given
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph, Kind, Op, Phase
 from remat_cli.planners.rotor.needs import RotorNeeds
-from remat_cli.planners.shared.chain.cut_kinds import Cuts
+from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
 from remat_cli.schedule import with_frees

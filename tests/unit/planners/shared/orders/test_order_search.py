@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from remat_cli.formats import read_graph
 from remat_cli.graph import Graph
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planners.shared.orders.annealing import Cooling, anneal
 from remat_cli.planners.shared.orders.greedy import greedy_order
 from remat_cli.planners.shared.orders.moves import Dependencies, Layout
-from remat_cli.planners.shared.orders.search import Order, search_orders
+from remat_cli.planners.shared.orders.search import Cooling, Order, anneal, search_orders
 from remat_cli.planners.shared.stages import Stages
 from remat_cli.problem import Observer
 from remat_cli.schedule import Compute, Inplace, with_frees

@@ -1,0 +1,271 @@
+"""The report of `remat check` in each form that somebody reads: programs, CI servers, pull requests, people."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+
+from remat_cli.checks.check import Outcome, Verdict
+from remat_cli.checks.project import Project
+from remat_cli.reports.check.phrasing import conclusion, explanation, figures, headers, sentence
+from remat_cli.reports.safe_text import Report, clean, shorten
+from remat_cli.reports.terminal.layout import QUIET_STYLE, bullets
+
+# JSON: the same figures, in bytes and shares
+
+
+def check_json(project: Project, outcomes: Sequence[Outcome]) -> bytes:
+    """Return the report as JSON; what there is none of is null."""
+    summary = {
+        "project": str(project.path),
+        "baseline": str(project.baseline),
+        "holds": all(outcome.verdict is Verdict.HOLDS for outcome in outcomes),
+        "models": [_outcome(outcome) for outcome in outcomes],
+    }
+    text = json.dumps(summary, ensure_ascii=False, indent=2, sort_keys=True)
+    # Half a surrogate pair, which a name may hold and UTF-8 may not, is written as JSON would escape it.
+    return f"{text}\n".encode(errors="backslashreplace")
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    model = outcome.model
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "line": model.line,
+        "verdict": outcome.verdict.value,
+        "exit_code": outcome.exit_code,
+        "planner": model.planner.name,
+        "limits": {
+            "budget": None if model.budget is None else str(model.budget),
+            "max_overhead": None if model.max_overhead is None else float(model.max_overhead),
+            "max_peak_bytes": model.max_peak,
+            "max_regression": None if model.max_regression is None else float(model.max_regression),
+        },
+        "figures": None if outcome.figures is None else asdict(outcome.figures),
+        "baseline": None if outcome.before is None else asdict(outcome.before),
+        "failures": [asdict(failure) for failure in outcome.failures],
+        "notes": list(outcome.notes),
+    }
+
+
+# JUnit XML, which CI servers show beside the tests: one test case a model
+
+_SUITE = "remat check"
+_TAGS = {Verdict.FAILS: "failure", Verdict.ERROR: "error"}
+
+
+def check_junit(project: Project, outcomes: Sequence[Outcome]) -> bytes:
+    """Return the report as JUnit XML.
+
+    Names may hold what XML 1.0 has no way to write; `clean` leaves none of it.
+    """
+    counts = {
+        "tests": str(len(outcomes)),
+        "failures": str(sum(outcome.verdict is Verdict.FAILS for outcome in outcomes)),
+        "errors": str(sum(outcome.verdict is Verdict.ERROR for outcome in outcomes)),
+        "skipped": "0",
+        "time": f"{sum(outcome.seconds for outcome in outcomes):.3f}",
+    }
+    root = Element("testsuites", {"name": _SUITE, **counts})
+    suite = SubElement(root, "testsuite", {"name": clean(str(project.path)), **counts})
+    headings = headers(outcomes)
+    for outcome in outcomes:
+        _add_case(suite, project, outcome, headings)
+    SubElement(suite, "system-out").text = conclusion(outcomes)
+    indent(root)
+    xml: bytes = tostring(root, encoding="UTF-8", xml_declaration=True)
+    return xml + b"\n"
+
+
+def _add_case(suite: Element, project: Project, outcome: Outcome, headings: Sequence[str]) -> None:
+    model = outcome.model
+    case = SubElement(
+        suite,
+        "testcase",
+        {
+            "classname": _SUITE,
+            "name": clean(model.name),
+            "file": clean(project.path.as_posix()),
+            "line": str(model.line),
+            "time": f"{outcome.seconds:.3f}",
+        },
+    )
+    if outcome.failures:
+        # Readers take one element a case.
+        reasons = [clean(failure.reason) for failure in outcome.failures]
+        kinds = ", ".join(failure.limit for failure in outcome.failures)
+        described = {"message": "; ".join(reasons), "type": kinds}
+        SubElement(case, _TAGS[outcome.verdict], described).text = explanation(outcome)
+    measured = [f"{label}: {value}" for label, value in zip(headings, figures(outcome, headings), strict=True) if value]
+    if measured:
+        SubElement(case, "system-out").text = "\n".join(measured)
+
+
+# Workflow commands: GitHub shows a failure at the model's line of the project file
+
+# What GitHub's runner reads back; "%" first.
+_IN_MESSAGE = (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"))
+_IN_PROPERTY = (*_IN_MESSAGE, (":", "%3A"), (",", "%2C"))
+
+
+def check_github(project: Project, outcomes: Sequence[Outcome]) -> bytes:
+    """Return the report as an error annotation for each model that fails, or a notice that all hold."""
+    failing = [outcome for outcome in outcomes if outcome.failures]
+    file = clean(_from_the_top(project.path))
+    lines = [_error(file, outcome) for outcome in failing]
+    # In a line of the log that is no command, an annotation for each failure being there.
+    lines.append(
+        conclusion(outcomes) if failing else _command("notice", {"title": "remat check"}, conclusion(outcomes))
+    )
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _error(file: str, outcome: Outcome) -> str:
+    name = clean(outcome.model.name)
+    title = f"remat check: {name} {'fails' if outcome.verdict is Verdict.FAILS else 'could not be checked'}"
+    return _command("error", {"file": file, "line": str(outcome.model.line), "title": title}, explanation(outcome))
+
+
+def _command(name: str, properties: dict[str, str], message: str) -> str:
+    described = ",".join(f"{key}={_escaped(value, _IN_PROPERTY)}" for key, value in properties.items())
+    return f"::{name} {described}::{_escaped(message, _IN_MESSAGE)}"
+
+
+def _escaped(text: str, pairs: Sequence[tuple[str, str]]) -> str:
+    for character, escape in pairs:
+        text = text.replace(character, escape)
+    return text
+
+
+def _from_the_top(path: Path) -> str:
+    """Return the path as seen from the top of the repository, as annotations want it."""
+    top = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()
+    whole = path.resolve()
+    return (whole.relative_to(top) if whole.is_relative_to(top) else path).as_posix()
+
+
+# Markdown: for a pull request, or `>> $GITHUB_STEP_SUMMARY`
+
+_MARKS = {Verdict.HOLDS: "✅ holds", Verdict.FAILS: "❌ fails", Verdict.ERROR: "⚠️ error"}
+# What Markdown or HTML would act on; inside a word, an underscore is one.
+_SPECIAL = re.compile(r"[\\`*{}\[\]<>|~#&@$]|(?<!\w)_|_(?!\w)")
+
+
+def check_markdown(project: Project, outcomes: Sequence[Outcome]) -> bytes:
+    """Return the report: a table of all models, then each failure with what would help."""
+    headings = headers(outcomes)
+    lines = [
+        f"### remat check: {conclusion(outcomes)}",
+        "",
+        f"| | model | {' | '.join(headings)} |",
+        f"|---|---|{'---:|' * len(headings)}",
+        *(
+            f"| {_MARKS[outcome.verdict]} | {_plain(outcome.model.name)} | {' | '.join(figures(outcome, headings))} |"
+            for outcome in outcomes
+        ),
+        *(line for outcome in outcomes for line in _failures(outcome)),
+        "",
+        f"Limits: {_plain(project.path.as_posix())}",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _failures(outcome: Outcome) -> Iterator[str]:
+    for failure in outcome.failures:
+        yield ""
+        yield f"**{_plain(outcome.model.name)}**: {_plain(failure.reason)}"
+        if failure.remedies:
+            yield ""
+        for remedy in failure.remedies:
+            yield f"- {_plain(sentence(remedy))}"
+
+
+def _plain(text: str) -> str:
+    """Return text that Markdown shows as it is."""
+    return _SPECIAL.sub(_entity, clean(text))
+
+
+def _entity(match: re.Match[str]) -> str:
+    # A backslash would do outside of tables only, and keeps no mention from being one.
+    return f"&#{ord(match[0])};"
+
+
+# For people: one line a model, and below it why it fails and what would help
+
+_NARROWEST_NAME = 8
+_WIDTH_OF_FILES = 100
+_GAP = "  "
+_STYLES = {Verdict.HOLDS: "green", Verdict.FAILS: "bold red", Verdict.ERROR: "bold yellow"}
+_VERDICT_WIDTH = max(len(verdict) for verdict in Verdict)
+_INDENT = _VERDICT_WIDTH + len(_GAP)
+
+
+def check_report(outcomes: Sequence[Outcome]) -> Report:
+    """Return the report of `remat check`."""
+    worst = next((v for v in (Verdict.ERROR, Verdict.FAILS) if any(o.verdict is v for o in outcomes)), Verdict.HOLDS)
+    return Report(_Lines(outcomes), Text(conclusion(outcomes), f"bold {_STYLES[worst]}"))
+
+
+def check_text(project: Project, outcomes: Sequence[Outcome]) -> bytes:
+    """Return the report as plain text, for a file."""
+    file = StringIO()
+    Console(file=file, width=_WIDTH_OF_FILES, color_system=None, highlight=False).print(check_report(outcomes))
+    return file.getvalue().encode()
+
+
+class _Lines:
+    """One line a model, in columns as wide as they need to be; names take what is left."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        self._outcomes = outcomes
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        headings = headers(self._outcomes)
+        rows = [figures(outcome, headings) for outcome in self._outcomes]
+        widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
+        left = options.max_width - _INDENT - sum(len(_GAP) + width for width in widths)
+        names = [shorten(outcome.model.name, max(_NARROWEST_NAME, left)) for outcome in self._outcomes]
+        width = max(map(cell_len, ("model", *names)))
+        heading = "check".ljust(_INDENT) + _in_columns("model", width, headings, widths)
+        yield Text(heading, QUIET_STYLE, no_wrap=True)
+        for outcome, name, row in zip(self._outcomes, names, rows, strict=True):
+            yield from _lines(outcome, _in_columns(name, width, row, widths))
+
+
+def _in_columns(name: str, width: int, cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line of a name on the left, and figures on the right of their columns."""
+    padded = [" " * (space - cell_len(cell)) + cell for cell, space in zip(cells, widths, strict=True)]
+    return _GAP.join([name + " " * (width - cell_len(name)), *padded])
+
+
+def _lines(outcome: Outcome, columns: str) -> Iterator[RenderableType]:
+    verdict = outcome.verdict
+    mark = verdict.ljust(_VERDICT_WIDTH)
+    yield Text.assemble((mark, _STYLES[verdict]), _GAP, columns, no_wrap=True)
+    for failure in outcome.failures:
+        body: list[RenderableType] = [Text(sentence(clean(failure.reason)))]
+        if failure.remedies:
+            body.append(bullets([sentence(clean(remedy)) for remedy in failure.remedies]))
+        yield Padding(Group(*body), (0, 0, 0, _INDENT))
+
+
+FORMS: Mapping[str, Callable[[Project, Sequence[Outcome]], bytes]] = {
+    "table": check_text,
+    "json": check_json,
+    "junit": check_junit,
+    "github": check_github,
+    "markdown": check_markdown,
+}
