@@ -36,17 +36,19 @@ class RematError(Exception):
     """An error that is shown to the user as a message and a hint, without a traceback.
 
     Attributes:
-        message: what is wrong, and where.
+        wording: what is wrong, and where, with the settings that it speaks of.
+        message: the same in words for the command line.
         remedy: what to do about it, with the settings that it speaks of; empty where the message says it all.
         exit_code: how the process ends.
     """
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, message: str, *, hint: Hint = "") -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, message: Hint, *, hint: Hint = "") -> None:
+        self.wording = message
+        self.message = as_text(message, on_command_line)
         self.remedy = hint
+        super().__init__(self.message)
 
     @property
     def hint(self) -> str:
@@ -75,7 +77,7 @@ class InvalidSchedule(RematError):
 
     exit_code = ExitCode.FALSE_SCHEDULE
 
-    def __init__(self, message: str, *, step: int | None = None, hint: Hint = "") -> None:
+    def __init__(self, message: Hint, *, step: int | None = None, hint: Hint = "") -> None:
         super().__init__(message, hint=hint)
         self.step = step
 

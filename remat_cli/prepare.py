@@ -135,7 +135,9 @@ def _with_operators(
     """
     graph, operators = reading.graph, reading.operators
     if options.accumulate and (graph.kind is not Kind.TRAINING or not operators):
-        raise UsageError("--accumulate needs a PyTorch step", hint="other graphs have their gradients resident anyway")
+        raise UsageError(
+            (Setting("accumulate"), " needs a PyTorch step"), hint="other graphs have their gradients resident anyway"
+        )
     if operators and graph.kind is Kind.TRAINING:
         return _with_step(reading, options, notes)
     if not operators:
@@ -169,7 +171,8 @@ def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> tup
     """Derive the same for a training step that has its backward ops already: it makes its gradients itself."""
     if options.optimizer is not None and reading.optimizer is not None:
         raise UsageError(
-            f"--optimizer {options.optimizer}: the step brings one, {reading.optimizer}", hint="leave one of them out"
+            (Setting("optimizer", options.optimizer), f": the step brings one, {reading.optimizer}"),
+            hint="leave one of them out",
         )
     graph = _with_work(reading.graph, reading.operators, options, notes)
     optimizer = options.optimizer or _DEFAULT_OPTIMIZER

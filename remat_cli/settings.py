@@ -7,7 +7,7 @@ project file shows "'mode: inference'".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ class Setting:
     value: object = None
 
 
-# What to do about an error: plain text, or parts that are joined.
+# What is wrong, or what to do about it: plain text, or parts that are joined.
 Hint = str | tuple[str | Setting, ...]
 
 
@@ -84,6 +84,12 @@ def as_text(hint: Hint, write: Callable[[Setting], str]) -> str:
 def parts(hint: Hint) -> tuple[str | Setting, ...]:
     """Return a hint as parts, to which others can be joined."""
     return (hint,) if isinstance(hint, str) else hint
+
+
+def listed(settings: Iterable[Setting]) -> tuple[str | Setting, ...]:
+    """Return settings as parts of a text, separated by commas."""
+    separated = tuple(part for setting in settings for part in (", ", setting))
+    return separated[1:]
 
 
 def option_of(name: str) -> str:

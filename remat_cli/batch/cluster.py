@@ -22,6 +22,7 @@ from remat_cli.batch.result_lines import Ending
 from remat_cli.batch.run_job import check_unchanged
 from remat_cli.errors import ClusterLost, RematError, UsageError
 from remat_cli.formats import portable_bytes
+from remat_cli.settings import Setting
 
 # Seconds between two looks at whether a job is still wanted, at how many workers there are, and at what has ended.
 _LOOK = 0.5
@@ -292,7 +293,7 @@ class Cluster:
             raise self._lost()
 
     def _lost(self) -> ClusterLost:
-        hint = "what was finished is in the results; start it again, and go on with --resume"
+        hint = ("what was finished is in the results; start it again, and go on with ", Setting("resume"))
         return ClusterLost(f"the scheduler at {self._address} has gone", hint=hint)
 
 
@@ -301,7 +302,9 @@ def _distributed() -> Any:
     try:
         import distributed
     except ImportError:
-        raise UsageError("--scheduler needs Dask, which is not there", hint="pip install 'remat[cluster]'") from None
+        raise UsageError(
+            (Setting("scheduler"), " needs Dask, which is not there"), hint="pip install 'remat[cluster]'"
+        ) from None
     return distributed
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
 from remat_cli.config import GraphOptions, PlannerChoice
 from remat_cli.errors import RematError
+from remat_cli.settings import Hint, Setting, as_text, on_command_line
 from remat_cli.units import BudgetSpec, format_bytes
 
 
@@ -63,19 +64,20 @@ class Outcome:
     schedule: bytes | None = None
 
 
-def failure(status: Ending, error: str, hint: str = "", *, exit_code: int | None = None) -> Outcome:
+def failure(status: Ending, error: str, hint: Hint = "", *, exit_code: int | None = None) -> Outcome:
     """Return the outcome of a job that came to no answer."""
     code = EXIT_CODES[status] if exit_code is None else exit_code
-    return Outcome(Ended(status=status, exit_code=code, error=error, hint=hint or None))
+    return Outcome(Ended(status=status, exit_code=code, error=error, hint=as_text(hint, on_command_line) or None))
 
 
 def refusal(error: RematError) -> Outcome:
     """Return the outcome of a job that an error ended."""
-    return failure(Ending.ERROR, error.message, error.hint, exit_code=error.exit_code)
+    return failure(Ending.ERROR, error.message, error.remedy, exit_code=error.exit_code)
 
 
 def out_of_memory(limits: Limits) -> Outcome:
     """Return the outcome of a job whose memory did not suffice."""
     allowed = "" if limits.memory_bytes is None else f": it may take {format_bytes(limits.memory_bytes)}"
-    hint = "use fewer --jobs, a larger --memory-limit, or a planner for large graphs: dtr"
+    fewer, larger = Setting("jobs"), Setting("memory_limit")
+    hint = ("use fewer ", fewer, ", a larger ", larger, ", or a planner for large graphs: dtr")
     return failure(Ending.OUT_OF_MEMORY, f"out of memory{allowed}", hint)

@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from remat_cli.batch.job import Job, Limits, Outcome, failure, out_of_memory
 from remat_cli.batch.process_trees import kill_tree
 from remat_cli.batch.result_lines import Ending
+from remat_cli.settings import Setting
 
 # What the interpreter runs for a job.
 CHILD: tuple[str, ...] = ("-P", "-m", "remat_cli.batch.job_process")
@@ -177,7 +178,7 @@ class Processes:
                 assert isinstance(outcome, Outcome)
                 return outcome
         if child.stopped:
-            hint = "allow more with --job-timeout, or give the planner a time_limit below it"
+            hint = ("allow more with ", Setting("job_timeout"), ", or give the planner a time_limit below it")
             return failure(Ending.TIMED_OUT, f"no plan was found in {seconds:g} s", hint)
         printed = child.printed.decode(errors="replace")
         if any(sign in printed for sign in _NO_MEMORY):
@@ -198,7 +199,12 @@ def _crash(code: int, printed: str) -> Outcome:
     said = f": {lines[-1].strip()}" if lines else ""
     if code < 0:
         name = signal.Signals(-code).name
-        hint = "the system kills where memory runs out: use fewer --jobs, or a --memory-limit"
+        hint = (
+            "the system kills where memory runs out: use fewer ",
+            Setting("jobs"),
+            ", or a ",
+            Setting("memory_limit"),
+        )
         return failure(
             Ending.CRASHED, f"the job's process died of {name}{said}", hint if code == -signal.SIGKILL else ""
         )

@@ -19,6 +19,7 @@ from remat_cli.batch.run_job import sha256_of
 from remat_cli.config import GraphOptions, PlannerChoice, RunConfig, load_device, load_measurements
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.torch import names_function
+from remat_cli.settings import Setting
 from remat_cli.units import BudgetSpec
 
 
@@ -130,7 +131,7 @@ def _settled(config: RunConfig, request: Request, one_worker: bool) -> _Settled:
     if not budgets:
         raise UsageError(
             f"{config.label} is to be planned at no budget",
-            hint="give --budget 8GB, --budget 80% (of the plain peak) or min; in a manifest: budgets: [80%]",
+            hint=("give ", Setting("budget", "8GB"), ", 80% (of the plain peak) or min; in a manifest: budgets: [80%]"),
         )
     options = config.graph.under(request.options)
     max_overhead = config.max_overhead if request.max_overhead is None else request.max_overhead

@@ -17,6 +17,7 @@ from remat_cli.batch.requests import schedule_name
 from remat_cli.batch.result_lines import Content, JobLine, line_bytes, read_content
 from remat_cli.errors import UsageError
 from remat_cli.formats.writing import check_writes, write_faults, write_file
+from remat_cli.settings import Setting
 
 _ELSEWHERE = "choose another place with -o"
 
@@ -106,7 +107,7 @@ class Records:
 
 
 def _make_folder(folder: Path) -> None:
-    with write_faults(folder, "choose another place with --schedules"):
+    with write_faults(folder, ("choose another place with ", Setting("schedules"))):
         folder.mkdir(parents=True, exist_ok=True)
     check_writes({"--schedules": folder / "schedule.json"})
 
@@ -129,7 +130,7 @@ class _ResultsFile:
             self._file.seek(0)
             content = self._file.read()
             if content and not resume:
-                hint = "go on with the results in it with --resume, or name another file with -o"
+                hint = ("go on with the results in it with ", Setting("resume"), ", or name another file with -o")
                 raise UsageError(f"{path} is not empty", hint=hint)
             found = read_content(path, content)
             if found.damaged:

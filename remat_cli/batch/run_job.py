@@ -10,6 +10,7 @@ from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
 from remat_cli.errors import GraphError, RematError
 from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import prepare
+from remat_cli.settings import Setting
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import plan_at
 from remat_cli.units import format_bytes
@@ -44,7 +45,9 @@ def carry_out(job: Job) -> Outcome:
 def check_unchanged(job: Job) -> None:
     """Raise a GraphError where the file of a job is not the one that its identity was made from."""
     if job.sha256 and sha256_of(job.graph) != job.sha256:
-        raise GraphError(f"{job.graph} has changed since the batch began", hint="run it again with --resume")
+        raise GraphError(
+            f"{job.graph} has changed since the batch began", hint=("run it again with ", Setting("resume"))
+        )
 
 
 def sha256_of(path: Path) -> str:

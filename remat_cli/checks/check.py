@@ -23,7 +23,7 @@ from remat_cli.planners import PLANNERS
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.problem import Budget, Observer, Problem, Status
 from remat_cli.runtime.execution import check_can_execute, execute_plan
-from remat_cli.settings import as_text, in_config
+from remat_cli.settings import Setting, as_text, in_config, on_command_line
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.studies.budget_search import exact_overhead, within_overhead
@@ -159,7 +159,9 @@ def _result_of(future: Future[Outcome], model: ModelCheck, baseline: Mapping[str
         return future.result()
     except BrokenProcessPool:
         reason = "a process of this check came to a sudden end, as it does where the machine runs out of memory"
-        failure = Failure("error", reason, ("check fewer models at a time: --jobs 1",))
+        failure = Failure(
+            "error", reason, (as_text(("check fewer models at a time: ", Setting("jobs", 1)), on_command_line),)
+        )
         return Outcome(model, None, baseline.get(model.name), (failure,), ExitCode.NO_PLAN)
 
 
@@ -185,7 +187,7 @@ class _Check:
         try:
             self.measure()
         except RematError as error:
-            self.failures.append(Failure("error", error.message, _in_yaml(error)))
+            self.failures.append(Failure("error", as_text(error.wording, in_config), _in_yaml(error)))
             return error.exit_code
         except MemoryError:
             remedies = ("use a planner for large graphs, such as dtr",)

@@ -14,7 +14,7 @@ from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.formats.source import Source
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.problem import Scope, Status
-from remat_cli.settings import Setting, on_command_line
+from remat_cli.settings import Setting, listed
 from remat_cli.simulate import Trace, simulate
 from remat_cli.solve import baseline_of, share_over
 from remat_cli.units import BudgetSpec, format_bytes, meant_as_share
@@ -100,24 +100,28 @@ def _other_graph(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Grap
     if file.read_with is None:
         return GraphError(
             what,
-            hint="give the options that it was planned with (--dim, --mode, --optimizer, --cost-model, --device, ...), "
-            "or the file that 'remat convert' wrote with them",
+            hint=(
+                "give the options that it was planned with (",
+                *listed(Setting(item.name) for item in fields(GraphOptions) if item.name != "strict"),
+                "), or the file that 'remat convert' wrote with them",
+            ),
         )
     used, recorded = prepared.options, _recorded(file)
-    planned_with, read_with = (
-        ", ".join(map(on_command_line, _beyond(*pair))) for pair in ((recorded, used), (used, recorded))
-    )
-    if planned_with:
-        what += f": it was planned with {planned_with}" + (f", not {read_with}" if read_with else "")
-    elif read_with:
-        what += f": it was planned without {read_with}"
-    else:
+    planned_with, read_with = listed(_beyond(recorded, used)), listed(_beyond(used, recorded))
+    if not planned_with and not read_with:
         return GraphError(
             what,
-            hint="the options are those that it was planned with: the graph's file has changed since, or is another "
-            "one, or --device or --measurements named a file",
+            hint=(
+                "the options are those that it was planned with: the graph's file has changed since, or is another "
+                "one, or ",
+                *(Setting("device"), " or ", Setting("measurements"), " named a file"),
+            ),
         )
-    return GraphError(what, hint="leave out what differs: the schedule says what it was planned with")
+    if planned_with:
+        differs = (": it was planned with ", *planned_with, *((", not ", *read_with) if read_with else ()))
+    else:
+        differs = (": it was planned without ", *read_with)
+    return GraphError((what, *differs), hint="leave out what differs: the schedule says what it was planned with")
 
 
 def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared) -> int | None:
@@ -130,7 +134,7 @@ def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared
         return file.budget_bytes
     if spec.smallest:
         raise UsageError(
-            "a schedule that is there cannot be held against --budget min",
+            ("a schedule that is there cannot be held against ", Setting("budget", "min")),
             hint="give a size, such as 8GB, 80% or 60% of activations",
         )
     return spec.bytes_of(baseline_of(prepared.graph).peak_bytes, prepared.graph.fixed_bytes)

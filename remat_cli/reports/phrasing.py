@@ -11,6 +11,7 @@ from remat_cli.graph import Graph, Kind
 from remat_cli.problem import Basis, Scope, Status
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.schedule import Offload
+from remat_cli.settings import Setting, on_command_line, option_of
 from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import SmallestBudget
 from remat_cli.units import format_bytes, format_share, meant_as_share
@@ -142,9 +143,11 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
     meant = meant_as_share(solution.problem.budget.device_bytes, solution.baseline.peak_bytes)
     advice = [*([meant] if meant else []), _budget_that_fits(solution)]
     if solution.problem.budget.device_bytes < solution.working_set.bytes:
-        advice.append("Make the tensors smaller: a smaller batch or shorter sequence (--dim), a narrower data type.")
+        dims = option_of("dims")
+        advice.append(f"Make the tensors smaller: a smaller batch or shorter sequence ({dims}), a narrower data type.")
         if optimizer not in (None, "sgd"):
-            advice.append("An optimizer without state (--optimizer sgd) leaves more of the budget to the tensors.")
+            stateless = on_command_line(Setting("optimizer", "sgd"))
+            advice.append(f"An optimizer without state ({stateless}) leaves more of the budget to the tensors.")
         return advice
     if solution.status is Status.UNKNOWN:
         advice.append("Where a time limit ended the search, give it more time (--time-limit).")

@@ -24,6 +24,7 @@ from remat_cli.formats.torch.places import last_place
 from remat_cli.formats.torch.reference import check_dims, load_function, parts
 from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.formats.torch.weightless import Weightless, with_fake_tensors
+from remat_cli.settings import Setting
 
 _NO_DATA = (
     "remat builds the model without data, so values of tensors cannot be looked at; what is looked at, make with "
@@ -84,10 +85,11 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
         GraphError: what it returns is no training step, or cannot be captured as one graph.
     """
     check_supported()
-    for given, option in ((options.input_shapes, "--input-shape"), (options.value_shapes, "--value-shape")):
-        if given:
+    for name in ("input_shapes", "value_shapes"):
+        if getattr(options, name):
             raise UsageError(
-                f"{option} has no meaning for {reference}", hint="its sizes come from its dims: --dim NAME=N"
+                (Setting(name), f" has no meaning for {reference}"),
+                hint=("its sizes come from its dims: ", Setting("dims", {"NAME": "N"})),
             )
     function = load_function(reference)
     check_dims(function, reference, options.dims)

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from remat_cli.errors import GraphError, UsageError
+from remat_cli.settings import Setting
 
 # A dotted name, or anything that ends in .py; then the function's name.
 _REFERENCE = re.compile(r"(?P<where>.*\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)", re.DOTALL)
@@ -135,5 +136,5 @@ def check_dims(function: Callable[..., Any], reference: str, dims: Mapping[str, 
             )
     missing = [p.name for p in named if p.default is p.empty and p.name not in dims]
     if missing:
-        given = " ".join(f"--dim {name}=N" for name in missing)
-        raise UsageError(f"{reference} needs {', '.join(map(repr, missing))}", hint=f"give {given}")
+        given = Setting("dims", dict.fromkeys(missing, "N"))
+        raise UsageError(f"{reference} needs {', '.join(map(repr, missing))}", hint=("give ", given))
