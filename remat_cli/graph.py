@@ -203,7 +203,9 @@ class GraphArrays:
         producer: [T] number of the producing op, -1 for a graph input.
         inputs: for each op, the numbers of its inputs.
         outputs: for each op, the numbers of its outputs.
+        recomputable: [N] bool, may run again.
         inplace: for each op, the number of the input whose storage its first output can take over, or -1.
+        inplace_bytes: [N] int64, bytes that working in place saves; 0 too where that input is one of the graph's.
         is_output: [T] bool, must be in memory at the end.
     """
 
@@ -216,7 +218,9 @@ class GraphArrays:
     producer: NDArray[np.int64]
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
+    recomputable: NDArray[np.bool_]
     inplace: tuple[int, ...]
+    inplace_bytes: NDArray[np.int64]
     is_output: NDArray[np.bool_]
 
     @classmethod
@@ -230,6 +234,10 @@ class GraphArrays:
         for number, op in enumerate(graph.ops):
             for name in op.outputs:
                 producer[index[name]] = number
+        inplace_bytes = np.zeros(len(graph.ops), dtype=np.int64)
+        for number, op in enumerate(graph.ops):
+            if op.inplace is not None:
+                inplace_bytes[number] = min(graph.freeable_bytes[op.inplace], graph.tensors[op.outputs[0]].bytes)
         is_output = np.zeros(len(names), dtype=np.bool_)
         is_output[[index[name] for name in graph.outputs]] = True
         return cls(
@@ -242,7 +250,9 @@ class GraphArrays:
             producer=producer,
             inputs=tuple(tuple(map(index.__getitem__, op.inputs)) for op in graph.ops),
             outputs=tuple(tuple(map(index.__getitem__, op.outputs)) for op in graph.ops),
+            recomputable=np.fromiter((op.recomputable for op in graph.ops), dtype=np.bool_, count=len(graph.ops)),
             inplace=tuple(-1 if op.inplace is None else index[op.inplace] for op in graph.ops),
+            inplace_bytes=inplace_bytes,
             is_output=is_output,
         )
 

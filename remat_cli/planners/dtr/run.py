@@ -60,7 +60,7 @@ class GreedyRun:
         self._is_output: list[bool] = arrays.is_output.tolist()
         self._time: list[int] = arrays.op_time.tolist()
         self._workspace: list[int] = arrays.workspace_bytes.tolist()
-        self._recomputable = [op.recomputable for op in graph.ops]
+        self._recomputable: list[bool] = arrays.recomputable.tolist()
 
         count = len(self._size)
         self._is_here = bytearray(count)

@@ -88,16 +88,7 @@ class CutPoint:
             sequence.bytes[here].sum() + sequence.bytes[outputs].sum() + graph.arrays.workspace_bytes[sequence.ops[at]]
         )
         self.own_bytes = int(graph.fixed_bytes + needed_here - sequence.shared_bytes[at])
-        self.least_own_bytes = int(graph.fixed_bytes + needed_here - self._in_place())
-
-    def _in_place(self) -> int:
-        """Return the most that the moment's run can save by working in place, should its input end with it."""
-        arrays = self.sequence.reads.graph.arrays
-        op = int(self.sequence.ops[self.at])
-        taken = arrays.inplace[op]
-        if taken < 0 or arrays.producer[taken] < 0:
-            return 0
-        return int(min(arrays.tensor_bytes[taken], arrays.tensor_bytes[arrays.outputs[op][0]]))
+        self.least_own_bytes = int(graph.fixed_bytes + needed_here - graph.arrays.inplace_bytes[sequence.ops[at]])
 
     @cached_property
     def _may_run_again(self) -> Ints:

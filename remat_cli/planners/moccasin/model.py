@@ -109,6 +109,7 @@ class IntervalModel:
         self._producer: list[int] = arrays.producer.tolist()
         self._size: list[int] = arrays.tensor_bytes.tolist()
         self._workspace: list[int] = arrays.workspace_bytes.tolist()
+        self._saving: list[int] = arrays.inplace_bytes.tolist()  # of each op, by working in place
         self._runs = [[self._run(op, number) for number in range(slots.most_runs[op])] for op in range(len(graph.ops))]
         self._finish = _Run(len(graph.ops), 0, slots.end, slots.end, slots.end)
         self._ends: dict[int, list[IntVar]] = {}  # by tensor, for each run of its producer
@@ -266,14 +267,7 @@ class IntervalModel:
             self._add_reading(tensor, reader)
 
     def _may_take_over(self, op: int, tensor: int) -> bool:
-        return op < len(self._runs) and self._graph.arrays.inplace[op] == tensor and self._shared(op) > 0
-
-    def _shared(self, op: int) -> int:
-        """Return the bytes that an op saves by working in place."""
-        tensor = self._graph.arrays.inplace[op]
-        if tensor < 0 or self._producer[tensor] < 0:
-            return 0
-        return min(self._size[tensor], self._size[self._graph.arrays.outputs[op][0]])
+        return op < len(self._runs) and self._graph.arrays.inplace[op] == tensor and self._saving[op] > 0
 
     def _add_reading(self, tensor: int, reader: _Run) -> None:
         """Say that one of the tensor's intervals covers the reader's event (equation 5)."""
@@ -324,7 +318,7 @@ class IntervalModel:
         outputs = self._graph.arrays.outputs[run.op]
         read = self._read_outputs(run.op)
         passing = self._workspace[run.op] + sum(self._size[t] for t in outputs if t not in read)
-        shared = self._shared(run.op)
+        shared = self._saving[run.op]
         for tensor in read:
             size = self._size[tensor]
             if tensor == outputs[0] and shared:

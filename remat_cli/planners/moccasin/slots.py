@@ -61,7 +61,7 @@ class Slots:
 def line_slots(graph: Graph, order: Order, max_retentions: int) -> Slots:
     """Return as many events as there can be runs, each open to every op (equation 9)."""
     count = len(graph.ops)
-    may_rerun = _worth_keeping(graph) & _recomputable(graph)
+    may_rerun = _worth_keeping(graph) & graph.arrays.recomputable
     most_runs = [max_retentions if may else 1 for may in may_rerun.tolist()]
     end = sum(most_runs)
     if order is Order.INPUT:
@@ -108,7 +108,7 @@ def staged_slots(graph: Graph, budget_bytes: int, order: Order, max_retentions: 
     else:
         chances = _chances(graph, following - 1, depth)
         first = [_first_places(v, chances[v], depth) for v in range(count)]
-    may_rerun = _recomputable(graph) & (max_retentions > 1)
+    may_rerun = graph.arrays.recomputable & (max_retentions > 1)
     chances &= may_rerun[:, None] & (np.arange(count + 1) > passed[:, None])
     again = [np.flatnonzero(row).tolist() for row in chances]
     return Slots(
@@ -168,10 +168,6 @@ def _readers(graph: Graph) -> list[list[int]]:
 def _worth_keeping(graph: Graph) -> Bools:
     """Return [ops] whether somebody reads what the op makes and it takes memory."""
     return np.array([bool(readers) for readers in _readers(graph)])
-
-
-def _recomputable(graph: Graph) -> Bools:
-    return np.array([op.recomputable for op in graph.ops])
 
 
 def _next(flags: Bools) -> NDArray[np.int64]:

@@ -102,7 +102,7 @@ class ForwardPart:
     @cached_property
     def must_stay(self) -> list[int]:
         """The vertices whose ops must run exactly once, so that what they make cannot be dropped."""
-        return [v for v, op in enumerate(self.ops.tolist()) if not self.graph.ops[op].recomputable]
+        return [int(v) for v in np.flatnonzero(~self.graph.arrays.recomputable[self.ops])]
 
     def missing(self, wanted: Iterable[int], is_there: Sequence[bool]) -> list[int]:
         """Return the vertices that must be run again so that those wanted are there, in topological order."""

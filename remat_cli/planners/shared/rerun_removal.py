@@ -63,6 +63,7 @@ class _ShrinkingSequence:
         self._producer: list[int] = arrays.producer.tolist()
         self._inputs = [tuple(t for t in tensors if self._producer[t] >= 0) for tensors in arrays.inputs]
         self._outputs, self._inplace = arrays.outputs, arrays.inplace
+        self._inplace_bytes: list[int] = arrays.inplace_bytes.tolist()
         self._size: list[int] = arrays.tensor_bytes.tolist()
         self._is_output: list[bool] = arrays.is_output.tolist()
         self._runs_of: list[list[int]] = [[] for _ in graph.ops]  # positions
@@ -135,7 +136,7 @@ class _ShrinkingSequence:
     def _shared(self, tensor: int, at: int) -> int:
         """Return the bytes that a run saves if it takes over the storage of a tensor that ends with it."""
         op = self._runs[at]
-        return min(self._size[tensor], self._size[self._outputs[op][0]]) if self._inplace[op] == tensor else 0
+        return self._inplace_bytes[op] if self._inplace[op] == tensor else 0
 
     def _made(self, tensor: int, before: int) -> int:
         """Return where a tensor was made for the last time before a position."""

@@ -49,7 +49,7 @@ class GraphReads:
             inputs=_ragged(arrays.inputs, counts),
             outputs=_ragged(arrays.outputs, counts),
             kept=np.flatnonzero(arrays.is_output & counts),
-            recomputable=np.fromiter((op.recomputable for op in graph.ops), dtype=np.bool_, count=len(graph.ops)),
+            recomputable=arrays.recomputable,
         )
 
 
@@ -188,13 +188,10 @@ class RematSequence:
     def shared_bytes(self) -> Ints:
         """[M] bytes that each run saves by working in place: its input's instance must end with it."""
         arrays = self.reads.graph.arrays
-        saved = np.zeros(len(self), dtype=np.int64)
-        taken = np.array(arrays.inplace, dtype=np.int64)[self.ops]
-        at = np.flatnonzero(taken >= 0)
-        at = at[(arrays.producer[taken[at]] >= 0) & (arrays.tensor_bytes[taken[at]] > 0)]
-        at = at[self.last_read[self.instance(taken[at], at)] == at]
-        first_output = np.array([row[0] if row else -1 for row in arrays.outputs], dtype=np.int64)[self.ops[at]]
-        saved[at] = np.minimum(arrays.tensor_bytes[taken[at]], arrays.tensor_bytes[first_output])
+        saved: Ints = arrays.inplace_bytes[self.ops]
+        at = np.flatnonzero(saved)
+        taken = np.array(arrays.inplace, dtype=np.int64)[self.ops[at]]
+        saved[at[self.last_read[self.instance(taken, at)] != at]] = 0
         return saved
 
     @cached_property

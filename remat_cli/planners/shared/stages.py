@@ -86,8 +86,7 @@ class Stages:
     @cached_property
     def recomputable(self) -> Bools:
         """[N] whether each stage's op may run again."""
-        may: Bools = np.fromiter((op.recomputable for op in self.graph.ops), dtype=np.bool_, count=len(self))
-        return may[self.order]
+        return self.graph.arrays.recomputable[self.order]
 
     @cached_property
     def inputs(self) -> Ragged:
@@ -112,25 +111,14 @@ class Stages:
     @cached_property
     def shared_input(self) -> Ints:
         """[N] the tensor whose storage each stage's op can take over for its first output, -1 where there is none."""
-        return self._in_place[0]
+        number = np.full(len(self.graph.tensors) + 1, -1, dtype=np.int64)  # one more for ops that cannot
+        number[self.tensor] = np.arange(len(self.tensor))
+        return number[np.array(self.graph.arrays.inplace, dtype=np.int64)[self.order]]
 
     @cached_property
     def shared_bytes(self) -> Ints:
         """[N] bytes that working in place saves while each stage's op runs."""
-        return self._in_place[1]
-
-    @cached_property
-    def _in_place(self) -> tuple[Ints, Ints]:
-        arrays = self.graph.arrays
-        number = np.full(len(arrays.producer), -1, dtype=np.int64)
-        number[self.tensor] = np.arange(len(self.tensor))
-        taken, saved = np.full(len(self), -1, dtype=np.int64), np.zeros(len(self), dtype=np.int64)
-        for stage, op in enumerate(self.order.tolist()):
-            shared = arrays.inplace[op]
-            if shared >= 0 and number[shared] >= 0:
-                taken[stage] = number[shared]
-                saved[stage] = min(arrays.tensor_bytes[shared], arrays.tensor_bytes[arrays.outputs[op][0]])
-        return taken, saved
+        return self.graph.arrays.inplace_bytes[self.order]
 
     @cached_property
     def own_bytes(self) -> Ints:

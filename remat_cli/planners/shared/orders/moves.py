@@ -136,9 +136,8 @@ def _takeovers(graph: Graph, reader: Ints, tensor: Ints) -> dict[int, list[Takeo
     """Return `takeovers` from the pairs (reader, tensor), sorted by reader."""
     arrays = graph.arrays
     takers: dict[int, list[tuple[int, float]]] = {}
-    for op, taken in enumerate(arrays.inplace):
-        if taken >= 0 and (saved := min(arrays.tensor_bytes[taken], arrays.tensor_bytes[arrays.outputs[op][0]])) > 0:
-            takers.setdefault(taken, []).append((op, float(saved)))
+    for op in np.flatnonzero(arrays.inplace_bytes).tolist():
+        takers.setdefault(arrays.inplace[op], []).append((op, float(arrays.inplace_bytes[op])))
     takeovers: dict[int, list[Takeover]] = {}
     if not takers:
         return takeovers
