@@ -61,25 +61,17 @@ class StagedPlans:
         return plan
 
     def _measure(self, runs: Bools) -> StagedPlan:
-        graph, count = self._stages.graph, len(self._stages)
-        stage, op = np.nonzero(runs.T)
-        # Within a stage recomputations come first, in the order of their first runs; then its own op.
-        stage = np.concatenate([stage, np.arange(count)])
-        op = np.concatenate([op, np.arange(count)])
-        in_turn = np.lexsort((op, stage))
-        stage, op = stage[in_turn], op[in_turn]
-        whole = RematSequence.of(graph, self._stages.order[op])
-        useful = whole.is_useful
-        stage, op = stage[useful], op[useful]
-        sequence = RematSequence(whole.reads, whole.ops[useful])
+        sequence = RematSequence.of_stages(self._stages, *np.nonzero(runs)).without_useless_reruns()
+        # Stages are those of the input order: the number of an op is that of its stage.
+        op, stage = sequence.ops, np.cumsum(~sequence.is_rerun, dtype=np.int64) - ~sequence.is_rerun
         again = np.zeros_like(runs)
-        again[op, stage] = op != stage
+        again[op, stage] = sequence.is_rerun
         over = sequence.memory - self.incumbent.problem.budget.device_bytes
         short = np.flatnonzero(over > 0)
         turns = zip(stage[short].tolist(), op[short].tolist(), strict=True)
         excess = dict(zip(turns, over[short].tolist(), strict=True))
         plan = self.incumbent.offer(sequence)
-        return StagedPlan(again, plan, plan.time - graph.total_time, excess)
+        return StagedPlan(again, plan, plan.time - self._stages.graph.total_time, excess)
 
     def _keep(self, plan: StagedPlan) -> None:
         if plan.plan is self.incumbent.best:

@@ -9,7 +9,7 @@ from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.model import Terms, add_rows
 from remat_cli.planners.retention.rerun_bound import NO_BOUND, RerunBound
-from remat_cli.planners.shared.cp_sat import prove
+from remat_cli.planners.shared.cp_sat import add_choices, minimise, prove
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
@@ -79,8 +79,7 @@ def cheapest_cover(stages: Stages, gaps: Gaps, lacking: Ints, limits: Limits, kn
 
 def _cover_model(stages: Stages, gaps: Gaps, lacking: Ints) -> CpModel:
     model = CpModel()
-    for _ in range(len(gaps.tensor)):
-        model.proto.variables.add().domain.extend((0, 1))
+    add_choices(model, len(gaps.tensor))
     savings = Terms.over(gaps.first, gaps.end, np.arange(len(gaps.tensor)), -stages.bytes[gaps.tensor])
     taken = np.flatnonzero(gaps.shared)
     savings = savings.and_also(gaps.first[taken] - 1, taken, -gaps.shared[taken]).of_rows(lacking > 0)
@@ -88,8 +87,5 @@ def _cover_model(stages: Stages, gaps: Gaps, lacking: Ints) -> CpModel:
     maker = stages.made_at[gaps.tensor]
     # One run serves all outputs of an op, so each is charged its share.
     outputs = np.diff(stages.outputs.start)[maker]
-    cost = stages.time[maker] // np.maximum(outputs, 1)
-    costly = np.flatnonzero(cost)
-    model.proto.objective.vars.extend(costly.tolist())
-    model.proto.objective.coeffs.extend(cost[costly].tolist())
+    minimise(model, stages.time[maker] // np.maximum(outputs, 1))
     return model

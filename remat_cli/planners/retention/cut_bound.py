@@ -10,7 +10,7 @@ from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.model import SETTINGS, Terms, add_rows
 from remat_cli.planners.retention.rerun_bound import RerunBound
-from remat_cli.planners.shared.cp_sat import prove
+from remat_cli.planners.shared.cp_sat import add_choices, minimise, prove
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
@@ -94,8 +94,7 @@ class _CutModel:
 
     def build(self) -> CpModel:
         model = CpModel()
-        for _ in range(self._rerun.end):
-            model.proto.variables.add().domain.extend((0, 1))
+        add_choices(model, self._rerun.end)
         stages, present, rerun = self.stages, self._present, self._rerun
         tensor, k = stages.read_tensor, self._interval[stages.read_stage]
         self._add_needs(model, tensor, k, np.full(len(k), -1))
@@ -105,10 +104,7 @@ class _CutModel:
         which, tensors = stages.inputs.expand(rerun.member)
         self._add_needs(model, tensors, rerun.interval[which], rerun.first + which)
         self._add_memory(model)
-        time = stages.time[rerun.member]
-        costly = np.flatnonzero(time)
-        model.proto.objective.vars.extend((rerun.first + costly).tolist())
-        model.proto.objective.coeffs.extend(time[costly].tolist())
+        minimise(model, stages.time[rerun.member], rerun.first)
         return model
 
     def _add_needs(self, model: CpModel, tensor: Ints, k: Ints, condition: Ints) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.need_times import NeedTimes
+from remat_cli.planners.shared.cp_sat import add_choices, minimise
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Bools, Ints, Ragged, Stages, sums
 
@@ -63,22 +64,14 @@ class RetentionModel:
         first = len(self.needs.rerun_stage)
         return np.where(free, first + np.cumsum(free) - 1, -1)
 
-    @cached_property
-    def _rerun_time(self) -> Ints:
-        return self.stages.time[self.needs.rerun_stage_of_op]
-
     def build(self) -> CpModel:
         """Return the CP-SAT model."""
         model = CpModel()
         count = len(self.needs.rerun_stage) + int((~self.always_held).sum())
-        for _ in range(count):
-            model.proto.variables.add().domain.extend((0, 1))
+        add_choices(model, count)
         self._add_clauses(model)
         self._add_memory(model)
-        objective = model.proto.objective
-        costly = np.flatnonzero(self._rerun_time)
-        objective.vars.extend(costly.tolist())
-        objective.coeffs.extend(self._rerun_time[costly].tolist())
+        minimise(model, self.stages.time[self.needs.rerun_stage_of_op])
         return model
 
     def sequence(self, values: Ints) -> RematSequence:
@@ -89,11 +82,7 @@ class RetentionModel:
         """
         needs, stages = self.needs, self.stages
         taken = np.flatnonzero(values[: len(needs.rerun_stage)])
-        first = np.arange(len(stages))
-        # Within a stage recomputations come first, in the order of their first runs; then its own op.
-        stage = np.concatenate([needs.rerun_stage[taken], first])
-        op = np.concatenate([needs.rerun_stage_of_op[taken], first])
-        return RematSequence.of(stages.graph, stages.order[op[np.lexsort((op, stage))]])
+        return RematSequence.of_stages(stages, needs.rerun_stage_of_op[taken], needs.rerun_stage[taken])
 
     def hint(self, model: CpModel, plan: RematSequence) -> None:
         """Start the search from a plan whose ops run for the first time in the model's order.

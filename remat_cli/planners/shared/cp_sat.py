@@ -127,6 +127,19 @@ def prove(model: CpModel, limits: Limits, *, known: int = 0, settings: Mapping[s
     return replace(outcome, basis=Basis.TWO_SOLVERS) if agrees(model, bound, again) else outcome
 
 
+def add_choices(model: CpModel, count: int) -> None:
+    """Add so many 0-1 variables to a model; in bulk, as models have 100,000 of them."""
+    for _ in range(count):
+        model.proto.variables.add().domain.extend((0, 1))
+
+
+def minimise(model: CpModel, costs: Values, first: int = 0) -> None:
+    """Minimise the sum of [variables] costs of the variables from `first` on."""
+    costly = np.flatnonzero(costs)
+    model.proto.objective.vars.extend((first + costly).tolist())
+    model.proto.objective.coeffs.extend(costs[costly].tolist())
+
+
 def scale_model(model: CpModel, rounding: Rounding) -> int:
     """Scale a model's rows and costs in place; return what a unit of the objective stands for.
 

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from remat_cli.graph import Graph
-from remat_cli.planners.shared.stages import Bools, Ints, Ragged
+from remat_cli.planners.shared.stages import Bools, Ints, Ragged, Stages
 from remat_cli.schedule import Schedule, plain_run, with_frees
 
 
@@ -81,6 +81,20 @@ class RematSequence:
         """Return the sequence of some ops, by their numbers."""
         array = ops if isinstance(ops, np.ndarray) else np.fromiter(ops, dtype=np.int64)
         return cls(GraphReads.of(graph), array.astype(np.int64, copy=False))
+
+    @classmethod
+    def of_stages(cls, stages: Stages, reruns: Ints, at: Ints) -> RematSequence:
+        """Return the sequence of a staged plan: within a stage first the reruns, in the order of their first runs.
+
+        Args:
+            stages: the order of first runs; stage N stands for the end.
+            reruns: [reruns] stage of the first run of each op that is run again.
+            at: [reruns] stage in which it is run again, before the stage's own op.
+        """
+        first = np.arange(len(stages))
+        op = np.concatenate([reruns, first])
+        in_turn = np.lexsort((op, np.concatenate([at, first])))
+        return cls.of(stages.graph, stages.order[op[in_turn]])
 
     @classmethod
     def of_names(cls, graph: Graph, names: Iterable[str]) -> RematSequence:
