@@ -20,7 +20,15 @@ class SolverName(StrEnum):
 
 @dataclass(frozen=True)
 class MipOptions:
-    """Options that these planners share; each planner's docstring describes them."""
+    """Options that these planners share.
+
+    Attributes:
+        solver: highs, cbc, or auto: HiGHS where it is installed (highspy), else CBC, which comes with PuLP.
+        time_limit: seconds.
+        cores: threads of the solver; 0: all.
+        seed: of the solver's random choices.
+        force: build the program even if it is estimated to take more than 6 GiB.
+    """
 
     solver: SolverName = SolverName.AUTO
     time_limit: float = 60.0
@@ -47,12 +55,7 @@ class Checkmate(MipOptions):
     hundreds of ops in seconds to minutes.
 
     Attributes:
-        solver: highs, cbc, or auto: HiGHS where it is installed (highspy), else CBC, which comes with PuLP.
         gap: a plan this close to the bound ends the search, as a share of its extra time; 0: the best plan.
-        time_limit: seconds.
-        cores: threads of the solver; 0: all.
-        seed: of the solver's random choices.
-        force: build the program even if it is estimated to take more than 6 GiB.
     """
 
     gap: float = 0.0
@@ -96,16 +99,12 @@ class CheckmateLP(MipOptions):
     Complexity: up to three linear programs of N^2 recomputations of N ops.
 
     Attributes:
-        solver: highs, cbc, or auto: HiGHS where it is installed (highspy), else CBC, which comes with PuLP.
         rounding: deterministic: hold what is held at least to 0.1, 0.2, ..., 0.9; threshold: to 0.5; random_threshold:
             to values drawn around 0.5; randomised: hold each tensor with a probability of as much as it is held.
         samples: how many plans are drawn, by random_threshold and randomised.
         allowance: share of the budget that is left free for what rounding adds; half of it and none are tried, too.
         repairs: how often each plan may be changed for it to fit; 0: the paper's method alone.
-        time_limit: seconds.
-        cores: threads of the solver; 0: all.
         seed: of the random choices.
-        force: build the program even if it is estimated to take more than 6 GiB.
     """
 
     rounding: Rounding = Rounding.DETERMINISTIC

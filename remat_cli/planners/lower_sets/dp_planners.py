@@ -31,7 +31,19 @@ class BudgetModel(StrEnum):
 
 @dataclass(frozen=True)
 class DPOptions:
-    """Options of the planners that run the dynamic program; each planner's docstring describes them."""
+    """Options of the planners that run the dynamic program.
+
+    Attributes:
+        strategy: time: the least overhead; memory: the most, which leaves liveness the most to free; both: each in
+            turn, and the simulated plan of least time is kept.
+        budget_model: simulated: B is searched so that the simulated peak fits; paper: the budget is B of equation 2.
+        liveness: free each tensor right after its last use; false: only at the end of the block that it is in.
+        time_slots: times are scaled to about this sum in the DP; they stay exact where their sum is no more.
+        candidates: how many values of B are tried.
+        moves: how many plans local search may try to improve the best of them (blocks merged, split, cuts moved), ten
+            times as many as long as none fits; not in the paper, and not in its budget model.
+        time_limit: seconds; no further value of B or move is begun after it.
+    """
 
     strategy: Strategy = Strategy.BOTH
     budget_model: BudgetModel = BudgetModel.SIMULATED
@@ -55,17 +67,6 @@ class ApproxDP(DPOptions):
     Searches: chains of lower sets, one set for each forward op.
     Proves: nothing; in the paper's budget model, that no such chain fits.
     Complexity: O(T V^2) for V forward ops and T time slots, for each value of B that is tried.
-
-    Attributes:
-        strategy: time: the least overhead; memory: the most, which leaves liveness the most to free; both: each in
-            turn, and the simulated plan of least time is kept.
-        budget_model: simulated: B is searched so that the simulated peak fits; paper: the budget is B of equation 2.
-        liveness: free each tensor right after its last use; false: only at the end of the block that it is in.
-        time_slots: times are scaled to about this sum in the DP; they stay exact where their sum is no more.
-        candidates: how many values of B are tried.
-        moves: how many plans local search may try to improve the best of them (blocks merged, split, cuts moved), ten
-            times as many as long as none fits; not in the paper, and not in its budget model.
-        time_limit: seconds; no further value of B or move is begun after it.
     """
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
@@ -95,15 +96,6 @@ class ExactDP(DPOptions):
     Complexity: O(T L^2) for L lower sets and T time slots, for each value of B that is tried; up to 5 GB.
 
     Attributes:
-        strategy: time: the least overhead; memory: the most, which leaves liveness the most to free; both: each in
-            turn, and the simulated plan of least time is kept.
-        budget_model: simulated: B is searched so that the simulated peak fits; paper: the budget is B of equation 2.
-        liveness: free each tensor right after its last use; false: only at the end of the block that it is in.
-        time_slots: times are scaled to about this sum in the DP; they stay exact where their sum is no more.
-        candidates: how many values of B are tried.
-        moves: how many plans local search may try to improve the best of them (blocks merged, split, cuts moved), ten
-            times as many as long as none fits; not in the paper, and not in its budget model.
-        time_limit: seconds; no further value of B or move is begun after it.
         max_lower_sets: a graph that has more is refused.
     """
 

@@ -56,9 +56,12 @@ def planner_cards(planners: Mapping[str, type[Planner | Generator]] = PLANNERS) 
 
 
 def _card(name: str, planner: type[Planner | Generator]) -> PlannerCard:
-    description, _, options = (inspect.getdoc(planner) or "").partition(_OPTIONS_HEADING)
-    summary, _, entries = description.partition("\n\n")
-    meanings = _entries(inspect.cleandoc(options).splitlines())
+    # Options that planners share are described where they are declared.
+    docstrings = [inspect.cleandoc(base.__doc__ or "").partition(_OPTIONS_HEADING) for base in planner.__mro__]
+    summary, _, entries = docstrings[0][0].partition("\n\n")
+    meanings: dict[str, str] = {}
+    for _, _, options in reversed(docstrings):
+        meanings |= _entries(inspect.cleandoc(options).splitlines())
     return PlannerCard(
         name=name,
         summary=" ".join(summary.split()),
