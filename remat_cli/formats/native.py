@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
@@ -42,36 +42,32 @@ _GRAPH_FIELDS: Mapping[str, _Field] = {
     "ops": _Field("list"),
     "outputs": _Field("names", None),
 }
-_TENSOR_FIELDS: Mapping[str, _Field] = {
-    "name": _Field("text"),
-    "bytes": _Field("size"),
-    "shape": _Field("sizes", None),
-    "dtype": _Field("text", None),
-    "view_of": _Field("text", None),
+
+# What an annotation of a field of `Tensor` or `Op` is in the file.
+_KIND_OF = {
+    "str": "text",
+    "Phase": "text",
+    "int": "size",
+    "bool": "truth",
+    "tuple[str, ...]": "names",
+    "tuple[int, ...]": "sizes",
 }
-_OP_FIELDS: Mapping[str, _Field] = {
-    "name": _Field("text"),
-    "type": _Field("text", ""),
-    "inputs": _Field("names"),
-    "outputs": _Field("names"),
-    "time": _Field("size"),
-    "workspace_bytes": _Field("size", 0),
-    "inplace": _Field("text", None),
-    "phase": _Field("text", "forward"),
-    "grad_of": _Field("text", None),
-    "recomputable": _Field("truth", True),
-    "saves": _Field("names", None),
-    "grad_inputs": _Field("names", None),
-    "grad_time": _Field("size", None),
-    "flops": _Field("size", None),
-    "moved_bytes": _Field("size", None),
-    "module": _Field("text", None),
-    "source": _Field("text", None),
-    "signature": _Field("text", None),
-}
+
+
+def _fields_of(cls: type[Tensor | Op]) -> dict[str, _Field]:
+    """Return the fields of `Tensor` or `Op` as the format has them."""
+    defaults = {item: _REQUIRED if item.default is MISSING else item.default for item in fields(cls)}
+    return {
+        item.name: _Field(_KIND_OF[str(item.type).removesuffix(" | None")], default)
+        for item, default in defaults.items()
+    }
+
+
+_TENSOR_FIELDS = _fields_of(Tensor)
+_OP_FIELDS = _fields_of(Op) | {"type": _Field("text", "")}
+del _OP_FIELDS["grad_flops"]  # the file has what became of it: `grad_time`
 # Where an op stands in the user's code says nothing of what it does: a comment more there changes no hash.
 _FOR_PEOPLE = ("module", "source")
-
 
 _KINDS_OF_GRAPH = {str(kind): kind for kind in Kind}
 _TIME_UNITS = {unit: unit for unit in TIME_UNITS}
@@ -150,12 +146,12 @@ def _unknown_notes(unknown: Mapping[str, str]) -> tuple[str, ...]:
     return (*told, f"and {rest:,} more unknown fields") if rest else told
 
 
-def _fields(item: Any, fields: Mapping[str, _Field], where: str, unknown: dict[str, str]) -> dict[str, Any]:
+def _fields(item: Any, known: Mapping[str, _Field], where: str, unknown: dict[str, str]) -> dict[str, Any]:
     """Check one object of the file against its fields, and fill in the defaults."""
     if not isinstance(item, dict):
         raise GraphError(f"{where}: expected an object, found {_short(item)}", hint="put its fields in { }")
     values: dict[str, Any] = {}
-    for name, field in fields.items():
+    for name, field in known.items():
         value = item.get(name)
         if value is None:
             if field.default is _REQUIRED:
@@ -166,8 +162,8 @@ def _fields(item: Any, fields: Mapping[str, _Field], where: str, unknown: dict[s
         if not holds(value):
             raise GraphError(f"{where}.{name}: {_short(value)} is not {wanted}", hint=f"write {wanted}")
         values[name] = value
-    if len(item) > len(fields) or not item.keys() <= fields.keys():
-        for name in sorted(item.keys() - fields.keys()):
+    if len(item) > len(known) or not item.keys() <= known.keys():
+        for name in sorted(item.keys() - known.keys()):
             unknown.setdefault(name, where)
     return values
 
@@ -214,9 +210,9 @@ def to_document(graph: Graph) -> dict[str, Any]:
     return document | _written(graph, {name: _GRAPH_FIELDS[name] for name in ("name", "time_unit", "resident_bytes")})
 
 
-def _written(item: Tensor | Op | Graph, fields: Mapping[str, _Field]) -> dict[str, Any]:
+def _written(item: Tensor | Op | Graph, known: Mapping[str, _Field]) -> dict[str, Any]:
     written: dict[str, Any] = {}
-    for name, field in fields.items():
+    for name, field in known.items():
         value = getattr(item, name)
         if value != field.default:
             written[name] = list(value) if isinstance(value, tuple) else value
