@@ -126,6 +126,6 @@ class CheckmateLP(MipOptions):
             UsageError: the solver is not installed.
         """
         # numpy and PuLP come with it; the options must be readable without them.
-        from remat_cli.planners.checkmate.lp_search import RoundingSearch
+        from remat_cli.planners.checkmate.search import RoundingSearch
 
         return RoundingSearch(problem, self, observe).run()

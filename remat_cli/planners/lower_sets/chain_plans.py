@@ -21,8 +21,10 @@ _PRESSURE = 24
 
 
 class CanonicalStrategy:
-    """Turns chains of one family into sequences of computes.
+    """Turns chains of one family into sequences of computes: the canonical strategy of Kusumoto et al. 2019, section 3.
 
+    The forward blocks run one after the other, and only the boundaries are kept; then, from the last block to the
+    first, what the block dropped is recomputed and its backward ops run. When tensors are freed follows from that.
     The backward ops of a block are those that differentiate its forward ops; a backward op without `grad_of` (a sum
     of gradients) runs as soon as its inputs are there. The last block is not dropped, and of a dropped block only what
     its backward needs is recomputed. Ops that must run once are never dropped.

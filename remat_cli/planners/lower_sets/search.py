@@ -174,6 +174,9 @@ def _geometric(low: int, high: int, count: int) -> list[int]:
 def neighbours(sets: LowerSets, chain: Sequence[int]) -> Iterator[list[int]]:
     """Yield chains with one set taken out (two blocks merged), put in (a block split), or exchanged (a cut moved).
 
+    Equation 2 ranks chains only roughly by their simulated peak, so that small changes often improve what the dynamic
+    program returns.
+
     Args:
         sets: the family.
         chain: numbers of the sets L_1 to L_k = V.

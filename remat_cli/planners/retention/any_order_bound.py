@@ -10,8 +10,7 @@ import numpy as np
 
 from remat_cli.graph import Graph
 from remat_cli.planners.min_cut.priced_cut import CutPoint
-from remat_cli.planners.retention.cover_bound import Gaps, cheapest_cover
-from remat_cli.planners.retention.rerun_bound import NO_BOUND, RerunBound
+from remat_cli.planners.retention.cover_bound import NO_BOUND, Gaps, RerunBound, cheapest_cover
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import GraphReads, RematSequence
 from remat_cli.planners.shared.stages import Bools, Ints, Stages

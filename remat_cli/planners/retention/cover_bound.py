@@ -1,4 +1,4 @@
-"""The knapsack-cover bound: what a fixed order of first runs costs at the least."""
+"""What a bound says, and the knapsack-cover bound: what a fixed order of first runs costs at the least."""
 
 from __future__ import annotations
 
@@ -8,10 +8,39 @@ import numpy as np
 from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.model import Terms, add_rows
-from remat_cli.planners.retention.rerun_bound import NO_BOUND, RerunBound
-from remat_cli.planners.shared.cp_sat import add_choices, minimise, prove
+from remat_cli.planners.shared.cp_sat import Outcome, add_choices, minimise, prove
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Ints, Stages
+from remat_cli.problem import Basis, Status
+
+
+@dataclass(frozen=True, slots=True)
+class RerunBound:
+    """A lower bound on the time that recomputation takes in all plans of a scope.
+
+    Attributes:
+        extra: time; None where no plan in scope fits.
+        basis: what it rests on.
+    """
+
+    extra: int | None
+    basis: Basis = Basis.COUNTED
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> RerunBound:
+        """Return what a model proves whose objective is the time of reruns."""
+        if outcome.status is Status.INFEASIBLE:
+            return cls(None, outcome.basis)
+        return cls(max(0, outcome.bound or 0), outcome.basis)
+
+    def stronger(self, other: RerunBound) -> RerunBound:
+        """Return the one of two bounds that says more."""
+        if self.extra is None or other.extra is None:
+            return self if self.extra is None else other
+        return self if self.extra >= other.extra else other
+
+
+NO_BOUND = RerunBound(0)
 
 
 def cover_bound(stages: Stages, room: int, limits: Limits) -> RerunBound:

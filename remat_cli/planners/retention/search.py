@@ -10,12 +10,11 @@ import numpy as np
 
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.retention.any_order_bound import any_order_bound
-from remat_cli.planners.retention.cover_bound import cover_bound
+from remat_cli.planners.retention.cover_bound import RerunBound, cover_bound
 from remat_cli.planners.retention.cut_bound import cut_bound, tightest_cuts
 from remat_cli.planners.retention.model import SETTINGS, RetentionModel
 from remat_cli.planners.retention.need_times import NeedTimes
 from remat_cli.planners.retention.planner import OrderChoice, Retention
-from remat_cli.planners.retention.rerun_bound import RerunBound
 from remat_cli.planners.shared.cp_sat import Outcome, Values, solve_model
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits

@@ -12,7 +12,7 @@ from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree
 from remat_cli.planners.acg.planner import ACG
-from remat_cli.planners.acg.runs import SegmentRuns
+from remat_cli.planners.acg.search import SegmentRuns
 from remat_cli.planners.acg.solver import Division, StoredSets
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.problem import Budget, ModelFigure, Observer, Problem, Status

@@ -10,9 +10,8 @@ import pytest
 
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.planners.checkmate import mip_solvers, staged_search
-from remat_cli.planners.checkmate.lp_search import RoundingSearch
 from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP, Rounding, SolverName
-from remat_cli.planners.checkmate.search import CheckmateSearch
+from remat_cli.planners.checkmate.search import CheckmateSearch, RoundingSearch
 from remat_cli.planners.checkmate.staged_plans import StagedRepair
 from remat_cli.planners.checkmate.staged_search import StagedSearch
 from remat_cli.planners.shared.limits import Limits

@@ -8,9 +8,8 @@ from hypothesis import given
 
 from remat_cli.graph import Graph
 from remat_cli.planners.retention.any_order_bound import Ancestry, any_order_bound
-from remat_cli.planners.retention.cover_bound import Gaps, cheapest_cover, cover_bound
+from remat_cli.planners.retention.cover_bound import NO_BOUND, Gaps, RerunBound, cheapest_cover, cover_bound
 from remat_cli.planners.retention.cut_bound import cut_bound, tightest_cuts
-from remat_cli.planners.retention.rerun_bound import NO_BOUND, RerunBound
 from remat_cli.planners.shared import cp_sat
 from remat_cli.planners.shared.cp_sat import Outcome
 from remat_cli.planners.shared.limits import Limits
