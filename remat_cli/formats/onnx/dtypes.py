@@ -35,42 +35,18 @@ class ElementType:
         return self.id == STRING.id
 
 
-# What one std::string takes in onnxruntime; the text itself is not known.
-STRING = ElementType(8, "string", 32 * 8)
-BOOL = ElementType(9, "bool", 8)
-INT64 = ElementType(7, "int64", 64)
-
-_TYPES = (
-    ElementType(1, "float32", 32),
-    ElementType(2, "uint8", 8),
-    ElementType(3, "int8", 8),
-    ElementType(4, "uint16", 16),
-    ElementType(5, "int16", 16),
-    ElementType(6, "int32", 32),
-    INT64,
-    STRING,
-    BOOL,
-    ElementType(10, "float16", 16),
-    ElementType(11, "float64", 64),
-    ElementType(12, "uint32", 32),
-    ElementType(13, "uint64", 64),
-    ElementType(14, "complex64", 64),
-    ElementType(15, "complex128", 128),
-    ElementType(16, "bfloat16", 16),
-    ElementType(17, "float8e4m3fn", 8),
-    ElementType(18, "float8e4m3fnuz", 8),
-    ElementType(19, "float8e5m2", 8),
-    ElementType(20, "float8e5m2fnuz", 8),
-    ElementType(21, "uint4", 4),
-    ElementType(22, "int4", 4),
-    ElementType(23, "float4e2m1", 4),
-    ElementType(24, "float8e8m0", 8),
-    ElementType(25, "uint2", 2),
-    ElementType(26, "int2", 2),
-    ElementType(27, "float6e2m3", 6),
-    ElementType(28, "float6e3m2", 6),
-)
-ELEMENT_TYPES = {element.id: element for element in _TYPES}
+# Bits of one element by the type's name, in the order of their numbers in ONNX, which begin at 1.
+# fmt: off
+_BITS = {
+    "float32": 32, "uint8": 8, "int8": 8, "uint16": 16, "int16": 16, "int32": 32, "int64": 64,
+    "string": 32 * 8,  # what one std::string takes in onnxruntime; the text itself is not known
+    "bool": 8, "float16": 16, "float64": 64, "uint32": 32, "uint64": 64, "complex64": 64, "complex128": 128,
+    "bfloat16": 16, "float8e4m3fn": 8, "float8e4m3fnuz": 8, "float8e5m2": 8, "float8e5m2fnuz": 8, "uint4": 4, "int4": 4,
+    "float4e2m1": 4, "float8e8m0": 8, "uint2": 2, "int2": 2, "float6e2m3": 6, "float6e3m2": 6,
+}
+# fmt: on
+ELEMENT_TYPES = {number: ElementType(number, name, bits) for number, (name, bits) in enumerate(_BITS.items(), start=1)}
+INT64, STRING, BOOL = (ELEMENT_TYPES[number] for number in (7, 8, 9))
 
 
 def element_type(number: int, where: str) -> ElementType:
