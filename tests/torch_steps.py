@@ -19,7 +19,7 @@ from remat_cli.formats.torch.joint import BOUNDARY, Joint
 from remat_cli.formats.torch.step import as_step
 from remat_cli.graph import Graph, Phase
 from remat_cli.runtime.torch.planned import PlannedCall
-from remat_cli.schedule import Schedule, with_frees
+from remat_cli.schedule import Schedule, plain_run, with_frees
 from remat_cli.simulate import simulate
 
 Case = Callable[[], Any]
@@ -194,6 +194,14 @@ def attention_dropout() -> Any:
 
 
 CASES: tuple[Case, ...] = (mlp, conv, gpt, changing_buffer, recurrent, awkward, attention_dropout)
+
+
+class Plain:
+    """The plain run: every op once, in the order of the joint graph."""
+
+    def schedule(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Schedule:
+        del captured, modules
+        return plain_run(graph_of(joint, "step"))
 
 
 @dataclass(frozen=True)

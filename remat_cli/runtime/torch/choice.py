@@ -24,7 +24,7 @@ from remat_cli.formats.torch.reader import unused_bytes
 from remat_cli.formats.writing import write_file
 from remat_cli.graph import Graph
 from remat_cli.prepare import Prepared, prepare_reading
-from remat_cli.schedule import Schedule, plain_run
+from remat_cli.schedule import Schedule
 from remat_cli.simulate import simulate
 from remat_cli.solve import Solution, baseline_of
 from remat_cli.studies.budget_search import plan_at
@@ -50,15 +50,6 @@ class Choice(Protocol):
             modules: whose parameters are in memory, used or not.
         """
         ...
-
-
-class Plain:
-    """The plain run: every op once, in the order of the joint graph."""
-
-    def schedule(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Schedule:
-        """Return the plain run."""
-        del captured, modules
-        return plain_run(graph_of(joint, _NAME))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from torch import nn
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, ScheduleFileError, UsageError
 from remat_cli.formats.torch import internals, joint
 from remat_cli.runtime.torch import planned as planned_module
-from remat_cli.runtime.torch.choice import Plain
 from remat_cli.runtime.torch.planned import PlannedCall
 from remat_cli.torch import planned
 from tests.torch_steps import (
@@ -24,6 +23,7 @@ from tests.torch_steps import (
     Case,
     ChangingBuffer,
     ManyOutputs,
+    Plain,
     attention_dropout,
     changing_buffer,
     conv,
