@@ -24,11 +24,12 @@ from remat_cli.training import (
     training_graph,
     training_resident_bytes,
 )
-from remat_cli.units import parse_rate
+from remat_cli.units import format_names, parse_rate
 
 _DEFAULT_DEVICE = "generic"
 _DEFAULT_OPTIMIZER = "sgd"
 _NS = 10**9
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ def _with_operators(
             )
     graph = _with_work(graph, operators, options, notes)
     if conservative:
-        text = f"what the backward of {_listed(conservative)} reads is not known; taken to be all inputs and outputs"
+        unknown = format_names(conservative, _MOST_NAMED)
+        text = f"what the backward of {unknown} reads is not known; taken to be all inputs and outputs"
         _tell(text, options.strict, notes)
     if mode == "inference":
         return graph, sum(parameter.bytes for parameter in reading.parameters), None
@@ -186,7 +188,7 @@ def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> tup
 def _with_work(graph: Graph, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]) -> Graph:
     graph, uncosted = annotate_work(graph, operators)
     if uncosted:
-        text = f"no formula for the work of {_listed(uncosted)}; counted by the bytes moved"
+        text = f"no formula for the work of {format_names(uncosted, _MOST_NAMED)}; counted by the bytes moved"
         _tell(text, options.strict, notes)
     return graph
 
@@ -195,11 +197,6 @@ def _tell(text: str, strict: bool, notes: list[str]) -> None:
     if strict:
         raise GraphError(text, hint=("leave ", Setting("strict"), " out to go on with the estimate"))
     notes.append(text)
-
-
-def _listed(names: tuple[str, ...], shown: int = 4) -> str:
-    listed = ", ".join(repr(name) for name in names[:shown])
-    return listed if len(names) <= shown else f"{listed} and {len(names) - shown} more"
 
 
 def _as_it_is(graph: Graph) -> Graph:

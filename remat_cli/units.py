@@ -6,6 +6,7 @@ Bytes are integers. GB and the like are decimal (10^9), GiB and the like binary 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import log10
@@ -227,6 +228,12 @@ def format_bytes(size: int) -> str:
             digits = 3 if value < 9.9995 else 2 if value < 99.995 else 1
             return f"{sign}{value:.{digits}f} {unit}"
     return f"{sign}{magnitude} B"
+
+
+def format_names(names: Sequence[str], most: int) -> str:
+    """Return the first names, in quotes, and how many more there are: "'a', 'b' and 3 more"."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
 
 
 def format_count(number: int) -> str:

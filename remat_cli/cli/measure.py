@@ -16,7 +16,7 @@ from remat_cli.errors import UsageError
 from remat_cli.formats import has_fixed_sizes
 from remat_cli.formats.torch import check_installed, names_function
 from remat_cli.prepare import Prepared, prepare, prepare_reading
-from remat_cli.units import parse_duration
+from remat_cli.units import format_names, parse_duration
 
 if TYPE_CHECKING:
     from remat_cli.costs import Measurements
@@ -105,8 +105,7 @@ def _completed(prepared: Prepared, measured: Measurements) -> tuple[Prepared, Me
     missing = {op.name: op.time for op in prepared.graph.ops if op.name not in measured.times_ns and op.time}
     if not missing:
         return prepared, measured
-    named = ", ".join(map(repr, list(missing)[:_MOST_NAMED]))
-    more = f" and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
-    note = f"not measured, and written with the times that {prepared.costs} gives them: {named}{more}"
+    named = format_names(list(missing), _MOST_NAMED)
+    note = f"not measured, and written with the times that {prepared.costs} gives them: {named}"
     times = {**missing, **measured.times_ns}
     return replace(prepared, notes=(*prepared.notes, note)), replace(measured, times_ns=times)

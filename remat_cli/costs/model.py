@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 from remat_cli.costs.work import only_makes_views
 from remat_cli.errors import UsageError
 from remat_cli.graph import Graph, Kind, Op
+from remat_cli.units import format_names
 
 _BYTES_PER_OPERATION = 4
 
@@ -46,7 +47,7 @@ def apply_costs(graph: Graph, model: CostModel) -> Graph:
         ops.append(replace(op, time=time, grad_time=_grad_time(graph, op, model)))
     if untimed:
         raise UsageError(
-            f"the cost model has no time for ops of type {_listed(list(untimed))} in graph {graph.name!r}",
+            f"the cost model has no time for ops of type {format_names(list(untimed), 5)} in graph {graph.name!r}",
             hint=model.remedy,
         )
     return replace(graph, time_unit=model.time_unit, ops=tuple(ops))
@@ -56,11 +57,6 @@ def _grad_time(graph: Graph, op: Op, model: CostModel) -> int | None:
     if graph.kind is not Kind.FORWARD:
         return None
     return 0 if only_makes_views(graph, op) else model.grad_time(graph, op)
-
-
-def _listed(names: list[str], shown: int = 5) -> str:
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(repr(name) for name in names[:shown]) + rest
 
 
 @dataclass(frozen=True, slots=True)

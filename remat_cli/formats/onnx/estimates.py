@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import SequenceType, TensorType, Values, ValueType, checked
+from remat_cli.units import format_names
 
 # Why an op is an estimate.
 UNKNOWN_OP = "not known to onnx, and sized like the largest input where neither the file nor a given shape says"
@@ -59,9 +60,4 @@ def in_words(estimated: Mapping[str, str]) -> str:
     names: dict[str, list[str]] = {}
     for name, reason in estimated.items():
         names.setdefault(reason, []).append(name)
-    return "; ".join(f"{_listed(ops)} ({reason})" for reason, ops in names.items())
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(repr, names[:_SHOWN])) + more
+    return "; ".join(f"{format_names(ops, _SHOWN)} ({reason})" for reason, ops in names.items())
