@@ -1,4 +1,4 @@
-"""What can go wrong for a user: each error says what, where and what to do, and carries its exit code."""
+"""Errors that a user can act on: each says what, where and what to do, and carries its exit code."""
 
 from __future__ import annotations
 

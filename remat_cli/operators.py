@@ -1,4 +1,4 @@
-"""What a framework's file says of an operator beyond the graph: operands by position, element types, attributes.
+"""Operators, as far as a graph does not have it: operands by position, element types, attributes.
 
 A reader that knows its operators (ONNX) hands one `Operator` an op to those who derive something from it: `costs`
 (FLOPs, moved bytes) and `training` (what the backward op reads). Neither of them has to know the file format.

@@ -1,4 +1,4 @@
-"""From a file to the graph that is planned: read, mark what the backward reads, derive the training graph, cost it."""
+"""The graph that is planned, from a file: read, what the backward reads marked, training graph derived, costed."""
 
 from __future__ import annotations
 

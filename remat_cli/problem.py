@@ -1,4 +1,4 @@
-"""What a planner is given, and what it may claim."""
+"""Problems as planners are given them, and the claims that they may make."""
 
 from __future__ import annotations
 

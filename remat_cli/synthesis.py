@@ -1,4 +1,4 @@
-"""From a generator to the graph that is planned: as long as asked for, prepared as a file would be."""
+"""Graphs to plan from generators: as long as asked for, prepared as a file would be."""
 
 from __future__ import annotations
 

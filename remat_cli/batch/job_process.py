@@ -1,4 +1,4 @@
-"""What runs in a process of its own: one job. It comes pickled on stdin, its outcome goes pickled to stdout.
+"""The process of one job, which comes pickled on stdin; its outcome goes pickled to stdout.
 
 `python -m remat_cli.batch.job_process`. Nothing that goes wrong here, not even a crash of a solver, takes anyone else
 along. Stdin stays open as long as the process that wants the outcome lives; when that is gone, so is this one.

@@ -1,4 +1,4 @@
-"""Ending a process with everything that it has started."""
+"""The end of a process with everything that it has started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asks of a batch, and the jobs that come of it: graphs times budgets times configs."""
+"""The requests of a batch, and the jobs that come of them: graphs times budgets times configs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `remat check` does: a project's models held to their budgets, limits and baseline, and what would help."""
+"""The work of `remat check`: a project's models held to their budgets, limits and baseline, and what would help."""

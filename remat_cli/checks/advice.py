@@ -1,4 +1,4 @@
-"""What would make a failing check hold, tried before it is said: every figure is that of a plan that was replayed."""
+"""Remedies for a failing check, each tried before it is told: every figure is that of a plan that was replayed."""
 
 from __future__ import annotations
 

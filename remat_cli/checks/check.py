@@ -1,4 +1,4 @@
-"""Holding a model to its limits: what was measured, what fails and why, and what would help."""
+"""One model held to its limits: what was measured, what fails and why, and what would help."""
 
 from __future__ import annotations
 

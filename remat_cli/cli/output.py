@@ -1,4 +1,4 @@
-"""Where output goes, and what is shown while a planner works."""
+"""The output of a call: where it goes, and what is shown while a planner works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a file becomes the graph that is planned. Each option is declared here, or with what a reader is asked, once."""
+"""Options of how a file becomes the graph that is planned, each declared once: here, or with those of readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is asked for: a config file, on top of which the command line puts more."""
+"""The settings of a run: a config file, on top of which the command line puts more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many floating-point operations an op of PyTorch performs; a multiply-add counts 2.
+"""Floating-point operations of PyTorch's ops; a multiply-add counts 2.
 
 Operands stand in the order of the op's schema, tensors only. The contractions agree with `torch.utils.flop_counter`,
 which has no formula for attention on the CPU, and counts gradients of grouped weights as if there were one group; the

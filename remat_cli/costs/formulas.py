@@ -1,4 +1,4 @@
-"""How many floating-point operations an operator performs; a multiply-add counts 2.
+"""Floating-point operations of operators; a multiply-add counts 2.
 
 The contractions agree exactly with PyTorch's counter on exported models; the factors of everything else are the usual
 estimates (a transcendental function is worth 4 to 10 operations).

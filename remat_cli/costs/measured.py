@@ -1,4 +1,4 @@
-"""What was measured of ops: times, and memory that kernels take for themselves."""
+"""Measurements of ops: times, and memory that kernels take for themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cost model is, those that need to know nothing, and how one is applied to a graph."""
+"""Cost models: what they are, those that need to know nothing, and their use on a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader is asked and what it gives back."""
+"""The questions that a reader is asked, and its answer."""
 
 from __future__ import annotations
 

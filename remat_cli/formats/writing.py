@@ -1,4 +1,4 @@
-"""Writing files so that nothing is ever lost or half written."""
+"""Files written so that nothing is ever lost or half written."""
 
 from __future__ import annotations
 

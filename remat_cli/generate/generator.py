@@ -1,4 +1,4 @@
-"""What a generator is and what it makes."""
+"""Generators: what they are, and what they make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the forward pass of a network from operators, as PyTorch would run it: float32, with its views."""
+"""The forward pass of a network, built from operators as PyTorch would run it: float32, with its views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fills the peak of the plain run, and what became of it in the plan."""
+"""The tensors at the peak of the plain run, and what became of them in the plan."""
 
 from __future__ import annotations
 

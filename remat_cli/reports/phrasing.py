@@ -1,4 +1,4 @@
-"""What a result means, in words: verdicts, proofs, reasons and remedies, without any layout."""
+"""The meaning of a result in words: verdicts, proofs, reasons and remedies, without any layout."""
 
 from __future__ import annotations
 

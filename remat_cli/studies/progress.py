@@ -1,4 +1,4 @@
-"""What a user sees of work that is made of many runs of planners."""
+"""Progress of work that is made of many runs of planners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a sized ONNX graph to a `Graph` and its operators.
+"""The `Graph` and the operators of a sized ONNX graph.
 
 - Initializers, Constant nodes and what was folded are resident bytes, not tensors. Where one of them is an output of
   the graph, that output is in memory anyway, and is left out of the graph's outputs.

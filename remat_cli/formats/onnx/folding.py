@@ -1,4 +1,4 @@
-"""Computing small values while reading: what shapes are made of.
+"""Small values computed while reading: what shapes are made of.
 
 Only values of at most `FOLD_LIMIT` elements are computed with, where the result is known to be as small, and by ops
 whose effort is bounded by the two: a file of a few bytes could ask for 2^60 elements or steps otherwise (a padding that

@@ -1,4 +1,4 @@
-"""What onnx knows of one node: its schema, and the types of its outputs from those of its inputs."""
+"""Types of one node's outputs from those of its inputs, and its schema: what onnx knows of it."""
 
 from __future__ import annotations
 

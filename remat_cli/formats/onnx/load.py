@@ -1,4 +1,4 @@
-"""From a path to a model without weights: what may be opened is checked, what is too large is left out."""
+"""Models loaded without weights: what may be opened is checked, what is too large is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What inference gives to conversion: the nodes that stay ops, and the type of every value."""
+"""The result of inference, which conversion begins with: the nodes that stay ops, and the type of every value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of each value of a model: its type, its size, and where it comes from."""
+"""The values of a model: type, size, and where each comes from."""
 
 from __future__ import annotations
 

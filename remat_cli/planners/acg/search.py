@@ -1,4 +1,4 @@
-"""From admissible stored sets to a plan that fits a budget.
+"""The search of `acg`: from admissible stored sets to a plan that fits a budget.
 
 The paper's objective knows no budget, and no time. So stored sets from one end of the trade to the other are turned
 into plans, which are measured, and what each has to spare is used to recompute less.

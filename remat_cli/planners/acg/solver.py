@@ -1,4 +1,4 @@
-"""Which vertices to store: the least stored cost plus largest segment over a division tree (Feng & Huang).
+"""Stored sets: the least stored cost plus largest segment over a division tree (Feng & Huang).
 
 For a limit on the segments' cost, the least that must be stored follows from one sweep over the tree. Of the limits,
 branch and bound finds the best: the more they allow, the less is stored.

@@ -1,4 +1,4 @@
-"""How `auto` divides its time among planners, and what it keeps of their results."""
+"""The portfolio of `auto`: how it divides its time among planners, and what it keeps of their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decisions a staged plan has to make: the recomputations and retentions that can matter under a budget.
+"""Decisions of a staged plan: the recomputations and retentions that can matter under a budget.
 
 A staged plan (Jain et al. 2020, section 4) keeps the input order: stage t recomputes some earlier ops, in that order
 and each at most once, and then runs op t for the first time. One more stage stands for the end, where outputs that were

@@ -1,4 +1,4 @@
-"""What a staged plan holds follows from what it recomputes, and the other way round.
+"""Retentions of a staged plan, which follow from what it recomputes, and the other way round.
 
 Stages are numbered 0 to N, N being the end, where the graph's outputs are read; ops and tensors as in `Stages`.
 """

@@ -1,4 +1,4 @@
-"""What the planners of staged plans share: the problem laid out, the clock, what was found and what was proven."""
+"""Searches for staged plans: the problem laid out, the clock, what was found and what was proven."""
 
 from __future__ import annotations
 

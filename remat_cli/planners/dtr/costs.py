@@ -1,4 +1,4 @@
-"""What it would cost to bring an evicted tensor back: the numerators of DTR's heuristics.
+"""Costs of bringing an evicted tensor back: the numerators of DTR's heuristics.
 
 A tensor is *lost* while it is evicted and may be needed again. Bringing one back also brings back the lost tensors that
 it is made from, and is itself part of bringing back those that are made from it. Each class below counts that in its

@@ -1,4 +1,4 @@
-"""From greedy runs to a plan that fits a budget.
+"""The search of `dtr`: from greedy runs to a plan that fits a budget.
 
 A run keeps what it has not evicted, used again or not; the schedule made of it frees each tensor after its last use.
 So its peak is often well below what the run was given, and the run with the least overhead that fits is one that was

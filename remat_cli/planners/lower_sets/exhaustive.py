@@ -1,4 +1,4 @@
-"""Every chain of lower sets, tried one by one: the oracle of the lower-set planners."""
+"""Chains of lower sets, all of them, tried one by one: the oracle of the lower-set planners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a family of lower sets to a plan that fits a budget: what the lower-set planners share.
+"""The search of the lower-set planners: from a family of lower sets to a plan that fits a budget.
 
 Equation 2 of Kusumoto et al. 2019 is a model of the peak, not the peak: a plan that obeys it can exceed it on the
 real training graph, and liveness usually leaves a lot of room below it. So the DP's budget B is searched, and each

@@ -1,4 +1,4 @@
-"""Making a sequence fit a budget by priced cuts, the worst moment first; and moves of a search from one that fits."""
+"""Sequences made to fit a budget by priced cuts, the worst moment first; and moves of a search between such."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to keep and what to make again at one moment of a sequence, by minimum cuts under a price for each byte kept.
+"""Priced cuts: what to keep and what to make again at one moment of a sequence, at a price for each byte kept.
 
 While one run is carried out (the *moment*), memory holds what later runs read, or what that is made again from. Which
 ops to run again after the moment, and hence what to keep through it, is a closure problem: whoever runs an op again

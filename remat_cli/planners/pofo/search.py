@@ -1,4 +1,4 @@
-"""From the tables of POFO to a plan that fits a budget.
+"""The search of `pofo`: from its tables to a plan that fits a budget.
 
 The dynamic program sees a chain, states rounded to slots, and data that travels in drops. What its structures are worth
 on the graph, where whole tensors travel, is found by replaying them.

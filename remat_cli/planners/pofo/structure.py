@@ -1,4 +1,4 @@
-"""What POFO decides: blocks of a chain, which of their inputs are offloaded, and how each is recomputed."""
+"""Decisions of POFO: blocks of a chain, which of their inputs are offloaded, and how each is recomputed."""
 
 from __future__ import annotations
 

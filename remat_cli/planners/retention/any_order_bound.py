@@ -1,4 +1,4 @@
-"""What recomputation costs at the least in whatever order ops run for the first time."""
+"""The any-order bound: what recomputation costs at the least in whatever order ops run for the first time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bound says, and the knapsack-cover bound: what a fixed order of first runs costs at the least."""
+"""Bounds on recomputation; and the knapsack-cover bound, of plans with a fixed order of first runs."""
 
 from __future__ import annotations
 

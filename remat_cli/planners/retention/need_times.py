@@ -1,4 +1,4 @@
-"""When each tensor may have to be there: the skeleton of the sparse need-time model of `retention`."""
+"""Need times of tensors, when each may have to be there: the skeleton of the sparse model of `retention`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `retention` spends its time: over orders, and over depths of recomputation."""
+"""The search of `retention`: how it spends its time, over orders and over depths of recomputation."""
 
 from __future__ import annotations
 

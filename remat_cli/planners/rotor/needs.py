@@ -1,4 +1,4 @@
-"""What the recurrence of rotor compares and subtracts: times and bytes of a training graph's layers.
+"""Times and needs of a training graph's layers, which the recurrence of rotor compares and subtracts.
 
 Of a graph more is known than the chain model can say. A part of an activation *passes*: no backward op reads it, so it
 need not be kept where the layer that reads it begins with F_all. The rest is *kept* until its last backward.

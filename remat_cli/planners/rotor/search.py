@@ -1,4 +1,4 @@
-"""From the table of rotor to a plan that fits a budget.
+"""The search of `rotor`: from its table to a plan that fits a budget.
 
 The chain predicts no less memory than a plan takes on the graph, and often a good deal more. So plans of many amounts
 of memory, below the budget and above it, are measured on the graph, and what each has to spare is used to run less

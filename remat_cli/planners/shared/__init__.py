@@ -1,1 +1,1 @@
-"""What planners share: sequences of runs, stages, orders, chains, the forward graph, and the solvers."""
+"""Tools of several planners: sequences of runs, stages, orders, chains, the forward graph, and the solvers."""

@@ -1,4 +1,4 @@
-"""Running CP-SAT: limits, Ctrl-C, repeatable searches, and solutions as arrays.
+"""Runs of CP-SAT: limits, Ctrl-C, repeatable searches, and solutions as arrays.
 
 What the planners that build CP-SAT models share.
 """

@@ -1,4 +1,4 @@
-"""Where a search stops."""
+"""Limits of a search."""
 
 from __future__ import annotations
 

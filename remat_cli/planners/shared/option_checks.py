@@ -1,4 +1,4 @@
-"""What planners check of their options."""
+"""Checks that planners make of their options."""
 
 from __future__ import annotations
 

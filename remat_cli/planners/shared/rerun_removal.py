@@ -1,4 +1,4 @@
-"""Improving a plan: what is made again is kept instead, wherever the budget has room for it.
+"""Reruns left out of a plan: what is made again is kept instead, wherever the budget has room for it.
 
 A plan that fits rarely fills the budget at every step. A rerun of an op can be left out where its outputs, made by the
 run before, fit in memory until they are read again.

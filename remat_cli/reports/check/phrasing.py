@@ -1,4 +1,4 @@
-"""What every form of the report of `remat check` says: the verdict in one sentence, and a row of figures a model."""
+"""Phrases of every form of the report of `remat check`: the verdict in one sentence, and a row of figures a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to every tensor in a run, and why: when it is in memory, who reads it, why it goes and comes back.
+"""Lifetimes of tensors in a run: when each is in memory, who reads it, why it goes and comes back.
 
 Told in *moments*: the steps of a schedule that are no frees. A free takes no time and only what comes after it shows
 its effect, so that what it frees is gone from the next moment on.

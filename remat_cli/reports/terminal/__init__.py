@@ -1,1 +1,1 @@
-"""What is shown on a terminal: functions that return rich renderables and print nothing."""
+"""Reports on a terminal: functions that return rich renderables and print nothing."""

@@ -1,4 +1,4 @@
-"""What `remat batch` reports when all jobs have ended."""
+"""The report of `remat batch`, when all jobs have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `remat compare` reports: planners side by side on each graph and at each budget."""
+"""The report of `remat compare`: planners side by side on each graph and at each budget."""
 
 from __future__ import annotations
 

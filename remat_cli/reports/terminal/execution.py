@@ -1,4 +1,4 @@
-"""What `remat apply` and `remat verify --execute` report: the model that runs a schedule, and how it ran."""
+"""Reports of `remat apply` and `remat verify --execute`: the model that runs a schedule, and how it ran."""
 
 from __future__ import annotations
 

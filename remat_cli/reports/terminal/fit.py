@@ -1,4 +1,4 @@
-"""What `remat fit` reports: the largest value of a dimension that fits, with and without a plan."""
+"""The report of `remat fit`: the largest value of a dimension that fits, with and without a plan."""
 
 from __future__ import annotations
 

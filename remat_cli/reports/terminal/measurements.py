@@ -1,4 +1,4 @@
-"""What `remat measure` reports."""
+"""The report of `remat measure`."""
 
 from __future__ import annotations
 

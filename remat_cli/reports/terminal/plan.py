@@ -1,4 +1,4 @@
-"""What `remat` shows on a terminal: functions that return rich renderables and print nothing."""
+"""Reports of plans, schedules, graphs and planners: functions that return rich renderables and print nothing."""
 
 from __future__ import annotations
 

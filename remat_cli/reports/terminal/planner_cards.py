@@ -1,4 +1,4 @@
-"""What there is to know about each planner: taken from its class, so that nothing is said twice."""
+"""Cards that describe planners: taken from their classes, so that nothing is said twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `remat verify --execute` reports of a PyTorch step."""
+"""The report of `remat verify --execute` on a PyTorch step."""
 
 from __future__ import annotations
 

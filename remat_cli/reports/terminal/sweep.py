@@ -1,4 +1,4 @@
-"""What `remat sweep` reports: overhead against budget, for people, machines and spreadsheets."""
+"""The report of `remat sweep`: overhead against budget, for people, machines and spreadsheets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the forward pass of a training graph can be cut into the layers of a chain.
+"""Cuts of a training graph's forward pass, between the layers of a chain.
 
 The forward ops are taken in the input order. A cut lies after one of them; what it hands on are the tensors that are
 made before it and that forward ops behind it read, or the loss. Tensors that cannot be made again, and those that the

@@ -1,4 +1,4 @@
-"""What the layers of a chain cost: sizes, times and needs, by liveness of each layer's ops.
+"""Measures of the layers of a chain: sizes, times and needs, by liveness of each layer's ops.
 
 Each tensor is counted until its last use, and an op works in place where its input ends with it, as the judge has it.
 So what a chain model predicts of a plan is never less than what the judge measures.

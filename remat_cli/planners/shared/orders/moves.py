@@ -1,4 +1,4 @@
-"""What moving one op to another place in an order does to memory, for all its places at once.
+"""Moves of one op to another place in an order, and what each does to memory, for all its places at once.
 
 Running an op earlier or later changes memory only at the stages that it passes, and by an amount that does not depend
 on how much further it goes. So prefix sums give the cost of every place at once.
