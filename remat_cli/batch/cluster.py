@@ -217,7 +217,7 @@ class Cluster:
         future.add_done_callback(lambda done: self._ended.put(done.key))
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """Return the jobs that have ended, as soon as there is one, or nothing after about so many seconds."""
+        """Return the jobs that have ended, as soon as there is one; after about `seconds`, nothing."""
         if self._refused:
             refused, self._refused = self._refused, []
             return refused

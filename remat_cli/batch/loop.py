@@ -35,7 +35,7 @@ class Executor(Protocol):
         ...
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """Return jobs that have ended, as soon as there is one, or nothing after about so many seconds."""
+        """Return jobs that have ended, as soon as there is one; after about `seconds`, nothing."""
         ...
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ class Processes:
             process.stdin.flush()
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """Return the jobs that have ended, as soon as there is one, or nothing after so many seconds."""
+        """Return the jobs that have ended, as soon as there is one; after `seconds`, nothing."""
         end = monotonic() + seconds
         while True:
             self._stop_late_ones()

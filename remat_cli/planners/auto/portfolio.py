@@ -35,7 +35,7 @@ _GAP_FOR_HEURISTICS = 0.002
 # what they find does not depend on the clock.
 _SHARE_OF_QUICK = 0.25
 _SHARE_OF_OFFLOADING = 0.6
-# A greedy run is given up after so many times the plain time.
+# A greedy run is given up where it takes this many times the plain run's time.
 _SLOWEST_EVICTION = 1.5
 
 

@@ -14,7 +14,7 @@ from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.planners.shared.sequence import GraphReads, RematSequence
 from remat_cli.planners.shared.stages import Bools
 
-# A sequence that takes so many times the time of the plain run is given up.
+# A sequence is given up where its time is this multiple of the plain run's.
 _MOST_TIMES = 3
 # Runs whose laying out takes as long as that of an empty sequence.
 _LEAST_WORK = 500

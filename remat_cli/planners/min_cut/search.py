@@ -33,9 +33,10 @@ from remat_cli.problem import Basis, Scope, Status
 
 # Cuts after which a first plan is given up: at first, and where none was found so.
 _FEW_CUTS, _MANY_CUTS = 6, 200
+# Tasks of a round, and moves of a task. They are the same however many processes there are, and so is what is found.
 _TASKS = 4
 _MOVES = 4
-# A part that takes so many seconds is worth the time that it takes to start processes.
+# Seconds of a part of the search from which on starting processes pays.
 _WORTH_PROCESSES = 1.0
 # A search ends after so many rounds in a row that find nothing better; sooner where a plan has few reruns.
 _PATIENCE = 4

@@ -38,8 +38,8 @@ _USUAL_SIZE = 10_000
 _BUILT_PER_WORK = 20_000
 # How much larger a model of the next depth usually is.
 _NEXT_DEPTH = 2.5
-# Models with exact reruns, and models in another order than the best plan's, seldom win. Their turn comes so many times
-# later than that of a model that takes as much work.
+# Models with exact reruns, and models in another order than the best plan's, seldom win. Where turns are handed out,
+# their work counts this many times.
 _UNLIKELY = 3.0
 # Numbers of cuts for the bound on a fixed order; how much work each bound may take, more in larger graphs, and which
 # share of the time left.
