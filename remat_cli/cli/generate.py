@@ -11,7 +11,7 @@ import click
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_option, graph_options_of
 from remat_cli.cli.output import STDOUT, Output
-from remat_cli.config import make_generator, parse_option
+from remat_cli.config import Document, checked, parse_option, unknown_name
 from remat_cli.errors import UsageError
 from remat_cli.formats.native import graph_bytes
 from remat_cli.generate import GENERATORS
@@ -73,7 +73,9 @@ def command(
     said = dict(parse_option(text) for text in options)
     if seed is not None:
         said["seed"] = seed
-    generator = make_generator(family, said)
+    if family not in GENERATORS:
+        raise unknown_name("FAMILY", family, GENERATORS)
+    generator = checked(GENERATORS[family], Document(said, "--option"))
     if ops is not None and generator.grows_by in said:
         raise UsageError(f"--ops chooses {generator.grows_by}", hint=f"leave out --option {generator.grows_by}=...")
     graph = graph_options_of(costs)

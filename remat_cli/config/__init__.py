@@ -6,12 +6,11 @@ a device profile, a table of measured times. Files:
 - `document`: YAML with the place of each value, and dataclasses built from it;
 - `graph_options`: how a file becomes the graph that is planned; add an option here;
 - `planner_choice`: a planner and its options; `run_config`: a whole config file;
-- `shipped`, `generators`: files that come with remat, device profiles among them; families of graphs;
+- `shipped`: files that come with remat, device profiles among them;
 - `measurements`: what `remat measure` wrote, and plain tables of times.
 """
 
 from remat_cli.config.document import Document, checked, placed, read_yaml, unknown_name
-from remat_cli.config.generators import make_generator
 from remat_cli.config.graph_options import GIVEN_COSTS, GraphOptions
 from remat_cli.config.measurements import load_measurements, measurements_bytes
 from remat_cli.config.planner_choice import (
@@ -39,7 +38,6 @@ __all__ = [
     "load_config",
     "load_device",
     "load_measurements",
-    "make_generator",
     "measurements_bytes",
     "named_planner",
     "option_name",

@@ -83,14 +83,13 @@ class Name:
     """A name out of a file, on one line, as long as its place allows."""
 
     text: str
-    style: str = ""
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         width = min(cell_len(clean(self.text)), options.max_width)
         return Measurement(min(width, _NARROWEST_NAME), width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(shorten(self.text, options.max_width), style=self.style, no_wrap=True)
+        yield Text(shorten(self.text, options.max_width), no_wrap=True)
 
 
 class Report:

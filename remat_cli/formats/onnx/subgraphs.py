@@ -81,17 +81,16 @@ def _outputs(node: Node, body: SizedGraph, expected: int) -> tuple[ValueType, ..
     return tuple(body.values[name].type for name in body.outputs)
 
 
-def _data(node: Node, position: int, values: Values) -> Array | None:
-    """Return the elements of an input where it is there and they are known."""
+def _first_data(node: Node, values: Values) -> Array | None:
+    """Return the elements of the first input where it is there and they are known."""
     inputs = node.proto.input
-    known = len(inputs) > position and inputs[position] != ""
-    data = values[inputs[position]].data if known else None
+    data = values[inputs[0]].data if inputs and inputs[0] else None
     return data if data is not None and data.size else None
 
 
 def _if(node: Node, values: Values, size_body: SizeBody) -> ControlFlow:
     branches = ["then_branch", "else_branch"]
-    condition = _data(node, 0, values)
+    condition = _first_data(node, values)
     if condition is not None:
         branches = branches[:1] if condition.any() else branches[1:]
     bodies = tuple(size_body(_body(node, branch), ()) for branch in branches)
@@ -112,7 +111,7 @@ def _loop(node: Node, values: Values, size_body: SizeBody) -> ControlFlow:
     body = size_body(_body(node, "body"), (TensorType(INT64, ()), TensorType(BOOL, ()), *states))
     scans = len(node.proto.output) - len(states)
     _, *results = _outputs(node, body, 1 + len(states) + scans)
-    limit = _data(node, 0, values)
+    limit = _first_data(node, values)
     trips = None if limit is None else max(0, int(limit.max()))
     types = [_state_after(before, after, trips) for before, after in zip(states, results, strict=False)]
     types += [_stacked(one, 0, trips) for one in results[len(states) :]]

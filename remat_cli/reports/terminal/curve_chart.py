@@ -21,7 +21,7 @@ MARKS = "●▲■◆○△□◇"
 STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 _SEVERAL, _BETWEEN, _LIMIT = "×", "·", "╎"
 _NARROWEST_PLOT = 20
-_ROWS_PER_TICK = 4
+_ROWS, _ROWS_PER_TICK = 13, 4
 _KNEE = " knee"
 
 
@@ -33,13 +33,11 @@ class CurveChart:
         baseline: the plain run.
         curves: each with a mark of its own.
         least_bytes: below it no plan fits; drawn as a line where it is in the chart.
-        rows: height of the plot.
     """
 
     baseline: Trace
     curves: Sequence[Curve]
     least_bytes: int
-    rows: int = 13
 
     def legend(self) -> Text:
         """Return what the marks of the chart mean."""
@@ -72,18 +70,18 @@ class CurveChart:
         return max(times)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        ticks = {row: self._overhead_at(row) for row in range(0, self.rows, _ROWS_PER_TICK)}
+        ticks = {row: self._overhead_at(row) for row in range(0, _ROWS, _ROWS_PER_TICK)}
         gutter = max(map(len, ticks.values()))
         width = max(_NARROWEST_PLOT, options.max_width - gutter - 2)
         canvas = self._drawn(width)
-        for row in range(self.rows - 1, -1, -1):
+        for row in range(_ROWS - 1, -1, -1):
             label = ticks.get(row, "")
             yield Text(f"{label:>{gutter}} {'┤' if label else '│'}", QUIET_STYLE).append_text(canvas.line(row))
         yield Text(f"{'':>{gutter}} └{'─' * width}", QUIET_STYLE)
         yield Text(f"{'':>{gutter + 2}}{self._labels(width)}", QUIET_STYLE)
 
     def _overhead_at(self, row: int) -> str:
-        extra = (self._highest - self.baseline.time) * row // (self.rows - 1)
+        extra = (self._highest - self.baseline.time) * row // (_ROWS - 1)
         return format_share(share_over(self.baseline.time + extra, self.baseline.time))
 
     def _labels(self, width: int) -> str:
@@ -99,10 +97,10 @@ class CurveChart:
         return f"{format_bytes(size)} ({format_share(size / max(1, self.baseline.peak_bytes))})"
 
     def _drawn(self, width: int) -> _Canvas:
-        canvas = _Canvas(width, self.rows)
+        canvas = _Canvas(width)
         if self._left < self.least_bytes <= self._right:
             column = self._column(self.least_bytes, width)
-            for row in range(self.rows):
+            for row in range(_ROWS):
                 canvas.put(column, row, _LIMIT, QUIET_STYLE)
         # The lines first, and the first curve last, so that its marks are never hidden by others' lines.
         placed = [list(self._places(curve, width)) for curve in self.curves]
@@ -124,7 +122,7 @@ class CurveChart:
     def _place(self, point: Point, width: int) -> tuple[int, int]:
         assert point.trace is not None
         height = max(1, self._highest - self.baseline.time)
-        row = ((point.trace.time - self.baseline.time) * (self.rows - 1) * 2 + height) // (2 * height)
+        row = ((point.trace.time - self.baseline.time) * (_ROWS - 1) * 2 + height) // (2 * height)
         return self._column(point.budget_bytes, width), max(0, row)
 
     def _column(self, size: int, width: int) -> int:
@@ -140,7 +138,6 @@ class _Canvas:
     """Cells of one character and its style, by column and row; row 0 is the lowest."""
 
     width: int
-    rows: int
     _cells: dict[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
 
     def put(self, column: int, row: int, character: str, style: str) -> None:
@@ -165,8 +162,7 @@ class _Canvas:
         """Write a text above and to the right of a mark, if there is room and nothing is hidden but dots."""
         places = [(column + offset, row + 1) for offset in range(len(text))]
         is_free = all(
-            x < self.width and y < self.rows and self._cells.get((x, y), (" ", ""))[0] in (" ", _BETWEEN)
-            for x, y in places
+            x < self.width and y < _ROWS and self._cells.get((x, y), (" ", ""))[0] in (" ", _BETWEEN) for x, y in places
         )
         if is_free:
             for (x, y), character in zip(places, text, strict=True):
