@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from remat_cli.settings import Hint, as_text, on_command_line
+from remat_cli.settings import Wording, as_text, on_command_line
 
 
 class ExitCode(IntEnum):
@@ -44,7 +44,7 @@ class RematError(Exception):
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, message: Hint, *, hint: Hint = "") -> None:
+    def __init__(self, message: Wording, *, hint: Wording = "") -> None:
         self.wording = message
         self.message = as_text(message, on_command_line)
         self.remedy = hint
@@ -77,7 +77,7 @@ class InvalidSchedule(RematError):
 
     exit_code = ExitCode.FALSE_SCHEDULE
 
-    def __init__(self, message: Hint, *, step: int | None = None, hint: Hint = "") -> None:
+    def __init__(self, message: Wording, *, step: int | None = None, hint: Wording = "") -> None:
         super().__init__(message, hint=hint)
         self.step = step
 

@@ -1,8 +1,8 @@
 """Settings: what users choose by name, declared once and spoken of without knowing where they are set.
 
 A setting is a field of a frozen dataclass, which `setting` makes. A config file takes it by the field's name, the
-command line by an option. A hint names settings as `Setting`s: the command line shows "--mode inference", a check of a
-project file shows "'mode: inference'".
+command line by an option. A message or a hint names them as `Setting`s: the command line shows "--mode inference", a
+check of a project file shows "'mode: inference'".
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Setting:
     value: object = None
 
 
-# What is wrong, or what to do about it: plain text, or parts that are joined.
-Hint = str | tuple[str | Setting, ...]
+# A message or a hint before it is known where it is shown: plain text, or parts that are joined.
+Wording = str | tuple[str | Setting, ...]
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ def choices_of(item: Any) -> tuple[str, ...]:
     return () if said is None else said.choices
 
 
-def as_text(hint: Hint, write: Callable[[Setting], str]) -> str:
-    """Return a hint whose settings `write` puts into words."""
-    return "".join(part if isinstance(part, str) else write(part) for part in parts(hint))
+def as_text(wording: Wording, write: Callable[[Setting], str]) -> str:
+    """Return a wording as text, in which `write` says the settings."""
+    return "".join(part if isinstance(part, str) else write(part) for part in parts(wording))
 
 
-def parts(hint: Hint) -> tuple[str | Setting, ...]:
-    """Return a hint as parts, to which others can be joined."""
-    return (hint,) if isinstance(hint, str) else hint
+def parts(wording: Wording) -> tuple[str | Setting, ...]:
+    """Return a wording as parts, to which others can be joined."""
+    return (wording,) if isinstance(wording, str) else wording
 
 
 def listed(settings: Iterable[Setting]) -> tuple[str | Setting, ...]:

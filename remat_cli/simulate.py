@@ -13,7 +13,7 @@ from math import ceil
 from remat_cli.errors import InvalidSchedule
 from remat_cli.graph import Graph, Op
 from remat_cli.schedule import STEP_NAMES, Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
-from remat_cli.settings import Hint, Setting
+from remat_cli.settings import Setting, Wording
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: Fraction | Non
 class _Broken(Exception):
     """A step breaks a rule."""
 
-    def __init__(self, rule: str, remedy: Hint = "") -> None:
+    def __init__(self, rule: str, remedy: Wording = "") -> None:
         super().__init__(rule)
         self.rule = rule
         self.remedy = remedy

@@ -9,7 +9,7 @@ from pathlib import Path
 from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
 from remat_cli.config import GraphOptions, PlannerChoice
 from remat_cli.errors import RematError
-from remat_cli.settings import Hint, Setting, as_text, on_command_line
+from remat_cli.settings import Setting, Wording, as_text, on_command_line
 from remat_cli.units import BudgetSpec, format_bytes
 
 
@@ -64,7 +64,7 @@ class Outcome:
     schedule: bytes | None = None
 
 
-def failure(status: Ending, error: str, hint: Hint = "", *, exit_code: int | None = None) -> Outcome:
+def failure(status: Ending, error: str, hint: Wording = "", *, exit_code: int | None = None) -> Outcome:
     """Return the outcome of a job that came to no answer."""
     code = EXIT_CODES[status] if exit_code is None else exit_code
     return Outcome(Ended(status=status, exit_code=code, error=error, hint=as_text(hint, on_command_line) or None))

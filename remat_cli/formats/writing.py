@@ -12,7 +12,7 @@ from os.path import isfile  # unlike that of Path, false for a name that no file
 from pathlib import Path
 
 from remat_cli.errors import UsageError
-from remat_cli.settings import Hint
+from remat_cli.settings import Wording
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -64,7 +64,7 @@ def check_writes(writes: Mapping[str, Path], reads: Iterable[Path] = ()) -> None
 
 
 @contextmanager
-def write_faults(path: Path, hint: Hint) -> Iterator[None]:
+def write_faults(path: Path, hint: Wording) -> Iterator[None]:
     """Turn the system's errors about a file or folder that is written into one that says which, and what to do.
 
     Raises:

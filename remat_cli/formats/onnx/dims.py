@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.onnx.values import TensorType, ValueType, checked, shape_text, value_type
 from remat_cli.formats.reader import ReadOptions
-from remat_cli.settings import Hint, Setting
+from remat_cli.settings import Setting, Wording
 
 if TYPE_CHECKING:
     import onnx
@@ -95,7 +95,7 @@ def _places(shapes: Mapping[str, Sequence[Dimension] | None]) -> dict[str, list[
     return places
 
 
-def _symbol_hint(name: str, places: Mapping[str, list[str]]) -> Hint:
+def _symbol_hint(name: str, places: Mapping[str, list[str]]) -> Wording:
     if not places:
         return (
             "all its dimensions are fixed: leave ",

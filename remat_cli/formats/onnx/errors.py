@@ -10,13 +10,13 @@ from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError
 
 from remat_cli.errors import GraphError
-from remat_cli.settings import Hint
+from remat_cli.settings import Wording
 
 _LONGEST = 300
 
 
 @contextmanager
-def onnx_faults(what: str, hint: Hint) -> Iterator[None]:
+def onnx_faults(what: str, hint: Wording) -> Iterator[None]:
     """Turn the exceptions that onnx and protobuf raise on bad files into `GraphError`.
 
     They share no base class: the checker's and the shape inference's errors derive from `Exception` directly, and
