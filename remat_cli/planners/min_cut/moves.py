@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from remat_cli.planners.min_cut.fitting import Prices, count_layout, fit, without_needless
@@ -71,4 +73,4 @@ def _ruined(sequence: RematSequence, rng: np.random.Generator) -> RematSequence:
         dropped = reruns[np.abs(sequence.ops[reruns] - centre) <= width / 2]
     stays = np.ones(len(sequence), dtype=np.bool_)
     stays[dropped] = False
-    return RematSequence(sequence.reads, sequence.ops[stays])
+    return replace(sequence, ops=sequence.ops[stays])
