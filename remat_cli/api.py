@@ -124,8 +124,7 @@ def plan(
     choice = named_planner(planner, "planner").with_options(options or {})
     spec = BudgetSpec(device_bytes=budget) if isinstance(budget, int) else parse_budget(budget)
     limit = None if max_overhead is None else parse_share(max_overhead)
-    rate = graph.bytes_per_time
-    solution = plan_at(graph.graph, spec, choice.planner("options"), observe, bytes_per_time=rate, max_overhead=limit)
+    solution = plan_at(graph.graph, spec, choice.planner("options"), observe, link=graph.link, max_overhead=limit)
     return Planning(graph, choice, solution)
 
 
@@ -135,7 +134,7 @@ def replay(graph: Prepared, schedule: Schedule) -> Trace:
     Raises:
         InvalidSchedule: a step breaks a rule.
     """
-    return simulate(graph.graph, schedule, bytes_per_time=graph.bytes_per_time)
+    return simulate(graph.graph, schedule, link=graph.link)
 
 
 def verify(graph: Prepared, path: str | Path) -> Trace:

@@ -13,6 +13,7 @@ from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annota
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, read_graph
 from remat_cli.graph import Graph, Kind
+from remat_cli.link import Link
 from remat_cli.operators import Operator
 from remat_cli.settings import Setting
 from remat_cli.training import (
@@ -38,7 +39,7 @@ class Prepared:
     Attributes:
         graph: what is planned.
         mode: "training" or "inference".
-        bytes_per_time: rate of the link to the host, in bytes per unit of the graph's time; None where not known.
+        link: to the host; None where its rate is not known.
         kept: what the plain run keeps for the backward; None for inference.
         parameter_bytes: trained parameters, where the file tells them apart; else 0.
         optimizer: whose state is among the resident bytes; None where there is none.
@@ -49,7 +50,7 @@ class Prepared:
 
     graph: Graph
     mode: str
-    bytes_per_time: Fraction | None
+    link: Link | None
     kept: KeptForBackward | None
     parameter_bytes: int
     optimizer: str | None
@@ -99,7 +100,7 @@ def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, deri
     return Prepared(
         graph=graph,
         mode=mode,
-        bytes_per_time=_bytes_per_time(graph, options, device),
+        link=_link(graph, options, device),
         kept=kept_for_backward(graph) if graph.kind is Kind.TRAINING else None,
         parameter_bytes=parameter_bytes,
         optimizer=optimizer,
@@ -248,6 +249,11 @@ def _cost_model(name: str, device: Device | None, measured: Measurements | None)
     model = COST_MODELS[name]
     known: dict[str, Any] = {"device": device, "times_ns": None if measured is None else measured.times_ns}
     return model(**{item.name: known[item.name] for item in fields(model)})
+
+
+def _link(graph: Graph, options: GraphOptions, device: Device | None) -> Link | None:
+    rate = _bytes_per_time(graph, options, device)
+    return None if rate is None else Link(rate)
 
 
 def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) -> Fraction | None:

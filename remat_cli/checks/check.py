@@ -235,9 +235,7 @@ class _Check:
         batch = batch_offer(self.model, prepared.graph.resident_bytes, plain.peak_bytes, limit, self.observe)
         if batch is not None:
             remedies.append(f"set dims.{batch.dim} to {batch.size}, where the plain run fits")
-        overhead = plan_overhead(
-            Problem(prepared.graph, Budget(limit), prepared.bytes_per_time), self.model, self.observe
-        )
+        overhead = plan_overhead(Problem(prepared.graph, Budget(limit), prepared.link), self.model, self.observe)
         if overhead is not None:
             remedies.append(f"replace it by 'budget: {_written(limit)}', where {_plan_in_words(overhead)} fits")
         reason = f"the plain run peaks at {format_bytes(plain.peak_bytes)}, above max_peak {format_bytes(limit)}"
@@ -247,7 +245,7 @@ class _Check:
         """Return the plan, or the refusal; where the plain run fits, it is the best plan and no planner is needed."""
         planner = PLANNERS["keep_all"]() if plain.peak_bytes <= limit else self.model.planner.planner()
         self.observe.phase("planning")
-        problem = Problem(prepared.graph, Budget(limit), prepared.bytes_per_time)
+        problem = Problem(prepared.graph, Budget(limit), prepared.link)
         return uninterrupted(solve(problem, planner, self.observe))
 
     def plan_failures(self, prepared: Prepared, solution: Solution, limits: Mapping[str, int]) -> Iterator[Failure]:

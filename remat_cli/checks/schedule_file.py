@@ -91,7 +91,7 @@ def replay_on(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Trace:
     """Return what the simulator measured of a schedule on a graph that has been read; otherwise as `replay`."""
     if file.sha256 is not None and file.sha256 != graph_sha256(prepared.graph):
         raise _other_graph(prepared, file, schedule)
-    return simulate(prepared.graph, file.schedule, bytes_per_time=prepared.bytes_per_time)
+    return simulate(prepared.graph, file.schedule, link=prepared.link)
 
 
 def _other_graph(prepared: Prepared, file: ScheduleFile, schedule: Path) -> GraphError:

@@ -41,7 +41,7 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> int:
             prepared.graph,
             choice.planner(),
             observe,
-            bytes_per_time=prepared.bytes_per_time,
+            link=prepared.link,
             max_overhead=config.max_overhead,
         )
     streams.report(

@@ -113,7 +113,7 @@ def _contests(
                 planners,
                 sizes,
                 Prefixed(observe, where),
-                bytes_per_time=graph.bytes_per_time,
+                link=graph.link,
                 share_plans=False,
             )
         except KeyboardInterrupt:

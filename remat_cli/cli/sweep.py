@@ -60,7 +60,7 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         prepared = prepare(graph, config.graph)
-        found = sweep(prepared.graph, planners, sizes, observe, bytes_per_time=prepared.bytes_per_time)
+        found = sweep(prepared.graph, planners, sizes, observe, link=prepared.link)
     if not found.points:
         raise refused_by_all(found.curves)
     if csv_file is not None:

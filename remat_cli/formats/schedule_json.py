@@ -13,6 +13,7 @@ from remat_cli.errors import GraphError, ScheduleFileError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.source import Source, parse_json, read_bytes
 from remat_cli.graph import Graph
+from remat_cli.problem import Scope
 from remat_cli.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
 from remat_cli.solve import Solution
 
@@ -59,6 +60,11 @@ def schedule_bytes(
     return f"{{\n{lines}\n}}\n".encode()
 
 
+def scope_fields(scope: Scope) -> dict[str, Any]:
+    """Return what JSON says of a scope: its name, and where plans that move tensors are in it, that they are."""
+    return {"scope": scope.written} | ({"transfers": True} if scope is Scope.ANY_PLAN else {})
+
+
 # One encoder for all steps: `json.dumps` would make one for each.
 _json: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 
@@ -91,11 +97,11 @@ def _document(
     if solution.bound_overhead is not None:
         document["bound"] = {
             "overhead": solution.bound_overhead,
-            "scope": str(solution.scope),
+            **scope_fields(solution.scope),
             "basis": str(solution.basis),
         }
     if trace is None:
-        return document | {"reason": result.reason, "scope": str(result.scope), "basis": str(result.basis)}
+        return document | {"reason": result.reason, **scope_fields(result.scope), "basis": str(result.basis)}
     return document | {
         "peak_bytes": trace.peak_bytes,
         "time": trace.time,

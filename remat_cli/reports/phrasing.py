@@ -148,7 +148,7 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
         return advice
     if solution.status is Status.UNKNOWN:
         advice.append("Where a time limit ended the search, give it more time (--time-limit).")
-    if solution.scope is not Scope.ANY_ORDER:
+    if solution.scope not in (Scope.ANY_PLAN, Scope.ANY_ORDER):
         advice.append("Try another planner, which searches other plans (`remat planners` lists them).")
     return advice
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from remat_cli.bounds import WorkingSet, largest_working_set
 from remat_cli.formats.native import graph_sha256
+from remat_cli.formats.schedule_json import scope_fields
 from remat_cli.graph import Phase
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Status
@@ -45,12 +46,12 @@ def solution_summary(solution: Solution) -> Summary:
     """Return status, figures and proof of a verified result."""
     trace, result, closest = solution.trace, solution.result, solution.closest
     bounds = [
-        {"overhead": solution.overhead_of(bound), "scope": bound.scope.value, "basis": bound.basis.value}
+        {"overhead": solution.overhead_of(bound), **scope_fields(bound.scope), "basis": bound.basis.value}
         for bound in result.bounds
     ]
     return {
         "status": result.status.value,
-        "scope": solution.scope.value,
+        **scope_fields(solution.scope),
         "interrupted": solution.interrupted,
         "reason": result.reason,
         "budget_bytes": solution.problem.budget.device_bytes,
@@ -137,7 +138,7 @@ def budget_summary(search: SmallestBudget, prepared: Prepared, *, planner: str) 
         "graph": graph_summary(prepared),
         "planner": planner,
         "proven_bytes": search.proven_bytes,
-        "scope": search.scope.value,
+        **scope_fields(search.scope),
         "found_bytes": search.found_bytes,
         "overhead": search.solution.overhead,
         "max_overhead": None if search.max_overhead is None else float(search.max_overhead),

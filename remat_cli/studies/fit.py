@@ -214,7 +214,7 @@ class _Search:
         return solution.trace is not None
 
     def _solve(self, sized: Sized, planner: Planner) -> Solution:
-        problem = Problem(sized.prepared.graph, Budget(self.question.budget_bytes), sized.prepared.bytes_per_time)
+        problem = Problem(sized.prepared.graph, Budget(self.question.budget_bytes), sized.prepared.link)
         observe = Prefixed(self.observe, f"{self.question.dim}={sized.value} · ")
         observe.phase("planning")
         return solve(problem, planner, observe)

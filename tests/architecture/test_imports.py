@@ -24,7 +24,7 @@ LAYERS = (
         "remat_cli.cores",
         "remat_cli.interruption",
     ),
-    ("remat_cli.graph", "remat_cli.operators", "remat_cli.schedule"),
+    ("remat_cli.graph", "remat_cli.link", "remat_cli.operators", "remat_cli.schedule"),
     ("remat_cli.problem",),
     ("remat_cli.simulate", "remat_cli.bounds"),
     ("remat_cli.solve",),

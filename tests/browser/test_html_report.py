@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from remat_cli.config import GraphOptions
 from remat_cli.graph import Graph
+from remat_cli.link import Link
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, PlanResult, Problem, Status
 from remat_cli.reports.html.lifetimes import Stay, Story
@@ -305,7 +306,7 @@ def test_transfers_are_told(page: Page, tmp_path: Path) -> None:
     steps: list[Step] = [Compute("f1"), Offload("t1"), Compute("f2"), Wait("t1"), Free("t1"), Compute("f3"), Free("t2")]
     steps += [Prefetch("t1"), Wait("t1"), Compute("f4")]
     claim = PlanResult(Status.FEASIBLE, schedule=Schedule(tuple(steps)))
-    solution = solve(Problem(graph, Budget(100), Fraction(1)), Claims(claim))
+    solution = solve(Problem(graph, Budget(100), Link(Fraction(1))), Claims(claim))
     path = tmp_path / "report.html"
     path.write_bytes(plan_page(solution, prepared(graph), planner="hand", options={}))
     opened(page, path)

@@ -47,9 +47,9 @@ class Portfolio(Observer):
         self._options = options
         self._observe = observe
         self._limits = Limits.of(options.time_limit, cores=options.cores, seed=options.seed, observe=observe)
-        # Bounds are of plans that move nothing to the host: where some may, they say nothing of the best plan.
-        self._may_offload = options.offload and problem.bytes_per_time is not None
-        self._incumbent = Incumbent(problem, observe, Scope.ANY_ORDER)
+        self._may_offload = (problem.offload or options.offload) and problem.link is not None
+        # What is proven of plans that move nothing to the host says nothing of the best plan, where some may.
+        self._incumbent = Incumbent(problem, observe, Scope.ANY_PLAN if self._may_offload else Scope.ANY_ORDER)
         self._planner = ""
 
     @property
@@ -68,7 +68,7 @@ class Portfolio(Observer):
 
     def bound(self, bound: Bound) -> None:
         """Keep what holds for all plans of a scope, whoever proved it."""
-        if bound.scope is not Scope.PLANNER and not self._may_offload:
+        if bound.scope is not Scope.PLANNER:
             self._incumbent.prove(bound.time, bound.scope, bound.basis)
 
     def run(self) -> PlanResult:
@@ -117,7 +117,7 @@ class Portfolio(Observer):
         bound = any_order_bound(graph, room, self._limits.part(_SHARE_OF_QUICK, _WORK_OF_BOUND))
         if bound.extra is not None:
             self.bound(Bound(graph.total_time + bound.extra, Scope.ANY_ORDER, bound.basis))
-        elif not self._may_offload:
+        else:
             why = "what must be there together in any order does not fit, whatever is recomputed"
             self._incumbent.prove_that_none_fits(Scope.ANY_ORDER, why, bound.basis)
 

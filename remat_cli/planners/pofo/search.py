@@ -88,8 +88,8 @@ class PofoSearch:
         return self._result(linearised)
 
     def _rate(self) -> Fraction:
-        rate = self._problem.bytes_per_time
-        if rate is None:
+        link = self._problem.link
+        if link is None:
             raise PlannerRefuses(
                 "pofo moves tensors to the host and back, but the bandwidth of the link is not known",
                 hint=(
@@ -100,7 +100,7 @@ class PofoSearch:
                     "; or use rotor, which only recomputes",
                 ),
             )
-        return rate
+        return link.bytes_per_time
 
     def _search(self, linearised: Linearised, rate: Fraction) -> None:
         improve = self._options.improve

@@ -162,7 +162,7 @@ def _proof_rows(solution: Solution) -> list[Row]:
     if solution.gap is not None:
         rows.append(["gap", "", format_share(solution.gap), "the most that a better plan could save"])
     if overhead is not None or solution.status is Status.INFEASIBLE:
-        rows.append(["scope", "", scope.value, f"holds for all plans {phrasing.which_plans(solution)}"])
+        rows.append(["scope", "", scope.written, f"holds for all plans {phrasing.which_plans(solution)}"])
         basis = solution.basis
         rows.append(["proof", "", basis.value.replace("-", " "), phrasing.BASES[basis]])
     for bound in solution.result.bounds[1:]:

@@ -29,7 +29,7 @@ def prepared(graph: Graph, **fields: Any) -> Prepared:
     """Return `graph` as if it had been read from a file."""
     defaults: dict[str, Any] = {
         "mode": "training",
-        "bytes_per_time": None,
+        "link": None,
         "kept": None,
         "parameter_bytes": 0,
         "optimizer": None,

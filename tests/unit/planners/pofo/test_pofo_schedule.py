@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.graph import Graph, Kind, Phase
+from remat_cli.link import Link
 from remat_cli.planners.pofo.schedule import Movements
 from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
 from remat_cli.simulate import Trace, simulate
@@ -16,7 +17,7 @@ from tests.graphs import compute_sequences, graph_of, op, training_chain, traini
 
 
 def replayed(graph: Graph, schedule: Schedule, rate: Fraction = Fraction(1)) -> Trace:
-    return simulate(graph, schedule, bytes_per_time=rate)
+    return simulate(graph, schedule, link=Link(rate))
 
 
 def moved(graph: Graph, budget: int) -> Schedule:

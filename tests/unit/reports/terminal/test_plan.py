@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 
 from remat_cli.config import ReportOptions
 from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
+from remat_cli.link import Link
 from remat_cli.problem import Bound, Budget, ModelFigure, PlanResult, Problem, Scope, Status
 from remat_cli.reports.terminal.plan import budget_report, inspect_report, plan_report, planners_report, verify_report
 from remat_cli.schedule import (
@@ -235,7 +236,7 @@ def test_transfers_are_counted_with_the_time_spent_waiting() -> None:
     graph = chain(4 * MB, MB, MB)
     away: list[Step] = [Offload("t1"), Compute("f2"), Wait("t1"), Free("t1"), Prefetch("t1"), Wait("t1"), Free("t1")]
     schedule = Schedule((Compute("f1"), *away, Compute("f3"), Free("t2")))
-    trace = simulate(graph, schedule, bytes_per_time=Fraction(MB))
+    trace = simulate(graph, schedule, link=Link(Fraction(MB)))
     report = rendered(verify_report(prepared(graph), schedule, trace))
     assert row(report, "transfers") == ["2", "8.000 MB to and from the host; waiting 7"]
     assert report.endswith("time 10, 7 of it waiting\n")
