@@ -39,10 +39,13 @@ class _State(NamedTuple):
     busy: tuple[int, ...]
 
     def after(self, time: int) -> _State:
-        """Return the state when the compute stream has gone on for some time."""
+        """Return the state when the compute stream has gone on for some time.
+
+        What has ended by then counts as waited for: that takes no time.
+        """
         return self._replace(
-            leaving=frozenset((name, max(0, left - time)) for name, left in self.leaving),
-            returning=frozenset((name, max(0, left - time)) for name, left in self.returning),
+            leaving=frozenset((name, left - time) for name, left in self.leaving if left > time),
+            returning=frozenset((name, left - time) for name, left in self.returning if left > time),
             busy=tuple(max(0, left - time) for left in self.busy),
         )
 
@@ -96,8 +99,10 @@ class TransferOracle:
         for op in self.graph.ops:
             yield from self._runs(state, op, ready, leaving.keys() | returning.keys())
         for name in ready - leaving.keys():
+            if not self.graph.tensors[name].bytes:
+                continue  # nothing is gained without it
             yield 0, state._replace(live=state.live - {name})
-            if name not in state.on_host and self.graph.tensors[name].bytes:
+            if name not in state.on_host:
                 left, busy = self._queued(state, name, 0)
                 moved = state.leaving | {(name, left)}
                 yield 0, state._replace(on_host=state.on_host | {name}, leaving=moved, busy=busy)
@@ -106,12 +111,8 @@ class TransferOracle:
             if self._bytes(live) <= self.budget_bytes:
                 left, busy = self._queued(state, name, -1)
                 yield 0, state._replace(live=live, returning=state.returning | {(name, left)}, busy=busy)
-        for name, left in (*leaving.items(), *returning.items()):
-            waited = state.after(left)
-            yield left, waited._replace(
-                leaving=frozenset(each for each in waited.leaving if each[0] != name),
-                returning=frozenset(each for each in waited.returning if each[0] != name),
-            )
+        for left in {*leaving.values(), *returning.values()}:
+            yield left, state.after(left)
 
     def _queued(self, state: _State, name: str, way: int) -> tuple[int, tuple[int, ...]]:
         """Return when a copy that is queued now ends, and how long the queues are then."""

@@ -16,6 +16,7 @@ from remat_cli.planners.lower_sets.exact_dp import ExactDP
 from remat_cli.planners.lower_sets.exhaustive import Exhaustive
 from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.offload.planner import Offload
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
@@ -34,6 +35,7 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "moccasin": Moccasin,
     "rotor": Rotor,
     "pofo": Pofo,
+    "offload": Offload,
     "acg": ACG,
     "min_cut": MinCut,
     "retention": Retention,

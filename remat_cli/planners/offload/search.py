@@ -14,6 +14,7 @@ import numpy as np
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.min_cut.fitting import Prices, fit, without_needless
 from remat_cli.planners.min_cut.moves import STARTS, move
+from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.offload.link_bound import LinkCut, moments
 from remat_cli.planners.offload.planner import Offload
 from remat_cli.planners.shared.incumbent import Incumbent
@@ -35,6 +36,8 @@ _FEW_CUTS, _MANY_CUTS = 20, 200
 _MOVES, _PATIENCE = 16, 4
 # What the bound may take of the time.
 _SHARE_OF_BOUND = 0.25
+# What plans without transfers may take of it.
+_SHARE_OF_START = 0.25
 # What a move does in a part of the graph, and how large that part is, as a share of the ops.
 _MAY_MOVE = (True, True, False, None)  # lets all move, or none, or draws one by one
 _REGIONS = (1 / 64, 1 / 16, 1 / 4, 1)
@@ -79,7 +82,7 @@ class OffloadSearch:
         self._graph, self._budget = problem.graph, problem.budget.device_bytes
         self._rate = problem.link.bytes_per_time
         self._plain = RematSequence.plain(self._graph)
-        self._starts = (self._plain, *starts)
+        self._starts = list(starts)
         self._chosen: list[Bools] = []
         self._best: _Plan | None = None
         self._moves = 0
@@ -94,6 +97,7 @@ class OffloadSearch:
         """Search until it no longer pays, the gap is closed, or the limits are reached."""
         if not self._limits.is_over and not self._incumbent.fits(self._incumbent.offer(self._plain)):
             self._prove()
+            self._recompute()
             self._begin()
             self._improve()
         return self._incumbent.result(stats={"moves": self._moves})
@@ -114,6 +118,15 @@ class OffloadSearch:
                 self._chosen = [choice.moved for choice in ranked[:_CHOICES]]
         if best > 0:
             self._incumbent.prove(self._graph.total_time + best, Scope.ANY_PLAN)
+
+    def _recompute(self) -> None:
+        """Plan without transfers first, if nobody has."""
+        if not self._starts and not self._is_done:
+            recomputing = MinCutSearch(Incumbent(self._incumbent.problem, Observer()), self._limits.part(_SHARE_OF_START))
+            recomputing.start()
+            if recomputing.best is not None:
+                self._incumbent.offer(recomputing.best)
+                self._starts.append(recomputing.best)
 
     def _begin(self) -> None:
         self._incumbent.observe.phase("first plans with transfers")
@@ -136,7 +149,7 @@ class OffloadSearch:
 
     def _shorten_starts(self) -> None:
         """Leave out of plans without transfers what need not run again with them."""
-        for start in self._starts[1:]:
+        for start in self._starts:
             for allowance in _ALLOWANCES:
                 if not self._is_done:
                     sequence = self._with(start, next(iter(self._first_sets())), allowance)
