@@ -7,6 +7,8 @@ from enum import StrEnum
 from fractions import Fraction
 from math import ceil
 
+from remat_cli.units import format_rate
+
 
 class Duplex(StrEnum):
     """Whether transfers to the host and back go at the same time."""
@@ -40,6 +42,10 @@ class Link:
     def __post_init__(self) -> None:
         if self.bytes_per_time <= 0:
             raise ValueError(f"a link that moves {self.bytes_per_time} bytes per unit of time moves nothing")
+
+    def in_words(self, time_unit: str) -> str:
+        """Return its rate and kind, for people, in a graph that counts time in `time_unit`."""
+        return f"{format_rate(self.bytes_per_time, time_unit)}, {self.duplex} duplex"
 
     def transfer_time(self, size: int) -> int:
         """Return how long the link is busy with `size` bytes, in the graph's time unit, rounded up."""

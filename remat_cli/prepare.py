@@ -13,8 +13,9 @@ from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annota
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, read_graph
 from remat_cli.graph import Graph, Kind
-from remat_cli.link import Link
+from remat_cli.link import Duplex, Link
 from remat_cli.operators import Operator
+from remat_cli.problem import Budget, Problem
 from remat_cli.settings import Setting
 from remat_cli.training import (
     KeptForBackward,
@@ -57,6 +58,14 @@ class Prepared:
     costs: str
     notes: tuple[str, ...]
     options: GraphOptions = field(default_factory=GraphOptions)
+
+    def problem(self, budget_bytes: int) -> Problem:
+        """Return what a planner is asked: to plan it at this budget.
+
+        Raises:
+            UsageError: plans may move tensors to the host, but no link to it is known.
+        """
+        return Problem(self.graph, Budget(budget_bytes), self.link, self.options.offload)
 
 
 def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
@@ -253,7 +262,9 @@ def _cost_model(name: str, device: Device | None, measured: Measurements | None)
 
 def _link(graph: Graph, options: GraphOptions, device: Device | None) -> Link | None:
     rate = _bytes_per_time(graph, options, device)
-    return None if rate is None else Link(rate)
+    if rate is None:
+        return None
+    return Link(rate, options.link_duplex or (Duplex.HALF if device is None else device.link_duplex))
 
 
 def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) -> Fraction | None:

@@ -8,10 +8,11 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
-from remat_cli.errors import ExitCode
+from remat_cli.errors import ExitCode, UsageError
 from remat_cli.graph import Graph
 from remat_cli.link import Link
 from remat_cli.schedule import Schedule
+from remat_cli.settings import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,22 @@ class Problem:
         budget: what a plan may use.
         link: to the host; None: it is not known, and nothing is moved.
         offload: plans of any planner may use the link; without, only planners that exist for it do.
+
+    Raises:
+        UsageError: plans may use a link that is not known.
     """
 
     graph: Graph
     budget: Budget
     link: Link | None = None
     offload: bool = False
+
+    def __post_init__(self) -> None:
+        if self.offload and self.link is None:
+            raise UsageError(
+                f"plans of {self.graph.name!r} may move tensors to the host, but no link to it is known",
+                hint=("give ", Setting("device"), " or ", Setting("link_bandwidth")),
+            )
 
 
 class Status(StrEnum):

@@ -47,6 +47,7 @@ class Trace:
         idle_time: the part of `time` in which the compute stream waited for the link.
         runs: how often each op was run.
         transfers: in issue order.
+        link: over which they go; None where none was given.
     """
 
     memory_bytes: tuple[int, ...]
@@ -54,6 +55,7 @@ class Trace:
     idle_time: int
     runs: dict[str, int]
     transfers: tuple[Transfer, ...] = ()
+    link: Link | None = None
 
     @property
     def time(self) -> int:
@@ -150,6 +152,7 @@ def simulate(graph: Graph, schedule: Schedule, *, link: Link | None = None) -> T
         idle_time=device.idle_time,
         runs=device.runs,
         transfers=tuple(device.transfers),
+        link=link,
     )
 
 

@@ -42,6 +42,7 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> int:
             choice.planner(),
             observe,
             link=prepared.link,
+            offload=prepared.options.offload,
             max_overhead=config.max_overhead,
         )
     streams.report(

@@ -62,6 +62,7 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
             choice.planner(),
             observe,
             link=prepared.link,
+            offload=prepared.options.offload,
             max_overhead=config.max_overhead,
         )
     if output is not None:

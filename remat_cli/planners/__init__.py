@@ -41,6 +41,10 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "retention": Retention,
 }
 
+# Those that move tensors to the host and back: the ones that exist for it, and those that do where it is asked for.
+OFFLOADERS = ("pofo",)
+OFFLOADING = ("auto", *OFFLOADERS)
+
 # Names of planners and options that files of earlier versions have, and what is called so today.
 FORMER_NAMES: Mapping[str, str] = {"neighbourhoods": "min_cut"}
 FORMER_OPTIONS: Mapping[str, str] = {"workers": "cores", "jobs": "cores", "threads": "cores"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from remat_cli.bounds import WorkingSet, largest_working_set
 from remat_cli.formats.native import graph_sha256
-from remat_cli.formats.schedule_json import scope_fields
+from remat_cli.formats.schedule_json import scope_columns, scope_fields
 from remat_cli.graph import Phase
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Status
@@ -51,7 +51,7 @@ def solution_summary(solution: Solution) -> Summary:
     ]
     return {
         "status": result.status.value,
-        **scope_fields(solution.scope),
+        **scope_columns(solution.scope),
         "interrupted": solution.interrupted,
         "reason": result.reason,
         "budget_bytes": solution.problem.budget.device_bytes,
@@ -138,7 +138,7 @@ def budget_summary(search: SmallestBudget, prepared: Prepared, *, planner: str) 
         "graph": graph_summary(prepared),
         "planner": planner,
         "proven_bytes": search.proven_bytes,
-        **scope_fields(search.scope),
+        **scope_columns(search.scope),
         "found_bytes": search.found_bytes,
         "overhead": search.solution.overhead,
         "max_overhead": None if search.max_overhead is None else float(search.max_overhead),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import monotonic
@@ -140,7 +140,7 @@ def sweep(
     observe: Observer | None = None,
     *,
     link: Link | None = None,
-    offload: bool = False,
+    offload: Collection[str] = (),
     share_plans: bool = True,
 ) -> Sweep:
     """Ask each planner for a plan at each budget; a planner that refuses the graph does not stop the others.
@@ -154,12 +154,13 @@ def sweep(
         budgets: in any order.
         observe: is told of planner, budget and how many there are.
         link: to the host; None where it is not known.
-        offload: plans may use it.
+        offload: the names of the planners whose plans may use it.
         share_plans: give each budget the fastest plan that this planner found at any of them and that fits, so that no
             curve gets worse with more memory; without, each point is the planner's answer at that budget.
 
     Raises:
         FalseClaim: the simulator does not confirm what a planner claims.
+        UsageError: plans may use a link that is not known.
         KeyboardInterrupt: interrupted before anything was finished.
     """
     plain_peak = baseline_of(graph).peak_bytes
@@ -170,7 +171,7 @@ def sweep(
     curves: list[Curve] = []
     interrupted = False
     for label, planner in planners.items():
-        run = _CurveRun(Problem(graph, Budget(plain_peak), link, offload), label, planner, progress)
+        run = _CurveRun(Problem(graph, Budget(plain_peak), link, label in offload), label, planner, progress)
         interrupted = run.ask_all(asks)
         curves.append(run.curve(share_plans=share_plans))
         if interrupted:

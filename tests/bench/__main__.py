@@ -79,7 +79,7 @@ def planning(console: Console) -> None:
     for path, options in files():
         prepared = prepare(path, options)
         budget = Budget(int(SHARE * baseline_of(prepared.graph).peak_bytes))
-        problem = Problem(prepared.graph, budget, prepared.link)
+        problem = prepared.problem(budget.device_bytes)
         first = (path.stem, f"{len(prepared.graph.ops):,}")
         for name, planner in limited_planners():
             table.add_row(*first, name, format_bytes(budget.device_bytes), *_planned(problem, planner))

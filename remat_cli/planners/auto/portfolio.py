@@ -47,7 +47,7 @@ class Portfolio(Observer):
         self._options = options
         self._observe = observe
         self._limits = Limits.of(options.time_limit, cores=options.cores, seed=options.seed, observe=observe)
-        self._may_offload = (problem.offload or options.offload) and problem.link is not None
+        self._may_offload = problem.offload
         # What is proven of plans that move nothing to the host says nothing of the best plan, where some may.
         self._incumbent = Incumbent(problem, observe, Scope.ANY_PLAN if self._may_offload else Scope.ANY_ORDER)
         self._planner = ""

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from remat_cli.bounds import largest_working_set
-from remat_cli.formats.schedule_json import scope_fields
+from remat_cli.formats.schedule_json import scope_columns
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Status
 from remat_cli.reports.safe_text import Report, clean
@@ -196,7 +196,7 @@ def point_summary(point: Point) -> dict[str, Any]:
         "budget_bytes": point.budget_bytes,
         "budget_share": point.budget_bytes / max(1, solution.baseline.peak_bytes),
         "status": solution.status.value,
-        **scope_fields(solution.scope),
+        **scope_columns(solution.scope),
         "overhead": solution.overhead,
         "bound_overhead": solution.bound_overhead,
         "peak_bytes": None if trace is None else trace.peak_bytes,

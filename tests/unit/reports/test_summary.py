@@ -46,7 +46,7 @@ def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
         "planner": {"name": "hand", "options": {"blocks": 2}},
         "status": "feasible",
         "scope": "any-order",
-        "transfers": True,
+        "scope_transfers": True,
         "interrupted": False,
         "reason": "",
         "budget_bytes": 6,

@@ -228,19 +228,17 @@ def sent(schedule: Schedule | None) -> int:
 
 def test_offloads_only_where_it_may_and_then_proves_nothing_of_recomputation() -> None:
     problem = replace(at_share(training_unet(5), 0.8), link=Link(Fraction(4)))
-    stays, moves = (solve(problem, Auto(offload=offload, time_limit=NO_CLOCK)) for offload in (False, True))
+    planner = Auto(time_limit=NO_CLOCK)
+    stays, moves = (solve(replace(problem, offload=offload), planner) for offload in (False, True))
     assert sent(stays.result.schedule) == 0
     assert sent(moves.result.schedule) > 0
     assert moves.result.found_by == "pofo"
     assert stays.result.time_bound is not None
     assert moves.trace is not None
     assert problem.graph.total_time <= moves.trace.time < stays.result.time_bound
-    assert moves.bound_overhead == 0
-
-
-def test_without_a_link_it_offloads_nothing() -> None:
-    may = solve(unet(0.9), Auto(offload=True, time_limit=NO_CLOCK))
-    assert may.result == unet_planned(0.9)[0].result
+    assert (moves.bound_overhead, moves.scope) == (0, Scope.ANY_PLAN)
+    # What no plan can beat that only recomputes is told, too: so much the link is worth at least.
+    assert any(bound.scope is Scope.ANY_ORDER for bound in moves.result.bounds)
 
 
 @pytest.mark.parametrize("option", ["time_limit", "gap", "patience", "cores", "seed"])
