@@ -1,8 +1,8 @@
 """The truth about very small graphs with a link to the host, by trying everything: the least time within a budget.
 
 A search over the states that a device and its link can be in, along every step that the schedule format allows. It
-shares nothing with the planners nor with the judge, whose rules it states a second time. Times count from the end of the
-compute stream, so that states that differ only in when they are reached are one. For graphs of up to about five ops.
+shares nothing with the planners nor with the judge, whose rules it states a second time. Times count from the end of
+the compute stream, so that states that differ only in when they are reached are one. For graphs of about four ops.
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ class TransferOracle:
         busy[way] = left
         return left, tuple(busy)
 
-    def _runs(
-        self, state: _State, op: Op, ready: frozenset[str], moving: set[str]
-    ) -> Iterator[tuple[int, _State]]:
+    def _runs(self, state: _State, op: Op, ready: frozenset[str], moving: set[str]) -> Iterator[tuple[int, _State]]:
         produced = self.graph.producer
         if any(name in produced and name not in ready for name in op.inputs) or moving & set(op.outputs):
             return

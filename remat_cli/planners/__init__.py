@@ -42,7 +42,7 @@ PLANNERS: Mapping[str, type[Planner]] = {
 }
 
 # Those that move tensors to the host and back: the ones that exist for it, and those that do where it is asked for.
-OFFLOADERS = ("pofo",)
+OFFLOADERS = ("pofo", "offload")
 OFFLOADING = ("auto", *OFFLOADERS)
 
 # Names of planners and options that files of earlier versions have, and what is called so today.

@@ -20,12 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from remat_cli.planners.pofo.schedule import Movements
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
-from remat_cli.planners.pofo.schedule import Movements
 from remat_cli.planners.pofo.structure import (
     Block,
     Checkpoint,

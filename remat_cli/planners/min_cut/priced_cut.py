@@ -102,6 +102,7 @@ class CutPoint:
 
     @cached_property
     def may_run_again(self) -> Ints:
+        """Positions of the runs before the moment whose ops are recomputable."""
         return np.flatnonzero(self.sequence.reads.recomputable[self.sequence.ops[: self.at]])
 
     @cached_property

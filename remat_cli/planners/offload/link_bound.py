@@ -1,30 +1,30 @@
 """What any plan loses at the least where tensors may also move to the host: one cut, with prices of memory and link.
 
 Take a moment: an op's first run. Call the time that a plan takes beyond the plain run its loss. Let B be the loss that
-comes before the moment's end, reruns and idle time, and A what comes after. After the moment, what is still to run finds
-each tensor that it reads in one of four ways. The tensor was on the device at the moment: such tensors have K bytes, and
-K <= room. It is made later than the moment, for the first time, which costs nothing. It is made again, and such runs
-take R <= A. Or it was on the host, has come back and was not made again.
+comes before the moment's end, reruns and idle time, and A what comes after. After the moment, what is still to run
+finds each tensor that it reads in one of four ways. The tensor was on the device at the moment: such tensors have K
+bytes, and K <= room. It is made after the moment for the first time, which costs nothing. It is made again, and such
+runs take R <= A. Or it was on the host, has come back and was not made again.
 
 Let O be the tensors of the last kind. Their ways out ended before the moment, and their ways back begin after it. The
-link takes one transfer at a time each way, full duplex or half. A *window* of the way out is the time between the end of
-an op p's first run and the moment; nothing that p's descendants make, or p itself, starts earlier. A window of the way
-back lies between the moment and the first run of an op q; nothing that q or one of its ancestors reads after the moment
+link takes one transfer at a time each way, full duplex or half. A *window* of the way out is the time between the end
+of an op p's first run and the moment: nothing that p or its descendants make starts earlier. A window of the way back
+lies between the moment and the first run of an op q: of what q or one of its ancestors reads after the moment, nothing
 comes back later. Let T be the time of all ops that can run for the first time in a window, and O(w) the bytes of those
 tensors of O that have to pass in it:
 
-    bytes O(w) <= rate * (T + B) on the way out,    bytes O(w) <= rate * (T + A) on the way back.
+    O(w) <= rate * (T + B) on the way out,    O(w) <= rate * (T + A) on the way back.
 
 With prices l >= 0 of memory, u >= 0 of windows of the way out and v >= 0 of the way back, where the sums U of all u and
 V of all v are at most 1, the loss is
 
     B + A >= B + A + l (K - room) + sum of u (O(w) / rate - T - B) + sum of v (O(w) / rate - T - A)
-          >= (1 - V) R + l K + sum over O of (u and v of its windows) * bytes / rate - l * room - sum of u T - sum of v T.
+          >= (1 - V) R + l K + sum over O of (its u and v) * bytes / rate - l * room - sum of u T - sum of v T.
 
-Over all plans the last line is least at a minimum cut: whoever is needed is made again, at (1 - V) of its time, or had,
-at the cheaper of both prices for each byte. So every choice of prices gives a bound, on plans in any order and with any
-transfers (Lagrangian duality). The best prices are found by cutting planes (Kelley, The Cutting-Plane Method for Solving
-Convex Programs, 1960). What is proven at them is counted in whole numbers.
+Over all plans the last line is least at a minimum cut: what is needed is made again, at (1 - V) of its time, or had, at
+the cheaper of both prices for each byte. So every choice of prices gives a bound, on plans in any order and with any
+transfers (Lagrangian duality). The best prices are found by cutting planes (Kelley, The Cutting-Plane Method for
+Solving Convex Programs, 1960). What is proven at them is counted in whole numbers.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from datetime import timedelta
 from fractions import Fraction
 from functools import cached_property
 from math import ceil, floor, log2
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from ortools.math_opt.python import mathopt
 
 from remat_cli.graph import Graph
-from remat_cli.planners.min_cut.priced_cut import CutPoint, scaled_down, worth_of_flow
+from remat_cli.planners.min_cut.priced_cut import scaled_down, worth_of_flow
 from remat_cli.planners.retention.ancestry import Ancestry
 from remat_cli.planners.retention.any_order_bound import cut_point_of, ops_around, worst_moments
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import GraphReads
 from remat_cli.planners.shared.stages import Bools, Ints, Stages
 
-# Windows each way, and the time of each as a share of the one before, at most. More of them, or closer ones, raise bounds
-# by less than 0.1 points (U-Net, ResNet-50 and GPT at `a100`, links of full speed and a sixteenth of it).
+# Windows each way, and the time of each as a share of the one before, at most. More of them, or closer ones, raise
+# bounds by less than 0.1 points (U-Net and ResNet-50 at `a100`, links of full speed and a sixteenth of it).
 _WINDOWS, _RATIO = 8, 0.6
 # Prices that are tried at a moment, at most; 20 did on all graphs of `make bench`.
 _MOST_PRICES = 60
@@ -271,16 +272,16 @@ class LinkCut:
         """
         point = self._point
         out, back = [_rounded(price) for price in prices.out], [_rounded(price) for price in prices.back]
-        memory = Fraction(floor(prices.memory / float(self._rate) * 2**_DIGITS), 2**_DIGITS)  # of a byte
         memory = _digits_of(Fraction(prices.memory) / self._rate)
         sizes, times = self._sizes, point.sequence.run_time[point.may_run_again]
         # Instances that pass in the same windows have the same price.
         windows = [*zip(out, self._out, strict=True), *zip(back, self._back, strict=True)]
         kinds, kind = np.unique(np.array([each.passes for _, each in windows]), axis=1, return_inverse=True)
-        of_kind = [
-            min(memory, _digits_of(sum((p for (p, _), i in zip(windows, row, strict=True) if i), Fraction(0)) / self._rate))
+        moving = (
+            sum((price for (price, _), passes in zip(windows, row, strict=True) if passes), Fraction(0))
             for row in kinds.T.tolist()
-        ]
+        )
+        of_kind = [min(memory, _digits_of(price / self._rate)) for price in moving]
         running = 1 - sum(back, Fraction(0))
         total = max(Fraction(1), running * int(times.sum()), max(of_kind) * int(sizes.sum()))
         scale = Fraction(2) ** floor(log2(_TOTAL / total))
@@ -362,8 +363,9 @@ def _shrinking(positions: Ints, times: Ints) -> list[int]:
     return list(dict.fromkeys([*chosen, *positions[-1:].tolist()]))
 
 
-def _floor(values: NDArray[np.float64]) -> Ints:
-    return np.floor(values).astype(np.int64)
+def _floor(values: NDArray[np.floating[Any]]) -> Ints:
+    whole: Ints = np.floor(values).astype(np.int64)
+    return whole
 
 
 def _rounded(price: float) -> Fraction:

@@ -15,9 +15,9 @@ class Offload:
     """Decides by minimum cuts with two prices what is kept, made again or on the host, and improves that by search.
 
     Needs the bandwidth of the link to the host. Where memory is shortest, a byte on the device has one price and a byte
-    that passes the link another: what is best at such prices is a minimum cut. The best prices give a bound. The tensors
-    that go to the host at prices near them begin the search; what still does not fit is made again. Moves change which
-    tensors may go, and which ops run again. The time of every plan is that of its replay.
+    that passes the link another: what is best at such prices is a minimum cut. The best prices give a bound. The
+    tensors that go to the host at prices near them begin the search; what still does not fit is made again. Moves
+    change which tensors may go, and which ops run again. The time of every plan is that of its replay.
 
     Source: ours; the bound's proof stands in `link_bound.py`. Neighbourhoods: Shaw 1998.
     Takes: any graph; 100,000 ops take minutes.

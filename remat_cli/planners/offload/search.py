@@ -1,17 +1,18 @@
 """Plans that keep, make again and move: what the best prices choose, then large neighbourhood search.
 
-A plan is given by its sequence of runs, and by which tensors may move. The sequence is made to fit as without transfers,
-except that a tensor which may move takes no memory while it can be away; what really leaves, and when, is decided last.
+A plan is given by its sequence of runs, and by which tensors may move. The sequence is made to fit as without
+transfers, except that a tensor which may move takes no memory while it can be away. What really leaves, and when, is
+decided last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.min_cut.fitting import Prices, fit, without_needless
 from remat_cli.planners.min_cut.moves import STARTS, move
 from remat_cli.planners.min_cut.search import MinCutSearch
@@ -21,9 +22,8 @@ from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Bools
-from remat_cli.planners.shared.transfers import OffloadSequence
-from remat_cli.problem import Bound, Observer, PlanResult, Problem, Scope
-from remat_cli.settings import Setting
+from remat_cli.planners.shared.transfers import OffloadSequence, known_link
+from remat_cli.problem import Observer, Plan, PlanResult, Problem, Scope
 
 # How much of the time that a copy takes is allowed for when it is decided what is made again: with less, the device may
 # wait for the link, which can cost less than running again.
@@ -52,7 +52,11 @@ class _Plan:
 
 
 class OffloadSearch:
-    """One search."""
+    """One search, which may go on when it has ended.
+
+    Attributes:
+        limits: where it stops; may be set anew before it goes on.
+    """
 
     def __init__(
         self,
@@ -73,19 +77,16 @@ class OffloadSearch:
             PlannerRefuses: the link's bandwidth is not known.
         """
         problem = incumbent.problem
-        if problem.link is None:
-            raise PlannerRefuses(
-                "offload moves tensors to the host and back, but the bandwidth of the link is not known",
-                hint=("give ", Setting("link_bandwidth"), " or ", Setting("device"), "; or use min_cut, which only recomputes"),
-            )
-        self._incumbent, self._limits, self._options = incumbent, limits, options
+        self.limits = limits
+        self._incumbent, self._options = incumbent, options
         self._graph, self._budget = problem.graph, problem.budget.device_bytes
-        self._rate = problem.link.bytes_per_time
+        self._rate = known_link(problem, "offload", instead="min_cut").bytes_per_time
         self._plain = RematSequence.plain(self._graph)
         self._starts = list(starts)
         self._chosen: list[Bools] = []
         self._best: _Plan | None = None
         self._moves = 0
+        self._rng = np.random.default_rng(options.seed)
 
     @classmethod
     def of(cls, problem: Problem, options: Offload, observe: Observer) -> OffloadSearch:
@@ -95,17 +96,21 @@ class OffloadSearch:
 
     def run(self) -> PlanResult:
         """Search until it no longer pays, the gap is closed, or the limits are reached."""
-        if not self._limits.is_over and not self._incumbent.fits(self._incumbent.offer(self._plain)):
+        if (
+            self._best is None
+            and not self.limits.is_over
+            and not self._incumbent.fits(self._incumbent.offer(self._plain))
+        ):
             self._prove()
             self._recompute()
             self._begin()
-            self._improve()
+        self._improve()
         return self._incumbent.result(stats={"moves": self._moves})
 
     def _prove(self) -> None:
         """Bound what any plan loses, and note what is moved at prices near the best ones."""
         self._incumbent.observe.phase("proving a bound")
-        limits = self._limits.part(_SHARE_OF_BOUND)
+        limits = self.limits.part(_SHARE_OF_BOUND)
         best = -1
         for op in moments(self._graph, self._budget - self._graph.fixed_bytes).tolist():
             if best >= 0 and limits.is_over:
@@ -119,10 +124,17 @@ class OffloadSearch:
         if best > 0:
             self._incumbent.prove(self._graph.total_time + best, Scope.ANY_PLAN)
 
+    def start_from(self, sequence: RematSequence) -> None:
+        """Go on from the runs of another plan, if they take less with the transfers that are found here."""
+        for allowance in _ALLOWANCES:
+            self._take(self._with(sequence, self._first_sets()[0], allowance))
+
     def _recompute(self) -> None:
         """Plan without transfers first, if nobody has."""
         if not self._starts and not self._is_done:
-            recomputing = MinCutSearch(Incumbent(self._incumbent.problem, Observer()), self._limits.part(_SHARE_OF_START))
+            recomputing = MinCutSearch(
+                Incumbent(self._incumbent.problem, Observer()), self.limits.part(_SHARE_OF_START)
+            )
             recomputing.start()
             if recomputing.best is not None:
                 self._incumbent.offer(recomputing.best)
@@ -140,7 +152,7 @@ class OffloadSearch:
                 if number == 0:
                     self._shorten_starts()
 
-    def _first_sets(self) -> Iterable[Bools]:
+    def _first_sets(self) -> list[Bools]:
         """Return sets of tensors that may move: all, and what the best prices choose."""
         return [np.ones(len(self._graph.tensors), dtype=np.bool_), *self._chosen]
 
@@ -152,25 +164,24 @@ class OffloadSearch:
         for start in self._starts:
             for allowance in _ALLOWANCES:
                 if not self._is_done:
-                    sequence = self._with(start, next(iter(self._first_sets())), allowance)
-                    self._take(without_needless(sequence, self._budget, self._limits))
+                    sequence = self._with(start, self._first_sets()[0], allowance)
+                    self._take(without_needless(sequence, self._budget, self.limits))
 
     def _fit(self, sequence: OffloadSequence, prices: Prices, most_cuts: int) -> None:
-        fitting = fit(sequence, self._budget, prices, self._limits, most_cuts)
+        fitting = fit(sequence, self._budget, prices, self.limits, most_cuts)
         self._take(fitting)
         if fitting.peak <= self._budget and not self._is_done:
-            self._take(without_needless(fitting, self._budget, self._limits))
+            self._take(without_needless(fitting, self._budget, self.limits))
 
     def _take(self, sequence: RematSequence) -> None:
         """Find out what a sequence takes with its transfers, and keep it if that is the least."""
         assert isinstance(sequence, OffloadSequence)
         true = replace(sequence, time_per_byte=1 / float(self._rate))
+        if true.least_bytes > self._budget:
+            self._incumbent.take(Plan(0, true.least_bytes, partial(true.schedule_within, true.least_bytes)))
+            return
         for early in (True, False):
-            schedule = true.schedule_within(self._budget, early)
-            if schedule is None:
-                self._incumbent.offer(sequence.without_transfers)
-                return
-            plan = self._incumbent.offer(schedule)
+            plan = self._incumbent.offer(true.schedule_within(self._budget, early))
             if self._best is None or plan.time <= self._best.time:
                 self._best = _Plan(sequence, plan.time)
             if plan.time == sequence.time:
@@ -181,13 +192,12 @@ class OffloadSearch:
         if self._best is None:
             return
         self._incumbent.observe.phase("searching neighbourhoods")
-        rng = np.random.default_rng(self._options.seed)
         fruitless = 0
         while fruitless < _PATIENCE and not self._is_done:
             before = self._best.time
             for _ in range(_MOVES):
                 if not self._is_done:
-                    self._move(self._best.sequence, rng)
+                    self._move(self._best.sequence, self._rng)
             fruitless = 0 if self._best.time < before else fruitless + 1
 
     def _move(self, sequence: OffloadSequence, rng: np.random.Generator) -> None:
@@ -201,12 +211,12 @@ class OffloadSearch:
         kind = _MAY_MOVE[rng.integers(len(_MAY_MOVE))]
         may_move[inside] = rng.random(len(inside)) < rng.random() if kind is None else kind
         allowance = float(rng.choice(_ALLOWANCES))
-        moved = move(self._with(sequence, may_move, allowance), self._budget, rng, self._limits)
+        moved = move(self._with(sequence, may_move, allowance), self._budget, rng, self.limits)
         if moved is not None:
             self._take(moved)
 
     @property
     def _is_done(self) -> bool:
-        if self._limits.is_over or self._moves == self._options.moves_limit:
+        if self.limits.is_over or self._moves == self._options.moves_limit:
             return True
         return self._incumbent.gap <= self._options.gap

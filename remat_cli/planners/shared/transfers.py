@@ -7,17 +7,50 @@ each way the link takes one after the other. An instance that has been on the ho
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_cli.errors import PlannerRefuses
+from remat_cli.link import Link
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Bools, Ints
+from remat_cli.problem import Problem
 from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
+from remat_cli.settings import Setting
+
+Floats = NDArray[np.floating[Any]]
+
+
+def known_link(problem: Problem, planner: str, instead: str) -> Link:
+    """Return the link to the host.
+
+    Args:
+        problem: what is planned.
+        planner: who needs the link.
+        instead: a planner that only recomputes.
+
+    Raises:
+        PlannerRefuses: the link's bandwidth is not known.
+    """
+    if problem.link is None:
+        raise PlannerRefuses(
+            f"{planner} moves tensors to the host and back, but the bandwidth of the link is not known",
+            hint=(
+                "give ",
+                Setting("link_bandwidth"),
+                " or ",
+                Setting("device"),
+                f"; or use {instead}, which only recomputes",
+            ),
+        )
+    return problem.link
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +124,27 @@ class OffloadSequence(RematSequence):
     may_move: Bools
     time_per_byte: float
 
+    @classmethod
+    def moving(cls, sequence: RematSequence, names: Iterable[str], bytes_per_time: Fraction) -> OffloadSequence:
+        """Return a sequence in which some tensors may move.
+
+        Args:
+            sequence: of runs.
+            names: of the tensors that may.
+            bytes_per_time: rate of the link.
+        """
+        number = {name: index for index, name in enumerate(sequence.graph.arrays.tensor_names)}
+        may_move = np.zeros(len(number), dtype=np.bool_)
+        may_move[[number[name] for name in names]] = True
+        return cls(sequence.reads, sequence.ops, may_move, 1 / float(bytes_per_time))
+
     @cached_property
     def gaps(self) -> Gaps:
         """In which instances that may move could be away."""
         return Gaps.of(self, self.may_move)
 
     @cached_property
-    def _start(self) -> NDArray[np.float64]:
+    def _start(self) -> Floats:
         """[M + 1] when each run starts, if nobody waits for the link; last, the end."""
         return np.concatenate([[0.0], np.cumsum(self.run_time, dtype=np.float64)])
 
@@ -135,20 +182,33 @@ class OffloadSequence(RematSequence):
         instance, leaves, returns = self._away
         return instance[(leaves <= at) & (at < returns)]
 
+    @cached_property
+    def _held(self) -> Ints:
+        """[M + 1] bytes while each run is carried out, and at the end, with everything on the device."""
+        end = self.reads.graph.fixed_bytes + int(self.bytes[self.inputs[len(self)]].sum())
+        return np.append(self.memory_without_transfers, end)
+
+    @property
+    def least_bytes(self) -> int:
+        """The least budget: what is needed when all are away that can be, however long somebody waits."""
+        change = np.zeros(len(self) + 2, dtype=np.int64)
+        np.subtract.at(change, self.gaps.left_after + 1, self.bytes[self.gaps.instance])
+        np.add.at(change, self.gaps.wanted_at, self.bytes[self.gaps.instance])
+        return int((self._held + np.cumsum(change)[: len(self) + 1]).max())
+
     @property
     def without_transfers(self) -> RematSequence:
         """The same runs, with everything on the device."""
         return RematSequence(self.reads, self.ops)
 
-    def schedule_within(self, budget_bytes: int, early: bool = True) -> Schedule | None:
-        """Return a schedule within a budget, in which nothing leaves that can stay; None where that does not fit.
+    def schedule_within(self, budget_bytes: int, early: bool = True) -> Schedule:
+        """Return a schedule within a budget, in which nothing leaves that can stay.
 
         Args:
-            budget_bytes: device memory.
+            budget_bytes: device memory, `least_bytes` or more.
             early: what was away comes back as soon as there is memory for it; else just in time.
         """
-        end = self.reads.graph.fixed_bytes + int(self.bytes[self.inputs[len(self)]].sum())
-        memory = np.append(self.memory_without_transfers, end)
+        memory = self._held.copy()
         gaps = self.gaps
         made_at, tensor = self.made
         names = self.graph.arrays.tensor_names
@@ -159,10 +219,9 @@ class OffloadSequence(RematSequence):
             )
         ]
         absent = _leave(possible, self._ready.tolist(), memory, budget_bytes)
-        if absent is None:
-            return None
-        latest = None if early else self._latest
-        return _woven(with_frees(self.graph, self.names), _come_back(absent, memory, budget_bytes, latest))
+        absent.sort(key=lambda absence: (absence.wanted_at, -absence.made_at))
+        latest = [0] * len(absent) if early else self._latest(absent)
+        return _woven(with_frees(self.graph, self.names), _come_back(absent, latest, memory, budget_bytes))
 
     @property
     def _ready(self) -> Ints:
@@ -172,43 +231,39 @@ class OffloadSequence(RematSequence):
         out = _ends(self._start[self.made[0][instance] + 1], duration, queued=True)
         return np.maximum(self.gaps.left_after + 1, np.searchsorted(self._start, out))
 
-    def _latest(self, absent: Sequence[Absence]) -> Ints:
-        """Return before which run each must begin its way back, so that nobody waits."""
+    def _latest(self, absent: Sequence[Absence]) -> list[int]:
+        """Return before which run each of some, in the order of their return, must begin it so that nobody waits."""
         wanted = np.array([absence.wanted_at for absence in absent], dtype=np.int64)
         duration = np.array([absence.bytes for absence in absent]) * self.time_per_byte
         back = -_ends_by_order(-self._start[wanted], duration, np.arange(len(absent))[::-1], queued=True)
-        latest: Ints = np.searchsorted(self._start, back, side="right") - 1
-        return np.maximum(latest, 0)
+        latest: list[int] = np.maximum(np.searchsorted(self._start, back, side="right") - 1, 0).tolist()
+        return latest
 
 
-def _once(instance: Ints, duration: NDArray[np.float64]) -> NDArray[np.float64]:
+def _once(instance: Ints, duration: Floats) -> Floats:
     """Return the durations, 0 where an instance has been named before: it is on the host already."""
     first = np.ones(len(instance), dtype=np.bool_)
     first[1:] = instance[1:] != instance[:-1]
     return np.where(first, duration, 0.0)
 
 
-def _ends(ready: NDArray[np.float64], duration: NDArray[np.float64], queued: bool) -> NDArray[np.float64]:
-    """Return when each of some transfers ends: each as soon as it is ready, and, if queued, the one before has ended."""
+def _ends(ready: Floats, duration: Floats, queued: bool) -> Floats:
+    """Return when each of some transfers ends that begins when it is ready, and, if queued, after the one before."""
     if not queued:
         return ready + duration
     total = np.cumsum(duration)
-    ends: NDArray[np.float64] = total + np.maximum.accumulate(ready - (total - duration))
+    ends: Floats = total + np.maximum.accumulate(ready - (total - duration))
     return ends
 
 
-def _ends_by_order(
-    ready: NDArray[np.float64], duration: NDArray[np.float64], order: Ints, queued: bool
-) -> NDArray[np.float64]:
+def _ends_by_order(ready: Floats, duration: Floats, order: Ints, queued: bool) -> Floats:
     ends = np.empty(len(ready))
     ends[order] = _ends(ready[order], duration[order], queued)
     return ends
 
 
-def _leave(
-    possible: Sequence[Absence], ready: Sequence[int], memory: Ints, budget_bytes: int
-) -> list[Absence] | None:
-    """Return which instances leave, and for which run; None where even with all of them away it does not fit.
+def _leave(possible: Sequence[Absence], ready: Sequence[int], memory: Ints, budget_bytes: int) -> list[Absence]:
+    """Return which instances leave, and for which run.
 
     Of those whose copies are on the host by then the one leaves that is wanted last; where there is none, the one
     leaves whose copy is there first.
@@ -218,7 +273,7 @@ def _leave(
         ready: for each the first run before which it can be away and nobody waits.
         memory: bytes while each run is carried out, and at the end; what leaves is taken off, as if it came back just
             when it is wanted.
-        budget_bytes: device memory.
+        budget_bytes: enough for what is there when all of them are away.
     """
     by_ready = sorted(range(len(possible)), key=lambda number: ready[number], reverse=True)
     by_last_use = sorted(range(len(possible)), key=lambda number: possible[number].left_after, reverse=True)
@@ -233,12 +288,7 @@ def _leave(
         while by_last_use and possible[by_last_use[-1]].left_after < position:
             heappush(out_of_use, by_last_use.pop())
         while memory[position] > budget_bytes:
-            if copied:
-                number = heappop(copied)[1]
-            elif out_of_use:
-                number = heappop(out_of_use)
-            else:
-                return None
+            number = heappop(copied)[1] if copied else heappop(out_of_use)
             absence = possible[number]
             if absence.wanted_at > position and not is_gone[number]:
                 is_gone[number] = True
@@ -259,15 +309,19 @@ def _without_needless(absent: Sequence[Absence], memory: Ints, budget_bytes: int
     return needed
 
 
-def _come_back(absent: Sequence[Absence], memory: Ints, budget_bytes: int, latest_of: object) -> list[Absence]:
-    """Return the same, with the run before which each comes back, in that order; arguments as in `_leave`."""
-    in_order = sorted(absent, key=lambda absence: (absence.wanted_at, -absence.made_at))
-    latest = latest_of(in_order).tolist() if latest_of is not None else [0] * len(in_order)
+def _come_back(absent: Sequence[Absence], latest: Sequence[int], memory: Ints, budget_bytes: int) -> list[Absence]:
+    """Return the same, with the run before which each comes back, as early as there is memory from then on.
+
+    Args:
+        absent: in the order in which they come back.
+        latest: for each the run before which it begins its way back at the earliest.
+        memory: as `_leave` left it.
+        budget_bytes: device memory.
+    """
     earliest = 0
     returning = []
-    for absence, begin in zip(in_order, latest, strict=True):
-        begin = max(earliest, absence.freed_before, begin)
-        begin = min(begin, absence.wanted_at)
+    for absence, not_before in zip(absent, latest, strict=True):
+        begin = min(max(earliest, absence.freed_before, not_before), absence.wanted_at)
         too_full = np.flatnonzero(memory[begin : absence.wanted_at] > budget_bytes - absence.bytes)
         earliest = begin + int(too_full[-1]) + 1 if too_full.size else begin
         memory[earliest : absence.wanted_at] += absence.bytes

@@ -7,10 +7,10 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from remat_cli.planners.pofo.schedule import Movements
 
 from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.link import Link
-from remat_cli.planners.pofo.schedule import Movements
 from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
 from remat_cli.simulate import Trace, simulate
 from tests.graphs import compute_sequences, graph_of, op, training_chain, training_graphs
