@@ -256,7 +256,8 @@ def format_rate(bytes_per_time: Fraction, unit: str) -> str:
     if unit == "ns":
         return f"{format_bytes(round(bytes_per_time * 10**9))}/s"
     per = {"flop": "FLOP", "unit": "unit of time"}.get(unit, unit)
-    return f"{float(bytes_per_time):.4g} B per {per}"
+    size = format_bytes(round(bytes_per_time)) if bytes_per_time >= 1000 else f"{float(bytes_per_time):.4g} B"
+    return f"{size} per {per}"
 
 
 def format_share(share: float | Fraction) -> str:

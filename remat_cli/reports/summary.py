@@ -9,8 +9,9 @@ from typing import Any
 
 from remat_cli.bounds import WorkingSet, largest_working_set
 from remat_cli.formats.native import graph_sha256
-from remat_cli.formats.schedule_json import scope_columns, scope_fields
+from remat_cli.formats.schedule_json import link_fields, scope_columns, scope_fields
 from remat_cli.graph import Phase
+from remat_cli.link import Direction
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Status
 from remat_cli.reports.peak import tensors_at_peak
@@ -73,14 +74,33 @@ def solution_summary(solution: Solution) -> Summary:
 
 def _measured(trace: Trace | None) -> Summary:
     if trace is None:
-        return dict.fromkeys(("peak_bytes", "time", "idle_time", "recomputations", "recomputed_ops"))
+        return dict.fromkeys(("peak_bytes", "time", "idle_time", "recomputations", "recomputed_ops", "link"))
     return {
         "peak_bytes": trace.peak_bytes,
         "time": trace.time,
         "idle_time": trace.idle_time,
         "recomputations": trace.recomputations,
         "recomputed_ops": recomputed_ops(trace),
+        "link": _link(trace),
     }
+
+
+def _link(trace: Trace) -> Summary | None:
+    """Return what moves over the link: each way, and of which tensors, the largest first; None where nothing does."""
+    if not trace.transfers or trace.link is None:
+        return None
+    ways = {
+        direction.value.replace("-", "_"): {
+            "transfers": sum(1 for transfer in trace.transfers if transfer.direction is direction),
+            "bytes": trace.moved_bytes(direction),
+            "busy_time": trace.busy_time(direction),
+        }
+        for direction in Direction
+    }
+    copies = Counter((transfer.bytes, transfer.tensor) for transfer in trace.transfers)
+    largest_first = sorted(copies, key=lambda moved: (-moved[0], moved[1]))
+    tensors = [{"tensor": name, "bytes": size, "copies": copies[(size, name)]} for size, name in largest_first]
+    return {**link_fields(trace.link), **ways, "tensors": tensors}
 
 
 def graph_summary(prepared: Prepared) -> Summary:
