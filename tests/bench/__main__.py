@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import ParamSpec, TypeVar
@@ -37,6 +38,7 @@ from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
 from tests.bench.portfolio import portfolio
 from tests.bench.scale import scale
+from tests.bench.transfers import transfers
 from tests.places import GRAPHS
 
 SHARE, SECONDS = 0.6, 5.0
@@ -63,6 +65,16 @@ def files() -> Iterator[tuple[Path, GraphOptions]]:
         yield path, GraphOptions(dims=_data_dims(path.stem))
     for path in sorted((data / "moccasin").glob("cm_*.json")):
         yield path, GraphOptions()
+
+
+def linked_files() -> Iterator[tuple[Path, GraphOptions]]:
+    """Training steps of usual kinds whose ops' times are known for any device; those of PyTorch where it is there."""
+    dims = {"unet": {"batch": 8}, "resnet50": {"batch": 32}, "gpt": {"batch": 8, "seq": 512}}
+    for name, bound in dims.items():
+        yield GRAPHS / f"{name}.onnx", GraphOptions(dims=bound)
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        return
+    yield Path("tests.bench.torch_models:llama"), GraphOptions(dims={"batch": 8, "length": 512})
 
 
 def _data_dims(name: str) -> dict[str, int]:
@@ -161,6 +173,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "scale": scale,
     "commands": commands,
     "execution": execution,
+    "transfers": lambda console: transfers(console, linked_files()),
     "torch": torch_table,
 }
 

@@ -10,6 +10,7 @@ from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.dtr.planner import DTR, Heuristic
 from remat_cli.planners.lower_sets.approx_dp import ApproxDP
 from remat_cli.planners.min_cut.search import MinCutSearch
+from remat_cli.planners.offload.planner import Offload
 from remat_cli.planners.offload.search import OffloadSearch
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.any_order_bound import any_order_bound

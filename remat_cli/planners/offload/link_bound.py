@@ -153,10 +153,11 @@ class LinkCut:
         makers = sequence.ops[sequence.made[0][: self._count]]
         is_late = self._is_after.copy()
         is_late[self._op] = True
-        yield _Window(int(self._time[~is_late].sum()), np.ones(self._count, dtype=np.bool_))
-        start = np.cumsum(sequence.run_time[: at + 1]) - sequence.run_time[: at + 1]
+        longest = int(self._time[~is_late].sum())
+        yield _Window(longest, np.ones(self._count, dtype=np.bool_))
+        end = np.cumsum(sequence.run_time[:at])
         path = np.sort(sequence.ops.argsort(kind="stable")[self._path_back()])
-        for position in _shrinking(path, start[at] - start[path]):
+        for position in _shrinking(path, end[-1:] - end[path], longest):
             op = int(sequence.ops[position])
             is_earlier, comes_from = ops_around(self._graph, op)
             is_earlier[op] = comes_from[op] = True
@@ -170,10 +171,11 @@ class LinkCut:
         reader, read = sequence.ops[read_at[is_later]], instance[is_later]
         is_early = self._is_before.copy()
         is_early[self._op] = True
-        yield _Window(int(self._time[~is_early].sum()), np.ones(self._count, dtype=np.bool_))
+        longest = int(self._time[~is_early].sum())
+        yield _Window(longest, np.ones(self._count, dtype=np.bool_))
         end = np.cumsum(sequence.run_time[at:])
         path = np.sort(sequence.ops.argsort(kind="stable")[self._path_forward()])
-        for position in _shrinking(path[::-1], end[path - at][::-1]):
+        for position in _shrinking(path[::-1], end[path[::-1] - at - 1] - end[0], longest):
             op = int(sequence.ops[position])
             leads_to, is_then = ops_around(self._graph, op)
             leads_to[op] = is_then[op] = True
@@ -271,7 +273,7 @@ class LinkCut:
         binary digits, down where their sum must not exceed 1. That the flow is one is checked arc by arc.
         """
         point = self._point
-        out, back = [_rounded(price) for price in prices.out], [_rounded(price) for price in prices.back]
+        out, back = _rounded(prices.out), _rounded(prices.back)
         memory = _digits_of(Fraction(prices.memory) / self._rate)
         sizes, times = self._sizes, point.sequence.run_time[point.may_run_again]
         # Instances that pass in the same windows have the same price.
@@ -352,10 +354,10 @@ def moments(graph: Graph, room: int) -> Ints:
     return worst_moments(path, ancestry.lacking[path])[:count]
 
 
-def _shrinking(positions: Ints, times: Ints) -> list[int]:
-    """Return some of the positions, from long times to short ones, and the last one; times descend."""
+def _shrinking(positions: Ints, times: Ints, longest: int) -> list[int]:
+    """Return some of the positions, whose times shrink by the ratio from the longest, and the last; times descend."""
     chosen: list[int] = []
-    most = float(times[0]) * _RATIO if len(times) else 0.0
+    most = longest * _RATIO
     for position, time in zip(positions.tolist(), times.tolist(), strict=True):
         if time <= most and len(chosen) < _WINDOWS - 2:
             chosen.append(position)
@@ -368,9 +370,11 @@ def _floor(values: NDArray[np.floating[Any]]) -> Ints:
     return whole
 
 
-def _rounded(price: float) -> Fraction:
-    """Return a price between 0 and 1 with 30 binary digits, rounded down."""
-    return Fraction(floor(min(1.0, price) * 2**_DIGITS), 2**_DIGITS)
+def _rounded(prices: Sequence[float]) -> list[Fraction]:
+    """Return prices with 30 binary digits, rounded down, that add up to 1 at most."""
+    exact = [Fraction(price) for price in prices]
+    total = max(Fraction(1), sum(exact, Fraction(0)))
+    return [_digits_of(price / total) for price in exact]
 
 
 def _digits_of(price: Fraction) -> Fraction:
