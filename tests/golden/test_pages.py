@@ -206,8 +206,8 @@ def test_the_table_of_steps_allows_what_the_judge_allows() -> None:
     assert run(graph_of(op("f1", "in", "t1")), "offload in, f1", link=1).memory_bytes == (1, 1, 2)
 
 
-# Of each rule of a link: as the page says it, steps of two ops that take 1 each (t1 has 7 bytes), and when they end on a
-# link of each kind that moves 2 bytes in a unit of time.
+# Of each rule of a link: as the page says it, steps of two ops of 1 unit of time each (t1 has 7 bytes), and when they
+# end on a link of each kind that moves 2 bytes in a unit of time.
 LINK_RULES = (
     (
         "one transfer at a time, whichever way, in issue order",
