@@ -76,7 +76,7 @@ def command(
     writes, reads = {"--csv": csv_file, "--markdown": markdown}, (*graphs, *config.files, *planner_files(given))
     streams = Output(as_json=as_json, quiet=quiet, writes=writes, reads=reads)
     if config.graph.offload and (others := [name for name in entrants.planners if name not in entrants.offloading]):
-        streams.notes([f"--offload: {', '.join(others)} moves nothing to the host"])
+        streams.notes([f"--offload makes no difference to {', '.join(others)}"])
     with streams.progress() as observe:
         observe.phase("reading the graphs")
         prepared = [(path, prepare(path, config.graph)) for path in graphs]

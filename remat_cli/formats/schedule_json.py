@@ -34,7 +34,7 @@ FIGURES: Mapping[str, type] = {
 # Far beyond any size, time or share, and well within what arithmetic and reports can take.
 _LARGEST = 10**100
 # A rate: whole numbers above 0, far longer than any that is meant.
-_RATE = re.compile(r"0*[1-9]\d{0,99}(/0*[1-9]\d{0,99})?", re.ASCII)
+_RATE = re.compile(r"[1-9]\d{0,99}(/[1-9]\d{0,99})?", re.ASCII)
 _STEP_TYPES: Mapping[str, type[Step]] = {name: step_type for step_type, name in STEP_NAMES.items()}
 
 

@@ -23,7 +23,7 @@ from remat_cli.config import PlannerChoice
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph
 from remat_cli.link import Duplex, Link
-from remat_cli.planners import PLANNERS
+from remat_cli.planners import OFFLOADERS, OFFLOADING, PLANNERS
 from remat_cli.problem import Budget, Observer, Planner, PlanResult, Problem, Status
 from remat_cli.solve import Solution, baseline_of, solve
 from tests.graphs import diamond, in_place, problems, small_graphs, training_chain, training_graphs, training_unet
@@ -35,8 +35,12 @@ LINKS = st.none() | st.builds(Link, st.sampled_from([Fraction(1, 3), Fraction(2)
 
 
 def linked(problems: st.SearchStrategy[Problem]) -> st.SearchStrategy[Problem]:
-    """Return the same problems on devices with links to the host of several kinds, and without."""
-    return st.builds(lambda problem, link: dataclasses.replace(problem, link=link), problems, LINKS)
+    """Return the same problems on devices with links to the host of several kinds, which plans may use, and without."""
+
+    def with_link(problem: Problem, link: Link | None, offload: bool) -> Problem:
+        return dataclasses.replace(problem, link=link, offload=offload and link is not None)
+
+    return st.builds(with_link, problems, LINKS, st.booleans())
 
 
 def planners(name: str) -> Iterator[Planner]:
@@ -69,7 +73,9 @@ EXAMPLES = [tight(graph, missing) for graph in (training_chain(6), training_unet
 @given(problem=linked(problems(training_graphs(max_forward_ops=8) | small_graphs())))
 def test_claims_are_true(name: str, problem: Problem) -> None:
     for planner in planners(name):
-        solved(problem, planner)
+        solution = solved(problem, planner)
+        if solution is not None and solution.trace is not None and solution.trace.transfers:
+            assert name in (OFFLOADING if problem.offload else OFFLOADERS)
 
 
 def plan(problem: Problem, planner: Planner) -> PlanResult | str:
@@ -90,7 +96,6 @@ def test_same_problem_twice_gives_the_same_result(name: str, problem: Problem) -
 
 PRINT_PLANS = """
 import json
-from remat_cli.link import Duplex, Link
 from remat_cli.planners import PLANNERS
 from tests.contract.test_planners import EXAMPLES, plan
 print(json.dumps({name: [str(plan(problem, PLANNERS[name]())) for problem in EXAMPLES] for name in PLANNERS}))

@@ -35,12 +35,13 @@ NO_PLAN = {Status.INFEASIBLE: "infeasible", Status.UNKNOWN: "none found"}
 def sweep_report(sweep: Sweep, prepared: Prepared) -> Report:
     """Return the report of `remat sweep`: a table, a chart, and where each curve begins and bends."""
     curves = [curve for curve in sweep.curves if curve.points]
-    labels = ", ".join(clean(curve.label) for curve in sweep.curves)
+    labels = [clean(curve.label) for curve in sweep.curves]
+    listed = ("; " if any("," in label for label in labels) else ", ").join(labels)
     title = facts(
         [
             ("graph", graph_title(prepared.graph)),
             ("times", clean(prepared.costs)),
-            ("planner" if len(sweep.curves) == 1 else "planners", labels),
+            ("planner" if len(sweep.curves) == 1 else "planners", listed),
         ]
     )
     parts: list[RenderableType] = [title, Text(_verdict(sweep), f"bold {STATUS_STYLES[sweep.status]}")]
