@@ -105,6 +105,7 @@ def plan(
     *,
     options: Mapping[str, Any] | None = None,
     max_overhead: str | None = None,
+    offload: bool = False,
     observe: Observer | None = None,
 ) -> Planning:
     """Plan a graph under a budget, and prove the plan by simulation.
@@ -115,17 +116,22 @@ def plan(
         planner: its name.
         options: of the planner.
         max_overhead: with "min": the smallest budget at this overhead, such as "10%".
+        offload: plans may move tensors to the host and back, over the link of the device with which it was read.
         observe: is told what is found on the way.
 
     Raises:
-        UsageError: budget, planner or an option is not known.
+        UsageError: budget, planner or an option is not known; or plans may offload, but the planner never does, or no
+            link is known.
         PlannerRefuses: the planner cannot take this graph.
     """
     choice = named_planner(planner, "planner").with_options(options or {})
     spec = BudgetSpec(device_bytes=budget) if isinstance(budget, int) else parse_budget(budget)
     limit = None if max_overhead is None else parse_share(max_overhead)
-    rate = graph.bytes_per_time
-    solution = plan_at(graph.graph, spec, choice.planner("options"), observe, bytes_per_time=rate, max_overhead=limit)
+    offload = offload or graph.options.offload
+    if offload:
+        choice.check_can_offload()
+    made = choice.planner("options")
+    solution = plan_at(graph.graph, spec, made, observe, link=graph.link, offload=offload, max_overhead=limit)
     return Planning(graph, choice, solution)
 
 
@@ -135,7 +141,7 @@ def replay(graph: Prepared, schedule: Schedule) -> Trace:
     Raises:
         InvalidSchedule: a step breaks a rule.
     """
-    return simulate(graph.graph, schedule, bytes_per_time=graph.bytes_per_time)
+    return simulate(graph.graph, schedule, link=graph.link)
 
 
 def verify(graph: Prepared, path: str | Path) -> Trace:

@@ -13,7 +13,9 @@ from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annota
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, read_graph
 from remat_cli.graph import Graph, Kind
+from remat_cli.link import Duplex, Link
 from remat_cli.operators import Operator
+from remat_cli.problem import Budget, Problem
 from remat_cli.settings import Setting
 from remat_cli.training import (
     KeptForBackward,
@@ -39,7 +41,7 @@ class Prepared:
     Attributes:
         graph: what is planned.
         mode: "training" or "inference".
-        bytes_per_time: rate of the link to the host, in bytes per unit of the graph's time; None where not known.
+        link: to the host; None where its rate is not known.
         kept: what the plain run keeps for the backward; None for inference.
         parameter_bytes: trained parameters, where the file tells them apart; else 0.
         optimizer: whose state is among the resident bytes; None where there is none.
@@ -50,13 +52,21 @@ class Prepared:
 
     graph: Graph
     mode: str
-    bytes_per_time: Fraction | None
+    link: Link | None
     kept: KeptForBackward | None
     parameter_bytes: int
     optimizer: str | None
     costs: str
     notes: tuple[str, ...]
     options: GraphOptions = field(default_factory=GraphOptions)
+
+    def problem(self, budget_bytes: int) -> Problem:
+        """Return what a planner is asked: to plan it at this budget.
+
+        Raises:
+            UsageError: plans may move tensors to the host, but no link to it is known.
+        """
+        return Problem(self.graph, Budget(budget_bytes), self.link, self.options.offload)
 
 
 def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
@@ -100,7 +110,7 @@ def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, deri
     return Prepared(
         graph=graph,
         mode=mode,
-        bytes_per_time=_bytes_per_time(graph, options, device),
+        link=_link(graph, options, device),
         kept=kept_for_backward(graph) if graph.kind is Kind.TRAINING else None,
         parameter_bytes=parameter_bytes,
         optimizer=optimizer,
@@ -248,6 +258,13 @@ def _cost_model(name: str, device: Device | None, measured: Measurements | None)
     model = COST_MODELS[name]
     known: dict[str, Any] = {"device": device, "times_ns": None if measured is None else measured.times_ns}
     return model(**{item.name: known[item.name] for item in fields(model)})
+
+
+def _link(graph: Graph, options: GraphOptions, device: Device | None) -> Link | None:
+    rate = _bytes_per_time(graph, options, device)
+    if rate is None:
+        return None
+    return Link(rate, options.link_duplex or (Duplex.HALF if device is None else device.link_duplex))
 
 
 def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) -> Fraction | None:

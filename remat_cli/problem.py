@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
-from remat_cli.errors import ExitCode
+from remat_cli.errors import ExitCode, UsageError
 from remat_cli.graph import Graph
+from remat_cli.link import Link
 from remat_cli.schedule import Schedule
+from remat_cli.settings import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,24 @@ class Problem:
     Attributes:
         graph: what is planned.
         budget: what a plan may use.
-        bytes_per_time: rate of the link to the host, in bytes per unit of the graph's time; None: no transfers.
+        link: to the host; None: it is not known, and nothing is moved.
+        offload: plans of any planner may use the link; without, only planners that exist for it do.
+
+    Raises:
+        UsageError: plans may use a link that is not known.
     """
 
     graph: Graph
     budget: Budget
-    bytes_per_time: Fraction | None = None
+    link: Link | None = None
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        if self.offload and self.link is None:
+            raise UsageError(
+                f"plans of {self.graph.name!r} may move tensors to the host, but no link to it is known",
+                hint=("give ", Setting("device"), " or ", Setting("link_bandwidth")),
+            )
 
 
 class Status(StrEnum):
@@ -63,21 +76,38 @@ _EXIT_CODES = {
 
 
 class Scope(StrEnum):
-    """The plans over which a proof holds. It leaves out plans that move tensors to the host.
+    """The plans over which a proof holds, the most first: what holds in a scope holds in those below, but for PLANNER.
 
-    Two things the judge proves of those, too: every op runs, and what an op reads and writes is in memory meanwhile.
+    What a planner searches may be in any of them.
     """
 
-    ANY_ORDER = "any-order"  # every valid schedule
-    FIXED_ORDER = "fixed-order"  # schedules whose ops run for the first time in the input order
+    ANY_PLAN = "any-plan"  # every valid schedule; in files "any-order", with a remark
+    ANY_ORDER = "any-order"  # every one that moves nothing to the host
+    FIXED_ORDER = "fixed-order"  # of these, the ones whose ops run for the first time in the input order
     PLANNER = "planner"  # only what this planner searches
 
     @property
     def which_plans(self) -> str:
-        """In words, to be read after "no plan"."""
-        if self is Scope.PLANNER:
-            return "of this planner"
-        return "in any order" if self is Scope.ANY_ORDER else "in input order"
+        """In words, to be read after "no plan"; whether it moves tensors to the host is not said."""
+        return _WHICH_PLANS[self]
+
+    @property
+    def written(self) -> str:
+        """Its name in files and reports, which say beside it whether it is of plans that move tensors, too."""
+        return Scope.ANY_ORDER.value if self is Scope.ANY_PLAN else self.value
+
+    @property
+    def leaves_out_transfers(self) -> bool:
+        """Whether a proof says nothing of plans that move tensors to the host, whoever plans."""
+        return self in (Scope.ANY_ORDER, Scope.FIXED_ORDER)
+
+
+_WHICH_PLANS = {
+    Scope.ANY_PLAN: "in any order",
+    Scope.ANY_ORDER: "in any order",
+    Scope.FIXED_ORDER: "in input order",
+    Scope.PLANNER: "of this planner",
+}
 
 
 class Basis(StrEnum):

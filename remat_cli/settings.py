@@ -114,6 +114,8 @@ def in_config(said: Setting) -> str:
     """Return a setting as keys of a file: 'mode: inference', 'dims: {batch: 8, seq: 512}', strict."""
     if said.value is None:
         return said.name
+    if isinstance(said.value, bool):
+        return f"'{said.name}: {str(said.value).lower()}'"
     if not isinstance(said.value, Mapping):
         return f"'{said.name}: {said.value}'"
     entries = (f"{key}: {list(size) if isinstance(size, tuple) else size}" for key, size in said.value.items())

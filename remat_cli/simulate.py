@@ -6,14 +6,34 @@ Written the slow, obvious way, and sharing nothing with the planners: what passe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
-from math import ceil
 
 from remat_cli.errors import InvalidSchedule
 from remat_cli.graph import Graph, Op
+from remat_cli.link import Direction, Duplex, Link
 from remat_cli.schedule import STEP_NAMES, Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
 from remat_cli.settings import Setting, Wording
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy of a tensor between device and host.
+
+    Attributes:
+        tensor: name of what is copied.
+        direction: which way.
+        start: when the link begins with it, in the graph's time unit.
+        end: when the link is done with it.
+        bytes: size of the tensor.
+        step: index of the step that issues it.
+    """
+
+    tensor: str
+    direction: Direction
+    start: int
+    end: int
+    bytes: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -26,12 +46,16 @@ class Trace:
         times: [steps + 1] end of the compute stream after each step, in the graph's time unit; the first entry is 0.
         idle_time: the part of `time` in which the compute stream waited for the link.
         runs: how often each op was run.
+        transfers: in issue order.
+        link: over which they go; None where none was given.
     """
 
     memory_bytes: tuple[int, ...]
     times: tuple[int, ...]
     idle_time: int
     runs: dict[str, int]
+    transfers: tuple[Transfer, ...] = ()
+    link: Link | None = None
 
     @property
     def time(self) -> int:
@@ -53,13 +77,21 @@ class Trace:
         """Number of runs beyond the first of each op."""
         return sum(self.runs.values()) - len(self.runs)
 
+    def moved_bytes(self, direction: Direction) -> int:
+        """Bytes that are copied this way."""
+        return sum(transfer.bytes for transfer in self.transfers if transfer.direction is direction)
+
+    def busy_time(self, direction: Direction) -> int:
+        """Time that the link is busy with copies this way; those that outlast the compute stream count in full."""
+        return sum(transfer.end - transfer.start for transfer in self.transfers if transfer.direction is direction)
+
 
 @dataclass
 class _Device:
     """The state of the device between two steps."""
 
     graph: Graph
-    bytes_per_time: Fraction | None
+    link: Link | None
     fixed_bytes: int
     live: set[str]  # tensors in device memory: graph inputs, which stay, and what ops produced
     live_bytes: int = 0  # of what ops produced
@@ -68,8 +100,11 @@ class _Device:
     offloading: set[str] = field(default_factory=set)  # offloads that have not been waited for
     prefetching: set[str] = field(default_factory=set)  # prefetches that have not been waited for
     transfer_end: dict[str, int] = field(default_factory=dict)  # when each tensor's last transfer ends
+    step: int = 0  # index of the step that is carried out
     now: int = 0  # end of the compute stream
-    link_free_at: int = 0  # end of the link's queue: one transfer at a time, first in first out
+    # Ends of the link's queues, in each of which one transfer is made at a time, first in first out.
+    queue_ends: dict[Direction | None, int] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)
     idle_time: int = 0
 
     def memory(self) -> int:
@@ -85,22 +120,23 @@ class _Device:
         self.live_bytes -= self.graph.tensors[name].bytes
 
 
-def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: Fraction | None = None) -> Trace:
+def simulate(graph: Graph, schedule: Schedule, *, link: Link | None = None) -> Trace:
     """Replay `schedule` on `graph`.
 
     Args:
         graph: what the schedule is for.
         schedule: steps in issue order.
-        bytes_per_time: rate of the link to the host, in bytes per unit of the graph's time. One link, one transfer
-            at a time, in issue order. Needed by schedules with transfers only.
+        link: to the host; needed by schedules with transfers only. A half-duplex link makes one transfer at a time,
+            in issue order; a full-duplex one does so in each direction.
 
     Raises:
         InvalidSchedule: at the first step that breaks a rule, which it names; or at the end, where an op was never
             run or an output is not in memory.
     """
-    device = _Device(graph=graph, bytes_per_time=bytes_per_time, fixed_bytes=graph.fixed_bytes, live=set(graph.inputs))
+    device = _Device(graph=graph, link=link, fixed_bytes=graph.fixed_bytes, live=set(graph.inputs))
     memory, times = [device.memory()], [device.now]
     for index, step in enumerate(schedule.steps):
+        device.step = index
         try:
             memory.append(_execute(device, step))
         except _Broken as broken:
@@ -110,7 +146,14 @@ def simulate(graph: Graph, schedule: Schedule, *, bytes_per_time: Fraction | Non
             ) from None
         times.append(device.now)
     _check_end(device)
-    return Trace(memory_bytes=tuple(memory), times=tuple(times), idle_time=device.idle_time, runs=device.runs)
+    return Trace(
+        memory_bytes=tuple(memory),
+        times=tuple(times),
+        idle_time=device.idle_time,
+        runs=device.runs,
+        transfers=tuple(device.transfers),
+        link=link,
+    )
 
 
 class _Broken(Exception):
@@ -229,7 +272,7 @@ def _offload(device: _Device, name: str) -> None:
     _check_in_memory(device, (name,))
     if name in device.offloading:
         raise _Broken(f"tensor {name!r} is being offloaded already", "wait for that first")
-    _transfer(device, name)
+    _transfer(device, name, Direction.TO_HOST)
     device.offloading.add(name)
     device.on_host.add(name)
 
@@ -240,7 +283,8 @@ def _prefetch(device: _Device, name: str) -> None:
         raise _Broken(f"tensor {name!r} is in device memory already", "free the device copy first")
     if name not in device.on_host:
         raise _Broken(f"tensor {name!r} has no host copy", "offload it first")
-    _transfer(device, name)
+    # Whatever ended its device copy needed its offload to be waited for: all that is copied back is there.
+    _transfer(device, name, Direction.TO_DEVICE)
     device.prefetching.add(name)
     device.add(name)
 
@@ -256,16 +300,19 @@ def _wait(device: _Device, name: str) -> None:
     device.now = max(device.now, end)
 
 
-def _transfer(device: _Device, name: str) -> None:
-    """Queue a copy on the link: it starts when it is issued and the link is free."""
-    if device.bytes_per_time is None:
+def _transfer(device: _Device, name: str, direction: Direction) -> None:
+    """Queue a copy on the link: it starts when it is issued and the link is free for it."""
+    if device.link is None:
         raise _Broken(
             "the schedule has transfers, but the link's bandwidth is not known",
             ("give ", Setting("link_bandwidth", "12GB/s")),
         )
-    start = max(device.now, device.link_free_at)
-    device.link_free_at = start + ceil(device.graph.tensors[name].bytes / device.bytes_per_time)
-    device.transfer_end[name] = device.link_free_at
+    queue = direction if device.link.duplex is Duplex.FULL else None
+    size = device.graph.tensors[name].bytes
+    start = max(device.now, device.queue_ends.get(queue, 0))
+    end = start + device.link.transfer_time(size)
+    device.queue_ends[queue] = device.transfer_end[name] = end
+    device.transfers.append(Transfer(name, direction, start, end, size, device.step))
 
 
 def _check_end(device: _Device) -> None:

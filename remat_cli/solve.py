@@ -44,11 +44,7 @@ class Solution:
     @property
     def leaves_out_transfers(self) -> bool:
         """Whether its proof says nothing of plans that move tensors to the host, though there can be such plans."""
-        if self.problem.bytes_per_time is None or self.scope is Scope.PLANNER:
-            return False
-        if self.status is Status.INFEASIBLE:
-            return self.problem.budget.device_bytes >= self.working_set.bytes
-        return bool(self.bound_overhead)
+        return self.problem.link is not None and self.scope.leaves_out_transfers
 
     @property
     def status(self) -> Status:
@@ -118,7 +114,7 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
     if problem.budget.device_bytes < working_set.bytes:
         culprit = "the outputs" if working_set.op is None else f"op {working_set.op!r}"
         reason = f"{culprit} alone cannot fit: no plan in any order can"
-        proof = PlanResult(Status.INFEASIBLE, scope=Scope.ANY_ORDER, reason=reason)
+        proof = PlanResult(Status.INFEASIBLE, scope=Scope.ANY_PLAN, reason=reason)
         return Solution(problem, proof, None, baseline_of(problem.graph), None, working_set)
     judge = _Judge(problem, observe or Observer())
     interrupted = False
@@ -233,7 +229,7 @@ class _Judge(Observer):
             return self.baseline
         if self._judged is None or self._judged[0] is not schedule:
             try:
-                trace = simulate(self._problem.graph, schedule, bytes_per_time=self._problem.bytes_per_time)
+                trace = simulate(self._problem.graph, schedule, link=self._problem.link)
             except InvalidSchedule as error:
                 raise FalseClaim(f"the planner returned a schedule that does not run: {error.message}") from error
             self._judged = schedule, trace
@@ -293,7 +289,7 @@ class _Judge(Observer):
 
     def _true_bounds(self, bounds: tuple[Bound, ...], known: list[_Known], best: _Known) -> tuple[Bound, ...]:
         """Drop the bounds that a plan refutes, and add what holds for every plan: that each op runs at least once."""
-        plain = Bound(self.baseline.time, Scope.ANY_ORDER)
+        plain = Bound(self.baseline.time, Scope.ANY_PLAN)
         if best.trace.time == plain.time:
             return (plain,)
         true = []
@@ -302,15 +298,22 @@ class _Judge(Observer):
                 self._warn(f"a bound ({bound.scope}) is wrong: a plan takes {best.trace.time}, less than {bound.time}")
             else:
                 true.append(bound if bound.time > plain.time else plain)
-        met = [bound for bound in true if bound.time <= best.trace.time]
-        # What holds for plans among which the best one is not: the order tells a reader something, the planner nothing.
-        beyond = [bound for bound in true if bound.time > best.trace.time and bound.scope is not Scope.PLANNER]
+        met: list[Bound] = []
+        others: list[Bound] = []
+        for bound in true:
+            # What moves tensors is held against nothing that is proven of plans which do not.
+            says_nothing = best.schedule.has_transfers and bound.scope.leaves_out_transfers
+            (others if says_nothing or bound.time > best.trace.time else met).append(bound)
+        # What holds for plans among which the best one is not: the scope tells a reader something, the planner nothing.
+        beyond = [bound for bound in others if bound.scope is not Scope.PLANNER]
         return (*dict.fromkeys(met or [plain]), *beyond)
 
     def _is_in_scope(self, plan: _Known, scope: Scope) -> bool:
         """Tell whether a proof over this scope speaks of a plan."""
         if scope is Scope.PLANNER:
             return plan.is_of_planner
+        if scope is Scope.ANY_PLAN:
+            return True
         if plan.schedule.has_transfers:
             return False
         order = tuple(op.name for op in self._problem.graph.ops)

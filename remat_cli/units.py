@@ -258,6 +258,15 @@ def format_time(time: int, unit: str) -> str:
     return f"{time:,} {suffix}".rstrip()
 
 
+def format_rate(bytes_per_time: Fraction, unit: str) -> str:
+    """Return a rate in bytes per unit of a graph's time: per second where that is ns, else per FLOP or unit."""
+    if unit == "ns":
+        return f"{format_bytes(round(bytes_per_time * 10**9))}/s"
+    per = {"flop": "FLOP", "unit": "unit of time"}.get(unit, unit)
+    size = format_bytes(round(bytes_per_time)) if bytes_per_time >= 1000 else f"{float(bytes_per_time):.4g} B"
+    return f"{size} per {per}"
+
+
 def format_share(share: float | Fraction) -> str:
     """Return a share as a percentage with the digits that matter: 0.0199 -> "1.99 %"."""
     percent = float(share) * 100

@@ -39,7 +39,8 @@ def least_time(graph: Graph, budget_bytes: int, scope: Scope = Scope.ANY_ORDER) 
     Args:
         graph: what is planned.
         budget_bytes: device memory, resident bytes and graph inputs included.
-        scope: `ANY_ORDER`, or `FIXED_ORDER`: ops run for the first time in the input order.
+        scope: `ANY_ORDER`, or `FIXED_ORDER`: ops run for the first time in the input order. Nothing is moved to the
+            host: without a link, `ANY_PLAN` is the same as `ANY_ORDER`.
     """
     return _best_path(
         _Device(graph, scope), 0, lambda cost, move: cost + move.time if move.bytes <= budget_bytes else None

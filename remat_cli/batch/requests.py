@@ -136,6 +136,8 @@ def _settled(config: RunConfig, request: Request, one_worker: bool) -> _Settled:
     options = config.graph.under(request.options)
     max_overhead = config.max_overhead if request.max_overhead is None else request.max_overhead
     choice = config.planner or PlannerChoice()
+    if options.offload:
+        choice.check_can_offload(f"{config.label}: " if config.label != choice.name else "")
     identity = {
         "remat": __version__,
         "options": _content(options),

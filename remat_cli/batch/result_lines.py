@@ -60,7 +60,8 @@ class Ended:
         peak_bytes: of the plan.
         overhead: of the plan, as a share of the plain run's time.
         bound_overhead: no plan in `scope` has less overhead.
-        scope: the plans over which the bound holds, or that none fits.
+        scope: the plans over which the bound holds, or that none fits; `ANY_PLAN` stands there as any-order.
+        scope_transfers: the scope has plans that move tensors to the host, too.
         interrupted: the job's time was up; the plan is the best one until then.
         error: why there is no plan.
         hint: what to do about it.
@@ -75,6 +76,7 @@ class Ended:
     overhead: float | None = None
     bound_overhead: float | None = None
     scope: Scope | None = None
+    scope_transfers: bool = False
     interrupted: bool = False
     error: str | None = None
     hint: str | None = None

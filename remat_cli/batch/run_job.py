@@ -8,7 +8,7 @@ from pathlib import Path
 from remat_cli.batch.job import Job, Outcome, refusal
 from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
 from remat_cli.errors import GraphError, RematError
-from remat_cli.formats.schedule_json import schedule_bytes
+from remat_cli.formats.schedule_json import schedule_bytes, scope_columns
 from remat_cli.prepare import prepare
 from remat_cli.settings import Setting
 from remat_cli.solve import Solution
@@ -30,7 +30,8 @@ def carry_out(job: Job) -> Outcome:
             prepared.graph,
             job.budget,
             job.planner.planner(),
-            bytes_per_time=prepared.bytes_per_time,
+            link=prepared.link,
+            offload=prepared.options.offload,
             max_overhead=job.max_overhead,
         )
     except RematError as error:
@@ -70,7 +71,7 @@ def _figures(solution: Solution) -> Ended:
         peak_bytes=None if trace is None else trace.peak_bytes,
         overhead=solution.overhead,
         bound_overhead=solution.bound_overhead,
-        scope=solution.scope,
+        **scope_columns(solution.scope),
         interrupted=solution.interrupted,
         error=None if trace is not None else result.reason or "no plan was found within the limits",
         hint=None if trace is not None else _hint(solution),

@@ -113,7 +113,7 @@ def _overhead_of(graph: GraphOptions, model: ModelCheck, limit_bytes: int, obser
         return 0.0
     if model.budget is None:
         return None
-    return plan_overhead(Problem(prepared.graph, Budget(limit_bytes), prepared.bytes_per_time), model, observe)
+    return plan_overhead(prepared.problem(limit_bytes), model, observe)
 
 
 def plan_overhead(problem: Problem, model: ModelCheck, observe: Observer) -> float | None:

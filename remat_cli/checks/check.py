@@ -21,7 +21,7 @@ from remat_cli.errors import ExitCode, RematError
 from remat_cli.graph import Graph
 from remat_cli.planners import PLANNERS
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.problem import Budget, Observer, Problem, Status
+from remat_cli.problem import Observer, Status
 from remat_cli.runtime.execution import check_can_execute, execute_plan
 from remat_cli.settings import Setting, as_text, in_config, on_command_line
 from remat_cli.simulate import Trace
@@ -237,9 +237,7 @@ class _Check:
         batch = batch_offer(self.model, prepared.graph.resident_bytes, plain.peak_bytes, limit, self.observe)
         if batch is not None:
             remedies.append(f"set dims.{batch.dim} to {batch.size}, where the plain run fits")
-        overhead = plan_overhead(
-            Problem(prepared.graph, Budget(limit), prepared.bytes_per_time), self.model, self.observe
-        )
+        overhead = plan_overhead(prepared.problem(limit), self.model, self.observe)
         if overhead is not None:
             remedies.append(f"replace it by 'budget: {_written(limit)}', where {_plan_in_words(overhead)} fits")
         reason = f"the plain run peaks at {format_bytes(plain.peak_bytes)}, above max_peak {format_bytes(limit)}"
@@ -249,8 +247,7 @@ class _Check:
         """Return the plan, or the refusal; where the plain run fits, it is the best plan and no planner is needed."""
         planner = PLANNERS["keep_all"]() if plain.peak_bytes <= limit else self.model.planner.planner()
         self.observe.phase("planning")
-        problem = Problem(prepared.graph, Budget(limit), prepared.bytes_per_time)
-        return uninterrupted(solve(problem, planner, self.observe))
+        return uninterrupted(solve(prepared.problem(limit), planner, self.observe))
 
     def plan_failures(self, prepared: Prepared, solution: Solution, limits: Mapping[str, int]) -> Iterator[Failure]:
         allowed = self.model.max_overhead

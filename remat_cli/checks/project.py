@@ -119,8 +119,12 @@ class _Limits:
     execute: bool | None = None
 
 
-def load_project(path: Path) -> Project:
+def load_project(path: Path, *, offload: bool = False) -> Project:
     """Read a project file. Paths in it are relative to the folder that it lies in.
+
+    Args:
+        path: of the file.
+        offload: plans of all models may move tensors to the host, whatever the file says.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
@@ -130,7 +134,8 @@ def load_project(path: Path) -> Project:
     if not raw.models:
         raise UsageError(f"{document.place(('models',))}: is empty", hint="list a model: '- path: model.onnx'")
     section = document.section("defaults", raw.defaults)
-    defaults = _limits(checked(_Defaults, section), section, _Limits(), path.parent)
+    whole = _Limits(RunConfig(graph=GraphOptions(offload=offload)))
+    defaults = _limits(checked(_Defaults, section), section, whole, path.parent)
     models: dict[str, ModelCheck] = {}
     entries = document.section("models", {})
     for index, entry in enumerate(raw.models):
@@ -168,6 +173,8 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path) -> Mo
         raise UsageError(f"{here.place(('execute',))}: needs a budget", hint="add 'budget: 80%'")
     planner = _repeatable(run.planner or PlannerChoice())
     planner.planner(source=str(document.source))
+    if run.graph.offload and run.budget is not None:
+        planner.check_can_offload(here.place(()))
     model, graph = folder / raw.path, run.graph.beside(folder)
     return ModelCheck(
         name=name,

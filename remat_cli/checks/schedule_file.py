@@ -12,12 +12,16 @@ from remat_cli.errors import GraphError, InvalidSchedule, ScheduleFileError, Usa
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.formats.source import Source
+from remat_cli.link import Link
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.problem import Scope, Status
 from remat_cli.settings import Setting, listed
 from remat_cli.simulate import Trace, simulate
 from remat_cli.solve import baseline_of, share_over
 from remat_cli.units import BudgetSpec, format_bytes, meant_as_share
+
+# The options that say what the link to the host is.
+_OF_LINK = ("link_bandwidth", "link_duplex")
 
 
 def as_planned(options: GraphOptions, file: ScheduleFile) -> GraphOptions:
@@ -68,18 +72,20 @@ def replay(graph: Path, options: GraphOptions, file: ScheduleFile, schedule: Pat
         schedule: its path, for messages.
 
     Raises:
-        GraphError: the graph cannot be read, or is another one than the schedule was made for.
+        GraphError: the graph cannot be read, or it or the link is another one than the schedule was made for.
         InvalidSchedule: a step breaks a rule.
     """
     prepared = _read_as_planned(graph, options, file)
-    return prepared, replay_on(prepared, file, schedule)
+    trace = replay_on(prepared, file, schedule)
+    return replace(prepared, link=trace.link), trace
 
 
 def _read_as_planned(graph: Path, options: GraphOptions, file: ScheduleFile) -> Prepared:
     planned = as_planned(options, file)
     if graph.is_file() and Source(graph).is_json:
         # What `remat convert` wrote is what was planned: costs and devices would be applied to it again.
-        as_it_is = prepare(graph, replace(options, mode=planned.mode, link_bandwidth=planned.link_bandwidth))
+        link = {name: getattr(planned, name) for name in _OF_LINK}
+        as_it_is = prepare(graph, replace(options, mode=planned.mode, **link))
         if file.sha256 in (None, graph_sha256(as_it_is.graph)):
             return as_it_is
         # These are recorded of what has parameters, which JSON has not.
@@ -91,7 +97,21 @@ def replay_on(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Trace:
     """Return what the simulator measured of a schedule on a graph that has been read; otherwise as `replay`."""
     if file.sha256 is not None and file.sha256 != graph_sha256(prepared.graph):
         raise _other_graph(prepared, file, schedule)
-    return simulate(prepared.graph, file.schedule, bytes_per_time=prepared.bytes_per_time)
+    return simulate(prepared.graph, file.schedule, link=_link(prepared, file, schedule))
+
+
+def _link(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Link | None:
+    """Return the link that the schedule was planned for; where it does not say, the one that is known otherwise."""
+    if file.link is None or file.link == prepared.link:
+        return prepared.link
+    said = [Setting(name, value) for name in _OF_LINK if (value := getattr(prepared.options, name)) is not None]
+    if said:
+        unit = prepared.graph.time_unit
+        raise GraphError(
+            f"{schedule} was planned for another link than the one that is given: {file.link.in_words(unit)}",
+            hint=("leave out ", *listed(said), ": the schedule says what it was planned with"),
+        )
+    return file.link
 
 
 def _other_graph(prepared: Prepared, file: ScheduleFile, schedule: Path) -> GraphError:
@@ -182,8 +202,11 @@ def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Itera
 
 def _false_proofs(file: ScheduleFile, overhead: float) -> Iterator[str]:
     """Yield what the file says to be proven, and what its own plan shows instead."""
-    if file.bound_scope is not None and file.bound_scope not in list(Scope):
-        yield f"the file says bound.scope {file.bound_scope!r}, but there are only {', '.join(Scope)}"
+    known = tuple(dict.fromkeys(scope.written for scope in Scope))
+    if file.bound_scope is not None and file.bound_scope not in known:
+        yield f"the file says bound.scope {file.bound_scope!r}, but there are only {', '.join(known)}"
+    if file.bound_transfers and file.bound_scope != Scope.ANY_ORDER:
+        yield f"the file says bound.transfers, but bound.scope {file.bound_scope!r}: that goes with {Scope.ANY_ORDER}"
     bound = file.bound_overhead
     if bound is not None and bound > overhead and not _equal(bound, overhead):
         yield f"the file says that no plan has less overhead than {bound}, but its own has {overhead}"

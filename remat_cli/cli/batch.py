@@ -15,7 +15,7 @@ import click
 from remat_cli.batch.result_lines import JobLine, line_bytes
 from remat_cli.cli.comparison_options import with_given_options
 from remat_cli.cli.help import PLANNER, SectionedOption, Verb
-from remat_cli.cli.options import config_names, graph_settings, merge_config, output_options
+from remat_cli.cli.options import OFFLOAD, config_names, graph_settings, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.config import DEFAULT_PLANNER, PlannerChoice, RunConfig, load_config
 from remat_cli.cores import usable_cores
@@ -75,6 +75,7 @@ _planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
     metavar="[CONFIG.]KEY=VALUE",
     help="Option of one planner, or of each that has it. Repeatable.",
 )
+@OFFLOAD
 @_planner_option("--time-limit", metavar="30s", help="Stop each planner after this time.")
 @_planner_option("--seed", type=int, help="Seed of planners that draw.")
 @output_options

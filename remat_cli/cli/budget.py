@@ -41,7 +41,8 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> int:
             prepared.graph,
             choice.planner(),
             observe,
-            bytes_per_time=prepared.bytes_per_time,
+            link=prepared.link,
+            offload=prepared.options.offload,
             max_overhead=config.max_overhead,
         )
     streams.report(

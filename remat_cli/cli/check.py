@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from remat_cli.cli.help import Verb
+from remat_cli.cli.options import OFFLOAD
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.errors import ExitCode, UsageError
 
@@ -42,6 +43,7 @@ _EXAMPLE = "write one:  models: [{path: model.onnx, dims: {batch: 8}, budget: 8G
     help="Write the report here, and print the table.",
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Check only this model; 'unet*' for several. Repeatable.")
+@OFFLOAD
 @click.option("--update-baseline", is_flag=True, help="Write the figures that max_regression is measured against.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, metavar="N", show_default=True, help="Models at a time."
@@ -53,6 +55,7 @@ def command(
     as_json: bool,
     output: Path | None,
     only: tuple[str, ...],
+    offload: bool | None,
     update_baseline: bool,
     jobs: int,
     quiet: bool,
@@ -78,7 +81,7 @@ def command(
     printed, files = _asked_for((*forms, "json") if as_json else forms, output)
     if not exists(project):
         raise UsageError(f"{project}: no such file", hint=_EXAMPLE)
-    loaded = load_project(project)
+    loaded = load_project(project, offload=bool(offload))
     chosen = _chosen(loaded, only)
     baseline = _readable(loaded.baseline, read_baseline, or_none=update_baseline and not only)
     writes = {option: file for option, (_, file) in files.items()}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
+from remat_cli.cli.comparison_options import Entrants, planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.problem import Observer, Planner
+from remat_cli.problem import Observer
 from remat_cli.units import BudgetSpec, parse_budgets
 
 if TYPE_CHECKING:
@@ -70,16 +69,18 @@ def command(
     )
 
     config = merge_config(given)
-    planners = read_planners(given, config)
+    entrants = read_planners(given, config)
     sizes = parse_budgets(budgets)
     if any(size.smallest for size in sizes):
         raise UsageError("compare asks all planners at the same budgets, and min differs", hint="see `remat budget`")
     writes, reads = {"--csv": csv_file, "--markdown": markdown}, (*graphs, *config.files, *planner_files(given))
     streams = Output(as_json=as_json, quiet=quiet, writes=writes, reads=reads)
+    if config.graph.offload and (others := [name for name in entrants.planners if name not in entrants.offloading]):
+        streams.notes([f"--offload makes no difference to {', '.join(others)}"])
     with streams.progress() as observe:
         observe.phase("reading the graphs")
         prepared = [(path, prepare(path, config.graph)) for path in graphs]
-        contests = _contests(prepared, planners, sizes, observe)
+        contests = _contests(prepared, entrants, sizes, observe)
     if not any(contest.sweep.points for contest in contests):
         raise refused_by_all([curve for contest in contests for curve in contest.sweep.curves])
     if csv_file is not None:
@@ -95,7 +96,7 @@ def command(
 
 def _contests(
     prepared: list[tuple[Path, Prepared]],
-    planners: Mapping[str, Planner],
+    entrants: Entrants,
     sizes: tuple[BudgetSpec, ...],
     observe: Observer,
 ) -> list[Contest]:
@@ -110,10 +111,11 @@ def _contests(
         try:
             found = sweep(
                 graph.graph,
-                planners,
+                entrants.planners,
                 sizes,
                 Prefixed(observe, where),
-                bytes_per_time=graph.bytes_per_time,
+                link=graph.link,
+                offload=entrants.offloading,
                 share_plans=False,
             )
         except KeyboardInterrupt:

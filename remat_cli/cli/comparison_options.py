@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from remat_cli.cli.help import PLANNER, SectionedOption
-from remat_cli.cli.options import planner_lists
+from remat_cli.cli.options import OFFLOAD, planner_lists
 from remat_cli.config import (
     DEFAULT_PLANNER,
     PlannerChoice,
@@ -23,7 +23,7 @@ from remat_cli.config import (
     unknown_name,
 )
 from remat_cli.errors import RematError, UsageError
-from remat_cli.planners import FORMER_NAMES, PLANNERS
+from remat_cli.planners import FORMER_NAMES, OFFLOADERS, OFFLOADING, PLANNERS
 from remat_cli.problem import Planner
 from remat_cli.studies.sweep import Curve
 from remat_cli.units import parse_duration
@@ -51,6 +51,7 @@ _OPTIONS = (
         metavar="[PLANNER.]KEY=VALUE",
         help="Option of one planner, or of each that has it. Repeatable.",
     ),
+    OFFLOAD,
     _planner(
         "--time-limit",
         metavar="30s",
@@ -67,24 +68,59 @@ def planners_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def read_planners(given: Mapping[str, Any], config: RunConfig) -> dict[str, Planner]:
-    """Return the planners that are asked for, each with its options, by the names under which they are shown.
+@dataclass(frozen=True)
+class Entrants:
+    """Planners that are asked for.
+
+    Attributes:
+        planners: each with its options, by the names under which they are shown.
+        offloading: names of those whose plans may move tensors to the host.
+    """
+
+    planners: Mapping[str, Planner]
+    offloading: Collection[str]
+
+
+def read_planners(given: Mapping[str, Any], config: RunConfig, *, twice: bool = False) -> Entrants:
+    """Return the planners that are asked for.
 
     Args:
         given: the options by their parameter names, as click hands them to a command.
         config: names the planner, where the command line does not, and its options.
+        twice: a planner whose plans may offload is there without that, too, unless it exists to offload.
 
     Raises:
-        UsageError: there is no such planner or config, one is named twice, or an option is wrong or nobody's.
+        UsageError: there is no such planner or config, one is named twice, or an option is wrong or nobody's; or with
+            `twice`, plans may offload and no planner ever does.
     """
     listed = _listed(given)
     choices: dict[str, PlannerChoice] = {}
-    for label, choice in _choices(listed or [(config.planner or PlannerChoice()).name], config):
+    offloading: list[str] = []
+    for label, choice, may_offload in _choices(listed or [(config.planner or PlannerChoice()).name], config):
         if label in choices:
             raise UsageError(f"--planner {label!r} is given twice", hint="name each once")
         choices[label] = choice
-    choices = with_given_options(choices, given)
-    return {label: with_short_limit(choice).planner() for label, choice in choices.items()}
+        if may_offload:
+            offloading.append(label)
+    choices = {label: with_short_limit(choice) for label, choice in with_given_options(choices, given).items()}
+    planners = {label: choice.planner() for label, choice in choices.items()}
+    if not twice:
+        return Entrants(planners, offloading)
+    if config.graph.offload and not offloading:
+        next(iter(choices.values())).check_can_offload()
+    return _twice(choices, planners, offloading)
+
+
+def _twice(choices: Mapping[str, PlannerChoice], planners: Mapping[str, Planner], offloading: list[str]) -> Entrants:
+    shown: dict[str, Planner] = {}
+    moving: list[str] = []
+    for label, planner in planners.items():
+        shown[label] = planner
+        if label in offloading:
+            exists_for_it = choices[label].name in OFFLOADERS
+            moving.append(label if exists_for_it else f"{label}, offloading")
+            shown[moving[-1]] = planner
+    return Entrants(shown, moving)
 
 
 def planner_files(given: Mapping[str, Any]) -> tuple[Path, ...]:
@@ -134,20 +170,24 @@ def refused_by_all(curves: Sequence[Curve]) -> RematError:
     return UsageError(f"none of these planners can take it: {reasons}", hint=refusals[0].remedy)
 
 
-def _choices(listed: list[str], config: RunConfig) -> Iterator[tuple[str, PlannerChoice]]:
-    """Yield the planners that are listed, with the names under which they are shown."""
+def _choices(listed: list[str], config: RunConfig) -> Iterator[tuple[str, PlannerChoice, bool]]:
+    """Yield the planners that are listed: the name under which one is shown, itself, whether its plans may offload."""
+    asked = config.graph.offload
     for entry in listed:
         name = FORMER_NAMES.get(entry, entry)
         if entry == ALL:
-            yield from ((name, PlannerChoice(name)) for name in PLANNERS)
+            yield from ((name, PlannerChoice(name), asked and name in OFFLOADING) for name in PLANNERS)
         elif name in PLANNERS:
             of_config = config.planner
-            yield entry, of_config if of_config is not None and of_config.name == name else PlannerChoice(name)
+            choice = of_config if of_config is not None and of_config.name == name else PlannerChoice(name)
+            yield entry, choice, asked and choice.can_offload
         elif Path(entry).suffix in (".yaml", ".yml") or entry in shipped_names("configs"):
             file = load_config(Path(entry))
             if file.planner is None:
                 raise UsageError(f"--planner {entry}: the file names no planner", hint="add 'planner: ...' to it")
-            yield file.label, file.planner
+            if file.graph.offload:
+                file.planner.check_can_offload(f"--planner {entry}: ")
+            yield file.label, file.planner, (asked or file.graph.offload) and file.planner.can_offload
         else:
             raise unknown_name("--planner", entry, PLANNERS)
 

@@ -101,7 +101,9 @@ def graph_option(name: str, **different: Any) -> Callable[[Command], Command]:
     return _graph(option_of(name), name, **(told | different))
 
 
-_GRAPH_OPTIONS = {item.name: graph_option(item.name) for item in fields(GraphOptions)}
+# What is only of interest to who plans.
+OFFLOAD = graph_option("offload", section=PLANNER)
+_GRAPH_OPTIONS = {item.name: graph_option(item.name) for item in fields(GraphOptions) if item.name != "offload"}
 _SEARCHED_DIMS = graph_option(
     "dims",
     metavar="NAME[=N]",
@@ -123,6 +125,7 @@ _PLANNER_OPTIONS = (
         shell_complete=option_keys,
         help="Option of the planner. Repeatable.",
     ),
+    OFFLOAD,
     _planner("--time-limit", metavar="30s", help="Stop the planner after this time."),
     _planner("--seed", type=int, help="Seed of a planner that draws."),
     _planner(
@@ -221,4 +224,6 @@ def read_call(given: dict[str, Any]) -> tuple[RunConfig, PlannerChoice]:
         said["cores"] = given["cores"]
     choice = choice.with_options(said)
     choice.planner()
+    if config.graph.offload:
+        choice.check_can_offload()
     return config, choice

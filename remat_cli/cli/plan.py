@@ -61,7 +61,8 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
             budget,
             choice.planner(),
             observe,
-            bytes_per_time=prepared.bytes_per_time,
+            link=prepared.link,
+            offload=prepared.options.offload,
             max_overhead=config.max_overhead,
         )
     if output is not None:

@@ -51,7 +51,9 @@ def command(graph: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
     page = schedule_page(prepared, file, trace, budget_bytes=budget)
     streams.write(output, page)
     streams.report(
-        lambda: verify_report(prepared, file.schedule, trace, budget_bytes=budget, taken=taken),
+        lambda: verify_report(
+            prepared, file.schedule, trace, budget_bytes=budget, taken=taken, link_taken=file.link is not None
+        ),
         lambda: verify_summary(prepared, trace, budget_bytes=budget, taken=taken) | {"report": str(output)},
     )
     # The page is there to see what is wrong.

@@ -38,12 +38,14 @@ def command(
     """Show what memory costs: the overhead of GRAPH's plans against the budget, its knee and its smallest budget.
 
     Each plan is replayed. One that was found at another budget and fits is taken over where it is faster, and marked:
-    more memory never makes a curve worse. min searches the smallest budget, which takes about twenty plans.
+    more memory never makes a curve worse. min searches the smallest budget, which takes about twenty plans. With
+    --offload there are two curves: what recomputation alone costs, and what the link to the host saves of it.
 
     \b
     Examples:
       remat sweep model.onnx --dim batch=8
       remat sweep model.onnx --dim batch=8 --budgets 30%..100%:15 --planner rotor,approx_dp --plot curves.svg
+      remat sweep model.onnx --dim batch=8 --device a100 --offload
       remat sweep graph.json --budgets min,2GB..8GB:7 --csv curve.csv
     """
     from remat_cli.reports.plot import check_can_plot, sweep_plot
@@ -51,7 +53,7 @@ def command(
     from remat_cli.studies.sweep import sweep
 
     config = merge_config(given)
-    planners = read_planners(given, config)
+    entrants = read_planners(given, config, twice=True)
     sizes = parse_budgets(budgets)
     reads = (graph, *config.files, *planner_files(given))
     streams = Output(as_json=as_json, quiet=quiet, writes={"--csv": csv_file, "--plot": plot}, reads=reads)
@@ -60,7 +62,14 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         prepared = prepare(graph, config.graph)
-        found = sweep(prepared.graph, planners, sizes, observe, bytes_per_time=prepared.bytes_per_time)
+        found = sweep(
+            prepared.graph,
+            entrants.planners,
+            sizes,
+            observe,
+            link=prepared.link,
+            offload=entrants.offloading,
+        )
     if not found.points:
         raise refused_by_all(found.curves)
     if csv_file is not None:

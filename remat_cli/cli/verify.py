@@ -84,7 +84,10 @@ def command(
             )
     streams.report(
         lambda: executed_report(
-            verify_report(prepared, file.schedule, trace, budget_bytes=budget, taken=taken), execution
+            verify_report(
+                prepared, file.schedule, trace, budget_bytes=budget, taken=taken, link_taken=file.link is not None
+            ),
+            execution,
         ),
         lambda: verify_summary(prepared, trace, budget_bytes=budget, taken=taken) | execution_summary(execution),
     )

@@ -10,6 +10,7 @@ from typing import Any
 from remat_cli.config.shipped import beside, shipped_names
 from remat_cli.costs import COST_MODELS
 from remat_cli.formats import ReadOptions
+from remat_cli.link import Duplex
 from remat_cli.settings import setting
 from remat_cli.training import OPTIMIZERS
 
@@ -29,7 +30,11 @@ class GraphOptions(ReadOptions):
         cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
         device: profile for the roofline model, and for the link to the host.
         measurements: what was measured of ops: times for the measured model, and workspace.
-        link_bandwidth: of the link to the host; by default the device profile's, where one is given.
+        link_bandwidth: of the link to the host, each way where it is full duplex; by default the device profile's,
+            where one is given.
+        link_duplex: whether transfers to the host and back go at the same time; by default as the device profile says,
+            where one is given, else they do not.
+        offload: plans may move tensors to the host and back.
     """
 
     optimizer: str | None = setting(None, "Whose state stays in memory.", choices=tuple(OPTIMIZERS))
@@ -40,6 +45,13 @@ class GraphOptions(ReadOptions):
         None, "What 'remat measure' wrote, or nanoseconds by op or type.", metavar="FILE"
     )
     link_bandwidth: str | float | None = setting(None, "Of the link to the host, such as 12GB/s.", metavar="RATE")
+    link_duplex: Duplex | None = setting(
+        None,
+        "Both ways share the link to the host, or each has that bandwidth. [default: the device's, else half]",
+        choices=tuple(map(str, Duplex)),
+        parse=Duplex,
+    )
+    offload: bool = setting(False, "Plans may move tensors to the host and back.")
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -54,7 +66,7 @@ class GraphOptions(ReadOptions):
         graph.
         """
         said = {item.name: getattr(self, item.name) for item in fields(GraphOptions)}
-        for name in ("mode", "strict", "measurements"):
+        for name in ("mode", "strict", "measurements", "offload"):
             del said[name]
         if self.device not in shipped_names("configs/devices"):
             del said["device"]

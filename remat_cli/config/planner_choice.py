@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
-from remat_cli.config.document import Document, checked, options_schema, scalar, unknown_name
+from remat_cli.config.document import Document, checked, options_schema, placed, scalar, unknown_name
 from remat_cli.errors import UsageError
-from remat_cli.planners import FORMER_NAMES, FORMER_OPTIONS, PLANNERS
+from remat_cli.planners import FORMER_NAMES, FORMER_OPTIONS, OFFLOADING, PLANNERS
 from remat_cli.problem import Planner
+from remat_cli.settings import Setting
 
 DEFAULT_PLANNER = "auto"
 
@@ -47,6 +49,19 @@ class PlannerChoice:
         # Where nothing is given there is nothing to check, and pydantic need not be loaded.
         return checked(PLANNERS[self.name], Document(self.options, source)) if self.options else PLANNERS[self.name]()
 
+    @property
+    def can_offload(self) -> bool:
+        """Whether the planner ever moves a tensor to the host."""
+        return self.name in OFFLOADING
+
+    def check_can_offload(self, place: str = "") -> None:
+        """Raise a UsageError where the planner never moves a tensor to the host; `place` is where it was asked to."""
+        if not self.can_offload:
+            raise UsageError(
+                f"{place}{self.name} moves nothing to the host",
+                hint=("leave ", Setting("offload"), f" out, or plan with {' or '.join(OFFLOADING)}"),
+            )
+
     def all_options(self) -> dict[str, Any]:
         """Return all options of the planner, those too that nobody said, as JSON has them."""
         planner = self.planner()
@@ -67,8 +82,14 @@ def named_planner(name: str, place: str = "--planner") -> PlannerChoice:
 
 
 def option_name(planner: str, key: str) -> str:
-    """Return the name that an option of a planner has today."""
+    """Return the name that an option of a planner has today.
+
+    Raises:
+        UsageError: it is an option no longer, but a setting beside the planner.
+    """
     known = {item.name for item in fields(PLANNERS[planner])}
+    if key not in known and key == "offload":
+        raise UsageError(f"{key!r} is no option of {planner}", hint=("it stands by itself: ", Setting(key, True)))
     today = FORMER_OPTIONS.get(key, key)
     return today if key not in known and today in known else key
 
@@ -89,7 +110,11 @@ def planner_section(section: str | dict[str, Any] | None, document: Document) ->
     choice = named_planner(name, document.place(("planner",)))
     if isinstance(section, str):
         return choice
-    options = {option_name(choice.name, key): value for key, value in section.items() if key != "name"}
+    options = {
+        placed(document, ("planner", key), partial(option_name, choice.name, key)): value
+        for key, value in section.items()
+        if key != "name"
+    }
     checked(PLANNERS[choice.name], document.section("planner", options))
     return choice.with_options(options)
 

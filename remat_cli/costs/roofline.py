@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from remat_cli.errors import UsageError
 from remat_cli.graph import Graph, Op
+from remat_cli.link import Duplex
 
 _NS_PER_S = 10**9
 _DEFAULT_DTYPE = "float32"
@@ -25,6 +26,7 @@ class Device:
         bandwidth: bytes/s between the processor and its memory.
         memory_bytes: size of its memory.
         link_bandwidth: bytes/s between its memory and the host's, in one direction.
+        link_duplex: whether transfers both ways go at the same time, each at this rate.
         launch_overhead_ns: time that every op takes beyond its work.
         compute_efficiency: share of `peak_flops` that real kernels reach, above 0 and at most 1.
         memory_efficiency: the same of `bandwidth`.
@@ -38,6 +40,7 @@ class Device:
     bandwidth: int
     memory_bytes: int
     link_bandwidth: int
+    link_duplex: Duplex = Duplex.HALF
     launch_overhead_ns: int = 0
     compute_efficiency: float = 1.0
     memory_efficiency: float = 1.0

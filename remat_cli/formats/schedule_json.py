@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from remat_cli.errors import GraphError, ScheduleFileError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.source import Source, parse_json, read_bytes
 from remat_cli.graph import Graph
+from remat_cli.link import Duplex, Link
+from remat_cli.problem import Scope
 from remat_cli.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
 from remat_cli.solve import Solution
 
@@ -29,6 +33,8 @@ FIGURES: Mapping[str, type] = {
 }
 # Far beyond any size, time or share, and well within what arithmetic and reports can take.
 _LARGEST = 10**100
+# A rate: whole numbers above 0, far longer than any that is meant.
+_RATE = re.compile(r"[1-9]\d{0,99}(/[1-9]\d{0,99})?", re.ASCII)
 _STEP_TYPES: Mapping[str, type[Step]] = {name: step_type for step_type, name in STEP_NAMES.items()}
 
 
@@ -51,12 +57,28 @@ def schedule_bytes(
         read_with: the options, beside the mode, with which the graph was read, so that nobody has to give them again.
     """
     graph = _graph_section(solution.problem.graph, mode, read_with or {})
-    document = {key: _json(value) for key, value in _document(solution, graph, planner, options).items()}
+    asked = {"name": planner, "options": options} | ({"offload": True} if solution.problem.offload else {})
+    document = {key: _json(value) for key, value in _document(solution, graph, asked).items()}
     if solution.result.schedule is not None:
         steps = ",\n".join(f"  {_json(_written(step))}" for step in solution.result.schedule.steps)
         document["steps"] = f"[\n{steps}\n ]"
     lines = ",\n".join(f" {_json(key)}: {document[key]}" for key in sorted(document))
     return f"{{\n{lines}\n}}\n".encode()
+
+
+def link_fields(link: Link) -> dict[str, str]:
+    """Return what JSON says of a link; its rate is a fraction as text, which is exact."""
+    return {"bytes_per_time": str(link.bytes_per_time), "duplex": link.duplex.value}
+
+
+def scope_fields(scope: Scope) -> dict[str, Any]:
+    """Return what JSON says of a scope: its name, and where plans that move tensors are in it, that they are."""
+    return {"scope": scope.written} | ({"transfers": True} if scope is Scope.ANY_PLAN else {})
+
+
+def scope_columns(scope: Scope) -> dict[str, Any]:
+    """Return the same for a record of many fields: always there, and under names that need no place."""
+    return {"scope": scope.written, "scope_transfers": scope is Scope.ANY_PLAN}
 
 
 # One encoder for all steps: `json.dumps` would make one for each.
@@ -75,15 +97,13 @@ def _graph_section(graph: Graph, mode: str, read_with: Mapping[str, object]) -> 
     }
 
 
-def _document(
-    solution: Solution, graph: Mapping[str, Any], planner: str, options: Mapping[str, object]
-) -> dict[str, Any]:
+def _document(solution: Solution, graph: Mapping[str, Any], planner: Mapping[str, object]) -> dict[str, Any]:
     trace, result = solution.trace, solution.result
     document: dict[str, Any] = {
         "format": FORMAT,
         "tool": {"name": "remat", "version": __version__},
         "graph": graph,
-        "planner": {"name": planner, "options": options},
+        "planner": planner,
         "status": str(result.status),
         "budget_bytes": solution.problem.budget.device_bytes,
         "baseline": {"peak_bytes": solution.baseline.peak_bytes, "time": solution.baseline.time},
@@ -91,11 +111,13 @@ def _document(
     if solution.bound_overhead is not None:
         document["bound"] = {
             "overhead": solution.bound_overhead,
-            "scope": str(solution.scope),
+            **scope_fields(solution.scope),
             "basis": str(solution.basis),
         }
     if trace is None:
-        return document | {"reason": result.reason, "scope": str(result.scope), "basis": str(result.basis)}
+        return document | {"reason": result.reason, **scope_fields(result.scope), "basis": str(result.basis)}
+    if trace.transfers and solution.problem.link is not None:
+        document["link"] = link_fields(solution.problem.link)
     return document | {
         "peak_bytes": trace.peak_bytes,
         "time": trace.time,
@@ -129,6 +151,8 @@ class ScheduleFile:
         overhead: of the plan, as a share of the plain run's time.
         bound_overhead: no plan in `bound_scope` has less.
         bound_scope: as in `Scope`.
+        bound_transfers: that scope has plans that move tensors to the host, too.
+        link: over which the transfers of the plan go; None where the file says none.
         figures: further whole numbers and names, by their places in the file ("baseline.time"): those in `FIGURES`.
     """
 
@@ -143,6 +167,8 @@ class ScheduleFile:
     overhead: float | None
     bound_overhead: float | None
     bound_scope: str | None
+    bound_transfers: bool | None
+    link: Link | None
     figures: Mapping[str, int | str]
 
 
@@ -187,8 +213,25 @@ def read_schedule(path: Path) -> ScheduleFile:
         overhead=_said(document, "overhead", float, path),
         bound_overhead=_said(document, "bound.overhead", float, path),
         bound_scope=_said(document, "bound.scope", str, path),
+        bound_transfers=_said(document, "bound.transfers", bool, path),
+        link=_link(document, path),
         figures={place: value for place, value in figures.items() if value is not None},
     )
+
+
+def _link(document: Mapping[str, Any], path: Path) -> Link | None:
+    rate, duplex = (_said(document, f"link.{key}", str, path) for key in ("bytes_per_time", "duplex"))
+    if rate is None and duplex is None:
+        return None
+    if rate is None or not _RATE.fullmatch(rate):
+        raise ScheduleFileError(
+            f"{path}: link.bytes_per_time: {_short(rate)} is no rate", hint='write a fraction above 0, such as "16/5"'
+        )
+    if duplex not in list(Duplex):
+        raise ScheduleFileError(
+            f"{path}: link.duplex: {_short(duplex)} is not known", hint=f"use one of {', '.join(Duplex)}"
+        )
+    return Link(Fraction(rate), Duplex(duplex))
 
 
 def _said(document: Mapping[str, Any], place: str, kind: type, path: Path) -> Any:
@@ -203,7 +246,7 @@ def _said(document: Mapping[str, Any], place: str, kind: type, path: Path) -> An
     if value is None:
         return None
     kinds = (int, float) if kind is float else (kind,)
-    if not isinstance(value, kinds) or isinstance(value, bool):
+    if not isinstance(value, kinds) or isinstance(value, bool) is not (kind is bool):
         problem = "is of the wrong type"
     elif isinstance(value, int | float) and abs(value) > _LARGEST:
         problem = "is too large"

@@ -14,6 +14,7 @@ from remat_cli.planners.lower_sets.dp_planners import ApproxDP, ExactDP
 from remat_cli.planners.lower_sets.exhaustive import Exhaustive
 from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.offload.planner import Offload
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
@@ -32,10 +33,15 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "moccasin": Moccasin,
     "rotor": Rotor,
     "pofo": Pofo,
+    "offload": Offload,
     "acg": ACG,
     "min_cut": MinCut,
     "retention": Retention,
 }
+
+# Those that move tensors to the host and back: the ones that exist for it, and those that do where it is asked for.
+OFFLOADERS = ("pofo", "offload")
+OFFLOADING = ("auto", *OFFLOADERS)
 
 # Names of planners and options that files of earlier versions have, and what is called so today.
 FORMER_NAMES: Mapping[str, str] = {"neighbourhoods": "min_cut"}

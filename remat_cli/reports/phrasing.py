@@ -8,7 +8,7 @@ from shlex import quote
 from remat_cli.bounds import WorkingSet
 from remat_cli.formats.torch import names_function
 from remat_cli.graph import Graph, Kind
-from remat_cli.problem import Basis, Scope, Status
+from remat_cli.problem import Basis, Bound, Scope, Status
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.schedule import Offload
 from remat_cli.settings import Setting, on_command_line, option_of
@@ -16,8 +16,9 @@ from remat_cli.solve import Solution
 from remat_cli.studies.budget_search import SmallestBudget
 from remat_cli.units import format_bytes, format_share, meant_as_share
 
-# To be read after "plans" or "no plan".
+# To be read after "plans" or "no plan", and what is said of their order.
 WITHOUT_TRANSFERS = " without transfers"
+_WITH_OR_WITHOUT = ", with or without transfers"
 # What a proof rests on, to be read after its name.
 BASES = {
     Basis.COUNTED: "in whole numbers, by remat itself",
@@ -31,8 +32,23 @@ _LITTLE_ROOM = 1.05
 
 
 def which_plans(solution: Solution) -> str:
-    """Return over which plans its proof holds, to be read after "plans"."""
-    return solution.scope.which_plans + (WITHOUT_TRANSFERS if solution.leaves_out_transfers else "")
+    """Return over which plans its foremost proof holds, to be read after "plans"."""
+    if solution.leaves_out_transfers:
+        return solution.scope.which_plans + WITHOUT_TRANSFERS
+    return _which_plans(solution, solution.scope)
+
+
+def also_proven(solution: Solution, bound: Bound) -> str:
+    """Return what a further bound says."""
+    return f"no plan {_which_plans(solution, bound.scope)} has less overhead"
+
+
+def _which_plans(solution: Solution, scope: Scope) -> str:
+    """Return the plans of a scope; whether they move tensors to the host, where some of them may."""
+    moves = solution.trace is not None and bool(solution.trace.transfers)
+    if scope is Scope.PLANNER or not (moves or solution.problem.offload):
+        return scope.which_plans
+    return scope.which_plans + (WITHOUT_TRANSFERS if scope.leaves_out_transfers else _WITH_OR_WITHOUT)
 
 
 def status_in_words(solution: Solution) -> str:
@@ -151,7 +167,9 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
         return advice
     if solution.status is Status.UNKNOWN:
         advice.append("Where a time limit ended the search, give it more time (--time-limit).")
-    if solution.scope is not Scope.ANY_ORDER:
+    if solution.leaves_out_transfers and not solution.problem.offload:
+        advice.append("Let plans move tensors to the host and back, of which that is not proven (--offload).")
+    if solution.scope not in (Scope.ANY_PLAN, Scope.ANY_ORDER):
         advice.append("Try another planner, which searches other plans (`remat planners` lists them).")
     return advice
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from remat_cli.bounds import WorkingSet, largest_working_set
 from remat_cli.formats.native import graph_sha256
+from remat_cli.formats.schedule_json import link_fields, scope_columns, scope_fields
 from remat_cli.graph import Phase
+from remat_cli.link import Direction
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Status
 from remat_cli.reports.peak import tensors_at_peak
@@ -45,12 +47,12 @@ def solution_summary(solution: Solution) -> Summary:
     """Return status, figures and proof of a verified result."""
     trace, result, closest = solution.trace, solution.result, solution.closest
     bounds = [
-        {"overhead": solution.overhead_of(bound), "scope": bound.scope.value, "basis": bound.basis.value}
+        {"overhead": solution.overhead_of(bound), **scope_fields(bound.scope), "basis": bound.basis.value}
         for bound in result.bounds
     ]
     return {
         "status": result.status.value,
-        "scope": solution.scope.value,
+        **scope_columns(solution.scope),
         "interrupted": solution.interrupted,
         "reason": result.reason,
         "budget_bytes": solution.problem.budget.device_bytes,
@@ -72,14 +74,33 @@ def solution_summary(solution: Solution) -> Summary:
 
 def _measured(trace: Trace | None) -> Summary:
     if trace is None:
-        return dict.fromkeys(("peak_bytes", "time", "idle_time", "recomputations", "recomputed_ops"))
+        return dict.fromkeys(("peak_bytes", "time", "idle_time", "recomputations", "recomputed_ops", "link"))
     return {
         "peak_bytes": trace.peak_bytes,
         "time": trace.time,
         "idle_time": trace.idle_time,
         "recomputations": trace.recomputations,
         "recomputed_ops": recomputed_ops(trace),
+        "link": _link(trace),
     }
+
+
+def _link(trace: Trace) -> Summary | None:
+    """Return what moves over the link: each way, and of which tensors, the largest first; None where nothing does."""
+    if not trace.transfers or trace.link is None:
+        return None
+    ways = {
+        direction.value.replace("-", "_"): {
+            "transfers": sum(1 for transfer in trace.transfers if transfer.direction is direction),
+            "bytes": trace.moved_bytes(direction),
+            "busy_time": trace.busy_time(direction),
+        }
+        for direction in Direction
+    }
+    copies = Counter((transfer.bytes, transfer.tensor) for transfer in trace.transfers)
+    largest_first = sorted(copies, key=lambda moved: (-moved[0], moved[1]))
+    tensors = [{"tensor": name, "bytes": size, "copies": copies[(size, name)]} for size, name in largest_first]
+    return {**link_fields(trace.link), **ways, "tensors": tensors}
 
 
 def graph_summary(prepared: Prepared) -> Summary:
@@ -137,7 +158,7 @@ def budget_summary(search: SmallestBudget, prepared: Prepared, *, planner: str) 
         "graph": graph_summary(prepared),
         "planner": planner,
         "proven_bytes": search.proven_bytes,
-        "scope": search.scope.value,
+        **scope_columns(search.scope),
         "found_bytes": search.found_bytes,
         "overhead": search.solution.overhead,
         "max_overhead": None if search.max_overhead is None else float(search.max_overhead),

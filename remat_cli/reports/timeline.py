@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from remat_cli.graph import Graph, Phase
-from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, plain_run
+from remat_cli.schedule import Compute, Free, Inplace, Prefetch, Schedule, Step, plain_run
 from remat_cli.simulate import Trace
 from remat_cli.solve import baseline_of
 
@@ -92,17 +92,6 @@ class Run:
         """Index of the first step that runs a backward op."""
         phases = ((index, self.graph.op[op].phase) for index, op in self.computes)
         return next((index for index, phase in phases if phase is Phase.BACKWARD), None)
-
-    @cached_property
-    def copies(self) -> int:
-        """Number of transfers between device and host."""
-        return sum(1 for step in self.schedule.steps if isinstance(step, Offload | Prefetch))
-
-    @cached_property
-    def copied_bytes(self) -> int:
-        """Bytes that go to the host and back."""
-        tensors = self.graph.tensors
-        return sum(tensors[step.tensor].bytes for step in self.schedule.steps if isinstance(step, Offload | Prefetch))
 
     @cached_property
     def lifetimes(self) -> Mapping[str, tuple[Lifetime, ...]]:

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from remat_cli.bounds import largest_working_set
 from remat_cli.graph import Graph
+from remat_cli.link import Link
 from remat_cli.problem import Budget, Observer, Plan, Planner, PlanResult, Problem, Scope, Status
 from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.units import BudgetSpec, format_bytes, format_share
@@ -34,8 +35,7 @@ class SmallestBudget:
     @property
     def leaves_out_transfers(self) -> bool:
         """Whether what is proven says nothing of plans that move tensors to the host, though such plans can be."""
-        may_move = self.solution.problem.bytes_per_time is not None and self.scope is not Scope.PLANNER
-        return may_move and self.proven_bytes > self.solution.working_set.bytes
+        return self.solution.problem.link is not None and self.scope.leaves_out_transfers
 
     @property
     def found_bytes(self) -> int | None:
@@ -48,7 +48,8 @@ def smallest_budget(
     planner: Planner,
     observe: Observer | None = None,
     *,
-    bytes_per_time: Fraction | None = None,
+    link: Link | None = None,
+    offload: bool = False,
     max_overhead: Fraction | None = None,
 ) -> SmallestBudget:
     """Search the smallest budget at which `planner` has a plan, to the byte where it proves what it refuses.
@@ -60,14 +61,16 @@ def smallest_budget(
         graph: what is planned.
         planner: asked for ever smaller budgets.
         observe: is told how far the search is.
-        bytes_per_time: rate of the link to the host; None where plans may not use it.
+        link: to the host; None where it is not known.
+        offload: plans may use it.
         max_overhead: take only plans of at most this overhead, as a share of the plain run's time.
 
     Raises:
         PlannerRefuses: the planner cannot take this graph.
         KeyboardInterrupt: interrupted before any plan was found.
     """
-    search = _Search(graph, planner, observe or Observer(), bytes_per_time, max_overhead)
+    plain = Problem(graph, Budget(baseline_of(graph).peak_bytes), link, offload)
+    search = _Search(plain, planner, observe or Observer(), max_overhead)
     try:
         search.run()
     except KeyboardInterrupt:
@@ -83,7 +86,8 @@ def plan_at(
     planner: Planner,
     observe: Observer | None = None,
     *,
-    bytes_per_time: Fraction | None = None,
+    link: Link | None = None,
+    offload: bool = False,
     max_overhead: Fraction | None = None,
 ) -> Solution:
     """Plan at the budget that was asked for; where that is the smallest, search it.
@@ -93,7 +97,8 @@ def plan_at(
         budget: as asked for.
         planner: is asked.
         observe: is told what the planner finds.
-        bytes_per_time: rate of the link to the host; None where plans may not use it.
+        link: to the host; None where it is not known.
+        offload: plans may use it.
         max_overhead: take only plans of at most this overhead, as a share of the plain run's time.
 
     Raises:
@@ -101,10 +106,10 @@ def plan_at(
         KeyboardInterrupt: interrupted before any plan was found.
     """
     if budget.smallest:
-        found = smallest_budget(graph, planner, observe, bytes_per_time=bytes_per_time, max_overhead=max_overhead)
+        found = smallest_budget(graph, planner, observe, link=link, offload=offload, max_overhead=max_overhead)
         return found.solution
     size = budget.bytes_of(baseline_of(graph).peak_bytes, graph.fixed_bytes)
-    return within_overhead(solve(Problem(graph, Budget(size), bytes_per_time), planner, observe), max_overhead)
+    return within_overhead(solve(Problem(graph, Budget(size), link, offload), planner, observe), max_overhead)
 
 
 def at_budget(solution: Solution, budget_bytes: int) -> Solution:
@@ -167,19 +172,17 @@ class _Search:
 
     def __init__(
         self,
-        graph: Graph,
+        plain: Problem,
         planner: Planner,
         observe: Observer,
-        bytes_per_time: Fraction | None,
         max_overhead: Fraction | None,
     ) -> None:
-        self.graph = graph
-        self.bytes_per_time = bytes_per_time
+        self.plain = plain  # at the budget of the plain run
         self.planner = planner
         self.observe = observe
         self.max_overhead = max_overhead
-        self.proven = largest_working_set(graph).bytes
-        self.scope = Scope.ANY_ORDER
+        self.proven = largest_working_set(plain.graph).bytes
+        self.scope = Scope.ANY_PLAN
         self.floor = self.proven
         self.found: Solution | None = None
         self.ended_early = False  # the planner that found it could have run on
@@ -199,7 +202,7 @@ class _Search:
     def bisect(self) -> None:
         # Asked for too little, a planner says what came closest to fitting: a better start than halving from above.
         closest = self.ask(self.proven)
-        for budget in (closest, baseline_of(self.graph).peak_bytes):
+        for budget in (closest, self.plain.budget.device_bytes):
             if self.found is None and budget is not None:
                 self.ask(budget)
         while self.found is not None and self.floor < self.found_bytes - self.near_enough():
@@ -226,8 +229,8 @@ class _Search:
     def ask(self, budget: int) -> int | None:
         """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says."""
         self.observe.phase(f"trying {format_bytes(budget)}")
-        observe = _FirstPlan(baseline_of(self.graph).time, self.observe, self.max_overhead)
-        solution = solve(Problem(self.graph, Budget(budget), self.bytes_per_time), self.planner, observe)
+        observe = _FirstPlan(baseline_of(self.plain.graph).time, self.observe, self.max_overhead)
+        solution = solve(replace(self.plain, budget=Budget(budget)), self.planner, observe)
         taken = within_overhead(solution, self.max_overhead)
         if taken.trace is not None:
             self.found, self.ended_early = taken, observe.has_enough

@@ -11,7 +11,7 @@ from remat_cli.bounds import largest_working_set
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.prepare import Prepared
-from remat_cli.problem import Budget, Observer, Planner, Problem, Status
+from remat_cli.problem import Observer, Planner, Status
 from remat_cli.settings import Setting, parts
 from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.studies.budget_search import within_overhead
@@ -214,7 +214,7 @@ class _Search:
         return solution.trace is not None
 
     def _solve(self, sized: Sized, planner: Planner) -> Solution:
-        problem = Problem(sized.prepared.graph, Budget(self.question.budget_bytes), sized.prepared.bytes_per_time)
+        problem = sized.prepared.problem(self.question.budget_bytes)
         observe = Prefixed(self.observe, f"{self.question.dim}={sized.value} · ")
         observe.phase("planning")
         return solve(problem, planner, observe)

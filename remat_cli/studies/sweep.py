@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 from time import monotonic
 
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph
+from remat_cli.link import Link
 from remat_cli.problem import Budget, Observer, Planner, Problem, Status
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution, baseline_of, solve, with_plan_of
@@ -139,7 +139,8 @@ def sweep(
     budgets: Sequence[BudgetSpec],
     observe: Observer | None = None,
     *,
-    bytes_per_time: Fraction | None = None,
+    link: Link | None = None,
+    offload: Collection[str] = (),
     share_plans: bool = True,
 ) -> Sweep:
     """Ask each planner for a plan at each budget; a planner that refuses the graph does not stop the others.
@@ -152,12 +153,14 @@ def sweep(
         planners: whom to ask, by the names under which they are shown.
         budgets: in any order.
         observe: is told of planner, budget and how many there are.
-        bytes_per_time: rate of the link to the host; None where plans may not use it.
+        link: to the host; None where it is not known.
+        offload: the names of the planners whose plans may use it.
         share_plans: give each budget the fastest plan that this planner found at any of them and that fits, so that no
             curve gets worse with more memory; without, each point is the planner's answer at that budget.
 
     Raises:
         FalseClaim: the simulator does not confirm what a planner claims.
+        UsageError: plans may use a link that is not known.
         KeyboardInterrupt: interrupted before anything was finished.
     """
     plain_peak = baseline_of(graph).peak_bytes
@@ -168,7 +171,7 @@ def sweep(
     curves: list[Curve] = []
     interrupted = False
     for label, planner in planners.items():
-        run = _CurveRun(Problem(graph, Budget(plain_peak), bytes_per_time), label, planner, progress)
+        run = _CurveRun(Problem(graph, Budget(plain_peak), link, label in offload), label, planner, progress)
         interrupted = run.ask_all(asks)
         curves.append(run.curve(share_plans=share_plans))
         if interrupted:
@@ -212,8 +215,10 @@ class _CurveRun:
             return Point(at_budget(proven, budget))
         start = monotonic()
         if budget is None:
-            graph, rate = self._plain.graph, self._plain.bytes_per_time
-            solution = smallest_budget(graph, self._planner, self._progress, bytes_per_time=rate).solution
+            plain = self._plain
+            solution = smallest_budget(
+                plain.graph, self._planner, self._progress, link=plain.link, offload=plain.offload
+            ).solution
         else:
             solution = solve(replace(self._plain, budget=Budget(budget)), self._planner, self._progress)
         return Point(solution, monotonic() - start, asked_for_smallest=budget is None)

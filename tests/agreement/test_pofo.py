@@ -25,7 +25,6 @@ from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
-from remat_cli.planners.pofo.schedule import Movements
 from remat_cli.planners.pofo.structure import (
     Block,
     Checkpoint,
@@ -39,6 +38,8 @@ from remat_cli.planners.pofo.structure import (
 from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.transfers import OffloadSequence
 from remat_cli.problem import Budget, Problem
 from remat_cli.solve import baseline_of
 from tests.graphs import graph_of, op, problems, training_graphs
@@ -375,8 +376,8 @@ def check_that_structures_fit(problem: Problem, cuts: Cuts, rate: Fraction) -> N
         structure = table.structure(reserved)
         assert float(fluid_time(FluidModel(needs, memory - reserved, rate), structure)) <= table.time(reserved) + 1e-6
         tensors = offloaded_tensors(linearised, structure)
-        movements = Movements.of(problem.graph, linearised.computes(structure.steps()), tensors)
-        assert movements.least_bytes <= problem.budget.device_bytes - reserved
+        sequence = RematSequence.of_names(problem.graph, linearised.computes(structure.steps()))
+        assert OffloadSequence.moving(sequence, tensors, rate).least_bytes <= problem.budget.device_bytes - reserved
 
 
 def offloaded_tensors(linearised: Linearised, structure: Structure) -> set[str]:

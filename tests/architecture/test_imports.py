@@ -24,7 +24,7 @@ LAYERS = (
         "remat_cli.cores",
         "remat_cli.interruption",
     ),
-    ("remat_cli.graph", "remat_cli.operators", "remat_cli.schedule"),
+    ("remat_cli.graph", "remat_cli.link", "remat_cli.operators", "remat_cli.schedule"),
     ("remat_cli.problem",),
     ("remat_cli.simulate", "remat_cli.bounds"),
     ("remat_cli.solve",),
@@ -55,6 +55,7 @@ PLANNER_LAYERS = (
         "remat_cli.planners.lower_sets",
         "remat_cli.planners.min_cut",
         "remat_cli.planners.moccasin",
+        "remat_cli.planners.offload",
         "remat_cli.planners.pofo",
         "remat_cli.planners.retention",
         "remat_cli.planners.rotor",
@@ -63,8 +64,10 @@ PLANNER_LAYERS = (
     ("remat_cli.planners",),
 )
 METHODS = PLANNER_LAYERS[1]
-# A method that builds on another: pofo prices a block by rotor's table, retention starts from min_cut's plans.
+# A method that builds on another: pofo prices a block by rotor's table, retention starts from min_cut's plans, offload
+# prices min_cut's cuts, at the moments that retention's bound looks at.
 BUILDS_ON = {
+    "remat_cli.planners.offload": ("remat_cli.planners.min_cut", "remat_cli.planners.retention"),
     "remat_cli.planners.pofo": ("remat_cli.planners.rotor",),
     "remat_cli.planners.retention": ("remat_cli.planners.min_cut",),
 }

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import ParamSpec, TypeVar
@@ -37,6 +38,7 @@ from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
 from tests.bench.portfolio import portfolio
 from tests.bench.scale import scale
+from tests.bench.transfers import transfers
 from tests.places import GRAPHS
 
 SHARE, SECONDS = 0.6, 5.0
@@ -65,6 +67,16 @@ def files() -> Iterator[tuple[Path, GraphOptions]]:
         yield path, GraphOptions()
 
 
+def linked_files() -> Iterator[tuple[Path, GraphOptions]]:
+    """Training steps of usual kinds whose ops' times are known for any device; those of PyTorch where it is there."""
+    dims = {"unet": {"batch": 8}, "resnet50": {"batch": 32}, "gpt": {"batch": 8, "seq": 512}}
+    for name, bound in dims.items():
+        yield GRAPHS / f"{name}.onnx", GraphOptions(dims=bound)
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        return
+    yield Path("tests.bench.torch_models:llama"), GraphOptions(dims={"batch": 8, "length": 512})
+
+
 def _data_dims(name: str) -> dict[str, int]:
     if name in ("gpt2", "bert_base"):
         return {"batch": 2, "seq": 128}
@@ -79,7 +91,7 @@ def planning(console: Console) -> None:
     for path, options in files():
         prepared = prepare(path, options)
         budget = Budget(int(SHARE * baseline_of(prepared.graph).peak_bytes))
-        problem = Problem(prepared.graph, budget, prepared.bytes_per_time)
+        problem = prepared.problem(budget.device_bytes)
         first = (path.stem, f"{len(prepared.graph.ops):,}")
         for name, planner in limited_planners():
             table.add_row(*first, name, format_bytes(budget.device_bytes), *_planned(problem, planner))
@@ -161,6 +173,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "scale": scale,
     "commands": commands,
     "execution": execution,
+    "transfers": lambda console: transfers(console, linked_files()),
     "torch": torch_table,
 }
 

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from remat_cli.config import GraphOptions
 from remat_cli.graph import Graph
+from remat_cli.link import Duplex, Link
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, PlanResult, Problem, Status
 from remat_cli.reports.html.lifetimes import Stay, Story
@@ -23,7 +24,7 @@ from remat_cli.solve import solve
 from remat_cli.units import format_bytes, format_share, format_time
 from tests.graphs import graph_of, op, training_chain
 from tests.places import GRAPHS
-from tests.unit.reports.rendering import Claims, prepared, solved
+from tests.unit.reports.rendering import Claims, moving, prepared, solved
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
@@ -305,12 +306,41 @@ def test_transfers_are_told(page: Page, tmp_path: Path) -> None:
     steps: list[Step] = [Compute("f1"), Offload("t1"), Compute("f2"), Wait("t1"), Free("t1"), Compute("f3"), Free("t2")]
     steps += [Prefetch("t1"), Wait("t1"), Compute("f4")]
     claim = PlanResult(Status.FEASIBLE, schedule=Schedule(tuple(steps)))
-    solution = solve(Problem(graph, Budget(100), Fraction(1)), Claims(claim))
+    solution = solve(Problem(graph, Budget(100), Link(Fraction(1))), Claims(claim))
     path = tmp_path / "report.html"
     path.write_bytes(plan_page(solution, prepared(graph), planner="hand", options={}))
     opened(page, path)
     assert "Dropped, with its copy on the host, after f2." in hover(page, "t1", 4)
     assert "Brought back from the host for f4." in hover(page, "t1", 7)
+
+
+@pytest.mark.parametrize(("duplex", "labels"), [(Duplex.HALF, ["link"]), (Duplex.FULL, ["to host", "back"])])
+def test_the_use_of_the_link_stands_below_memory(page: Page, tmp_path: Path, duplex: Duplex, labels: list[str]) -> None:
+    run = moving(duplex)
+    claim = PlanResult(Status.FEASIBLE, schedule=run.schedule)
+    solution = solve(Problem(run.graph, Budget(9 * MB), run.trace.link, offload=True), Claims(claim))
+    path = tmp_path / "report.html"
+    path.write_bytes(plan_page(solution, prepared(run.graph), planner="hand", options={}))
+    opened(page, path)
+    assert page.evaluate("ui.run.link.map((queue) => queue.label)") == labels
+    times = page.evaluate("ui.run.link.flatMap((queue) => queue.start.map((start, each) => [start, queue.end[each]]))")
+    assert times == [[transfer.start, transfer.end] for transfer in run.trace.transfers]
+    # The copy out goes on while f2 runs; the last one has come to its end when f3 does.
+    told = "(time) => linkAt(ui.run, ui.graph, time)"
+    assert page.evaluate(told, 1.5) == [[labels[0], "t1"]]
+    assert page.evaluate(told, 5) == [[labels[-1], "t1"]]
+    assert page.evaluate(told, 9.5) == []
+    with_it = page.locator("#memory").bounding_box()
+    page.locator("#axis").get_by_text("steps").click()
+    page.evaluate("draw()")
+    assert page.evaluate("momentOf(ui.run, 10)") == page.evaluate("ui.run.moments")
+    page.locator("#run").select_option(label="plain run")
+    page.evaluate("draw()")
+    without = page.locator("#memory").bounding_box()
+    assert with_it is not None
+    assert without is not None
+    assert with_it["height"] - without["height"] == page.evaluate("QUEUE") * len(labels)
+    assert page.locator("#moved").get_by_role("button", name="t1").is_visible()
 
 
 def test_names_cannot_do_anything(page: Page, tmp_path: Path) -> None:

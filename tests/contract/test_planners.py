@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from remat_cli.config import PlannerChoice
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph
-from remat_cli.planners import PLANNERS
+from remat_cli.link import Duplex, Link
+from remat_cli.planners import OFFLOADERS, OFFLOADING, PLANNERS
 from remat_cli.problem import Budget, Observer, Planner, PlanResult, Problem, Status
 from remat_cli.reports.terminal.planner_cards import planner_cards
 from remat_cli.solve import Solution, baseline_of, solve
@@ -29,13 +30,17 @@ from tests.graphs import diamond, in_place, problems, small_graphs, training_cha
 from tests.hunt.claims import starved, starved_options
 
 GRAPHS = training_graphs(max_forward_ops=3) | small_graphs(max_ops=6)
-# Bytes per unit of time. Some planners cannot do without a link; to the others it must make no difference.
-RATES = st.sampled_from([None, Fraction(1, 3), Fraction(2)])
+# Some planners cannot do without a link; to the others it must make no difference.
+LINKS = st.none() | st.builds(Link, st.sampled_from([Fraction(1, 3), Fraction(2)]), st.sampled_from(Duplex))
 
 
 def linked(problems: st.SearchStrategy[Problem]) -> st.SearchStrategy[Problem]:
-    """Return the same problems on devices with links to the host of several rates, and without."""
-    return st.builds(lambda problem, rate: dataclasses.replace(problem, bytes_per_time=rate), problems, RATES)
+    """Return the same problems on devices with links to the host of several kinds, which plans may use, and without."""
+
+    def with_link(problem: Problem, link: Link | None, offload: bool) -> Problem:
+        return dataclasses.replace(problem, link=link, offload=offload and link is not None)
+
+    return st.builds(with_link, problems, LINKS, st.booleans())
 
 
 def planners(name: str) -> Iterator[Planner]:
@@ -57,7 +62,7 @@ def solved(problem: Problem, planner: Planner) -> Solution | None:
 
 def tight(graph: Graph, missing_bytes: int = 1) -> Problem:
     """Return the problem of a little less than the plain run needs, with a link."""
-    return Problem(graph, Budget(baseline_of(graph).peak_bytes - missing_bytes), bytes_per_time=Fraction(1))
+    return Problem(graph, Budget(baseline_of(graph).peak_bytes - missing_bytes), Link(Fraction(1)))
 
 
 EXAMPLES = [tight(graph, missing) for graph in (training_chain(6), training_unet(3)) for missing in (1, 3)]
@@ -68,7 +73,9 @@ EXAMPLES = [tight(graph, missing) for graph in (training_chain(6), training_unet
 @given(problem=linked(problems(training_graphs(max_forward_ops=8) | small_graphs())))
 def test_claims_are_true(name: str, problem: Problem) -> None:
     for planner in planners(name):
-        solved(problem, planner)
+        solution = solved(problem, planner)
+        if solution is not None and solution.trace is not None and solution.trace.transfers:
+            assert name in (OFFLOADING if problem.offload else OFFLOADERS)
 
 
 def plan(problem: Problem, planner: Planner) -> PlanResult | str:

@@ -120,6 +120,9 @@ input_shapes: {x: [1, 3, 224, 224]}
 optimizer: adam
 cost_model: roofline
 device: a100
+link_bandwidth: 12GB/s
+link_duplex: full
+offload: true
 report: {timeline: true, largest: 8}
 """
 
@@ -154,9 +157,19 @@ def _schedule() -> bytes:
     return schedule_bytes(solution, "training", "keep_all", {})
 
 
+def _moving_schedule() -> bytes:
+    """The same with a copy to the host, and the link that it goes over."""
+    document = json.loads(_schedule())
+    (made, *_) = _schedule_graph().op[document["steps"][0][1]].outputs
+    document["steps"][1:1] = [["offload", made], ["wait", made]]
+    document["link"] = {"bytes_per_time": "16/5", "duplex": "full"}
+    document["bound"] = {"overhead": 0.0, "scope": "any-order", "transfers": True}
+    return _json(document)
+
+
 def _replay(path: Path) -> None:
     file = read_schedule(path)
-    simulate(_schedule_graph(), file.schedule)
+    simulate(_schedule_graph(), file.schedule, link=file.link)
 
 
 def _prepare(path: Path) -> None:
@@ -171,7 +184,7 @@ def targets() -> Mapping[str, Target]:
         "native": Target(_prepare, (_json(tiny_graph()),)),
         "node_link": Target(_prepare, (_json(_NODE_LINK),)),
         "onnx": Target(_prepare, (WHOLE,)),
-        "schedule": Target(_replay, (_schedule(),)),
+        "schedule": Target(_replay, (_schedule(), _moving_schedule())),
         "config": Target(load_config, (_CONFIG,)),
         "project": Target(lambda path: load_project(path), (_PROJECT,)),
         "manifest": Target(load_manifest, (_MANIFEST,)),

@@ -18,6 +18,7 @@ from remat_cli.config import shipped_names
 from remat_cli.costs import COST_MODELS
 from remat_cli.formats import Aliasing
 from remat_cli.generate import GENERATORS
+from remat_cli.link import Duplex
 from remat_cli.planners import PLANNERS
 from remat_cli.problem import Basis, Budget, Planner, Problem, Scope, Status
 from remat_cli.solve import baseline_of, solve
@@ -203,6 +204,28 @@ def test_the_table_of_steps_has_what_the_judge_demands(step: str, rule: str, ste
 def test_the_table_of_steps_allows_what_the_judge_allows() -> None:
     assert "a graph input may go, and stays on the device too" in row("offload")
     assert run(graph_of(op("f1", "in", "t1")), "offload in, f1", link=1).memory_bytes == (1, 1, 2)
+
+
+# Of each rule of a link: as the page says it, steps of two ops of 1 unit of time each (t1 has 7 bytes), and when they
+# end on a link of each kind that moves 2 bytes in a unit of time.
+LINK_RULES = (
+    (
+        "one transfer at a time, whichever way, in issue order",
+        "f1, offload t1, wait t1, free t1, offload in, prefetch t1, wait t1, f2",
+        (11, 10),
+    ),
+    ("so does each direction by itself", "f1, offload t1, offload in, wait in, f2", (7, 7)),
+    ("rounded up to whole units of time", "f1, offload t1, wait t1, f2", (6, 6)),
+    ("Ops run meanwhile. A `wait` idles until the transfer has ended", "f1, offload t1, f2, wait t1", (5, 5)),
+    ("What nobody waits for costs no time", "f1, offload t1, f2", (2, 2)),
+)
+
+
+@pytest.mark.parametrize(("rule", "steps", "ends"), LINK_RULES)
+def test_the_page_has_the_rules_of_a_link(rule: str, steps: str, ends: tuple[int, int]) -> None:
+    assert rule in " ".join(text_of(FORMATS).split())
+    graph = graph_of(op("f1", "in", "t1"), op("f2", "in", "t2"), sizes={"t1": 7})
+    assert tuple(run(graph, steps, link=2, duplex=duplex).time for duplex in Duplex) == ends
 
 
 def row(step: str) -> str:

@@ -34,6 +34,18 @@ def test_a_budget_may_be_a_number_of_bytes(graph: remat.Prepared) -> None:
     assert (too_little.status, too_little.schedule, too_little.peak_bytes) == (Status.INFEASIBLE, None, None)
 
 
+def test_plans_offload_where_that_is_asked_for(graph: remat.Prepared, tmp_path: Path) -> None:
+    planning = remat.plan(graph, "60%", "pofo", options={"candidates": 1, "segments": 6}, offload=True)
+    assert planning.solution.trace is not None
+    assert planning.solution.trace.transfers
+    planning.save(tmp_path / "schedule.json")
+    assert remat.verify(graph, tmp_path / "schedule.json").time == planning.solution.trace.time
+    with pytest.raises(UsageError, match="rotor moves nothing to the host"):
+        remat.plan(graph, "60%", "rotor", offload=True)
+    with pytest.raises(UsageError, match="no link to it is known"):
+        remat.plan(remat.read(GRAPHS / "unet.json"), "60%", offload=True)
+
+
 def test_what_cannot_be_is_said(graph: remat.Prepared, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no 'dtre'"):
         remat.plan(graph, "80%", "dtre")

@@ -7,18 +7,19 @@ import pytest
 
 from remat_cli.errors import InvalidSchedule
 from remat_cli.graph import Graph
+from remat_cli.link import Direction, Duplex, Link
 from remat_cli.schedule import STEP_NAMES, Schedule, Step
-from remat_cli.simulate import Trace, simulate
+from remat_cli.simulate import Trace, Transfer, simulate
 from tests.graphs import chain, diamond, graph_of, in_place, multi_output, op, with_view, with_workspace
 
+TO_HOST, TO_DEVICE = Direction
 STEPS: Mapping[str, Callable[[str], Step]] = {name: step for step, name in STEP_NAMES.items()}
 
 
-def run(graph: Graph, steps: str, *, link: float | None = None) -> Trace:
+def run(graph: Graph, steps: str, *, link: float | None = None, duplex: Duplex = Duplex.HALF) -> Trace:
     """Replay steps as people write them: "a, b, free x, inplace c"; a lone name is a compute."""
-    return simulate(
-        graph, Schedule(tuple(map(_step, steps.split(", ")))), bytes_per_time=None if link is None else Fraction(link)
-    )
+    schedule = Schedule(tuple(map(_step, steps.split(", "))))
+    return simulate(graph, schedule, link=None if link is None else Link(Fraction(link), duplex))
 
 
 def _step(text: str) -> Step:
@@ -256,14 +257,40 @@ def test_link_serves_one_transfer_at_a_time_first_in_first_out() -> None:
     assert run(graph, "a, b, offload x, offload y, wait y", link=1).time == 9
 
 
-def test_link_is_half_duplex() -> None:
-    # x goes out from 1 to 4; y goes out from 4 to 8, and x's way back queues behind it, from 8 to 11.
+def both_ways() -> tuple[Graph, str]:
+    """x goes out from 1 to 4; y goes out from 4 to 8, and x is asked back meanwhile."""
     graph = graph_of(op("a", "", "x"), op("b", "", "y", time=3), sizes={"x": 3, "y": 4})
-    trace = run(graph, "a, offload x, b, wait x, free x, offload y, prefetch x, wait x", link=1)
+    return graph, "a, offload x, b, wait x, free x, offload y, prefetch x, wait x"
+
+
+def test_on_a_half_duplex_link_the_way_back_queues_behind_the_way_out() -> None:
+    trace = run(*both_ways(), link=1)
+    assert trace.transfers == (
+        Transfer("x", TO_HOST, start=1, end=4, bytes=3, step=1),
+        Transfer("y", TO_HOST, start=4, end=8, bytes=4, step=5),
+        Transfer("x", TO_DEVICE, start=8, end=11, bytes=3, step=6),
+    )
     assert (trace.time, trace.idle_time) == (11, 7)
     assert len(trace.times) == len(trace.memory_bytes)
     assert (trace.times[0], trace.times[-1]) == (0, 11)
     assert list(trace.times) == sorted(trace.times)
+
+
+def test_on_a_full_duplex_link_both_ways_are_served_at_once() -> None:
+    trace = run(*both_ways(), link=1, duplex=Duplex.FULL)
+    assert trace.transfers[2] == Transfer("x", TO_DEVICE, start=4, end=7, bytes=3, step=6)
+    assert (trace.time, trace.idle_time) == (7, 3)
+    assert [trace.moved_bytes(direction) for direction in Direction] == [7, 3]
+    assert [trace.busy_time(direction) for direction in Direction] == [7, 3]
+
+
+def test_on_a_full_duplex_link_each_way_serves_one_transfer_at_a_time() -> None:
+    # Both go out from 2 on, one after the other, and come back likewise: x from 9 to 12, y from 12 to 16.
+    graph = graph_of(op("a", "", "x"), op("b", "", "y"), sizes={"x": 3, "y": 4})
+    steps = "a, b, offload x, offload y, wait x, free x, wait y, free y, prefetch x, prefetch y, wait x, wait y"
+    trace = run(graph, steps, link=1, duplex=Duplex.FULL)
+    assert [(each.start, each.end) for each in trace.transfers] == [(2, 5), (5, 9), (9, 12), (12, 16)]
+    assert (trace.time, trace.idle_time) == (16, 3 + 4 + 3 + 4)
 
 
 def test_idle_link_starts_when_the_transfer_is_issued() -> None:

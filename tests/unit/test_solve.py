@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 
 from remat_cli.errors import FalseClaim, PlannerRefuses
+from remat_cli.link import Link
 from remat_cli.problem import Basis, Bound, Budget, Observer, Plan, PlanResult, Problem, Scope, Status
 from remat_cli.schedule import Compute, Offload, Schedule, Wait, plain_run, with_frees
 from remat_cli.solve import Solution, share_over, solve
@@ -88,7 +89,7 @@ def test_plan_is_measured_by_the_judge() -> None:
 
 def test_plan_without_a_bound_gets_the_plain_runs_time_in_any_order() -> None:
     solution = claim(PlanResult(Status.FEASIBLE, schedule=RECOMPUTING), 4)
-    assert solution.result.bounds == (Bound(13, Scope.ANY_ORDER),)
+    assert solution.result.bounds == (Bound(13, Scope.ANY_PLAN),)
     assert solution.bound_overhead == 0
     assert solution.gap == pytest.approx(1 / 13)
 
@@ -101,8 +102,8 @@ def test_plan_with_a_bound_keeps_its_scope() -> None:
 
 def test_plan_that_takes_the_plain_runs_time_is_optimal_in_any_order() -> None:
     solution = claim(PlanResult(Status.FEASIBLE, PLAIN), 5)
-    assert (solution.status, solution.scope) == (Status.OPTIMAL, Scope.ANY_ORDER)
-    assert solution.result.bounds == (Bound(13, Scope.ANY_ORDER),)
+    assert (solution.status, solution.scope) == (Status.OPTIMAL, Scope.ANY_PLAN)
+    assert solution.result.bounds == (Bound(13, Scope.ANY_PLAN),)
     assert solution.overhead == 0
 
 
@@ -118,7 +119,7 @@ def test_plan_that_takes_the_plain_runs_time_is_optimal_in_any_order() -> None:
 )
 def test_what_a_proof_leaves_out_where_tensors_could_move(result: PlanResult, budget: int, expected: bool) -> None:
     stub = Stub(lambda problem, observe: result)
-    linked = Problem(GRAPH, Budget(budget), bytes_per_time=Fraction(1))
+    linked = Problem(GRAPH, Budget(budget), link=Link(Fraction(1)))
     assert solve(linked, stub).leaves_out_transfers is expected
     assert not solve(Problem(GRAPH, Budget(budget)), stub).leaves_out_transfers
 
@@ -132,7 +133,7 @@ def test_budget_below_the_working_set_is_infeasible_without_asking_the_planner()
         raise AssertionError("the planner was asked")
 
     solution = solve(Problem(GRAPH, Budget(2)), Stub(act))
-    assert (solution.status, solution.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
+    assert (solution.status, solution.scope) == (Status.INFEASIBLE, Scope.ANY_PLAN)
     assert (solution.trace, solution.overhead, solution.bound_overhead, solution.gap) == (None, None, None, None)
     assert "op 'b4' alone cannot fit" in solution.result.reason
 
@@ -237,7 +238,7 @@ def test_liar_whose_bound_is_above_its_own_time() -> None:
 def test_liar_whose_only_bound_is_wrong() -> None:
     solution = claim(PlanResult(Status.FEASIBLE, RECOMPUTING, (Bound(15, Scope.PLANNER),)), 4)
     assert len(solution.warnings) == 1
-    assert (solution.status, solution.result.bounds) == (Status.FEASIBLE, (Bound(13, Scope.ANY_ORDER),))
+    assert (solution.status, solution.result.bounds) == (Status.FEASIBLE, (Bound(13, Scope.ANY_PLAN),))
 
 
 def test_a_bound_on_other_plans_is_not_refuted_by_one_in_another_order() -> None:
@@ -247,15 +248,30 @@ def test_a_bound_on_other_plans_is_not_refuted_by_one_in_another_order() -> None
     solution = solve(Problem(graph, Budget(10)), Stub(lambda problem, observe: result))
     assert solution.warnings == ()
     # It says nothing of this plan, so what holds for every plan comes first.
-    assert solution.result.bounds == (Bound(3, Scope.ANY_ORDER), Bound(5, Scope.FIXED_ORDER))
+    assert solution.result.bounds == (Bound(3, Scope.ANY_PLAN), Bound(5, Scope.FIXED_ORDER))
 
 
 def test_a_bound_on_plans_without_transfers_is_not_refuted_by_one_with_them() -> None:
     graph = chain(4, 1)
     moved = Schedule((Compute("f1"), Offload("t1"), Wait("t1"), Compute("f2")))
     result = PlanResult(Status.FEASIBLE, moved, (Bound(10, Scope.ANY_ORDER),))
-    problem = Problem(graph, Budget(5), bytes_per_time=Fraction(2))
+    problem = Problem(graph, Budget(5), link=Link(Fraction(2)))
     assert solve(problem, Stub(lambda problem, observe: result)).warnings == ()
+
+
+def test_a_plan_that_moves_tensors_is_held_against_bounds_on_such_plans_only() -> None:
+    graph = chain(4, 1)
+    moved = Schedule((Compute("f1"), Offload("t1"), Wait("t1"), Compute("f2")))  # takes 4, the plain run 2
+    problem = Problem(graph, Budget(5), link=Link(Fraction(2)))
+    bounds = (Bound(4, Scope.ANY_ORDER), Bound(3, Scope.ANY_PLAN))
+    solution = solve(problem, Stub(lambda problem, observe: PlanResult(Status.FEASIBLE, moved, bounds)))
+    assert (solution.status, solution.result.bounds) == (Status.FEASIBLE, bounds[::-1])
+    wrong = (Bound(5, Scope.ANY_PLAN),)
+    solution = solve(problem, Stub(lambda problem, observe: PlanResult(Status.FEASIBLE, moved, wrong)))
+    assert solution.warnings == ("a bound (any-plan) is wrong: a plan takes 4, less than 5",)
+    met = (Bound(4, Scope.ANY_PLAN),)
+    solution = solve(problem, Stub(lambda problem, observe: PlanResult(Status.FEASIBLE, moved, met)))
+    assert solution.status is Status.OPTIMAL
 
 
 def test_liar_who_calls_optimal_what_is_above_the_bound() -> None:
@@ -344,7 +360,7 @@ def test_a_graph_whose_ops_take_no_time_has_no_overhead() -> None:
 def test_transfers_are_judged_on_the_problems_link() -> None:
     moved = Schedule((Compute("f1"), Offload("t1"), Wait("t1"), Compute("f2")))
     solution = solve(
-        Problem(chain(4, 1), Budget(5), bytes_per_time=Fraction(2)),
+        Problem(chain(4, 1), Budget(5), link=Link(Fraction(2))),
         Stub(lambda problem, observe: PlanResult(Status.FEASIBLE, schedule=moved)),
     )
     assert solution.trace is not None
@@ -364,12 +380,12 @@ def test_a_plan_that_was_found_is_not_lost_to_an_unknown_result() -> None:
 
 def test_a_plan_is_not_optimal_for_meeting_a_bound_on_others() -> None:
     # The foremost bound says least; the one on plans in the input order is met, but this one is of a wider search.
-    bounds = (Bound(13, Scope.ANY_ORDER), Bound(14, Scope.FIXED_ORDER))
+    bounds = (Bound(13, Scope.ANY_PLAN), Bound(14, Scope.FIXED_ORDER))
     solution = claim(PlanResult(Status.FEASIBLE, RECOMPUTING, bounds), 4)
-    assert (solution.status, solution.scope) == (Status.FEASIBLE, Scope.ANY_ORDER)
+    assert (solution.status, solution.scope) == (Status.FEASIBLE, Scope.ANY_PLAN)
     assert solution.result.bounds == bounds
 
 
 def test_a_bound_below_the_plain_time_is_raised_to_it() -> None:
     solution = claim(PlanResult(Status.FEASIBLE, RECOMPUTING, (Bound(1, Scope.FIXED_ORDER),)), 4)
-    assert solution.result.bounds == (Bound(13, Scope.ANY_ORDER),)
+    assert solution.result.bounds == (Bound(13, Scope.ANY_PLAN),)

@@ -9,6 +9,7 @@ from remat_cli.errors import UsageError
 from remat_cli.units import (
     BudgetSpec,
     format_bytes,
+    format_rate,
     format_share,
     format_time,
     meant_as_share,
@@ -262,3 +263,16 @@ def test_the_budgets_of_a_range_are_exact() -> None:
 def test_budgets_that_are_wrong_are_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         parse_budgets(text)
+
+
+@pytest.mark.parametrize(
+    ("rate", "unit", "text"),
+    [
+        (Fraction(32), "ns", "32.00 GB/s"),
+        (Fraction(16, 5), "ns", "3.200 GB/s"),
+        (Fraction(1, 3), "unit", "0.3333 B per unit of time"),
+        (Fraction(2000), "flop", "2.000 kB per FLOP"),
+    ],
+)
+def test_a_rate_is_told_a_second_where_time_is_counted_in_seconds(rate: Fraction, unit: str, text: str) -> None:
+    assert format_rate(rate, unit) == text

@@ -14,10 +14,10 @@ class Auto:
 
     Source: ours; the planners are those of this list.
     Takes: any graph.
-    Searches: what its planners do: keep_all, dtr, min_cut, on training graphs pofo (if it may offload), rotor
+    Searches: what its planners do: keep_all, dtr, min_cut, on training graphs pofo (where plans may offload), rotor
         and approx_dp, then retention from the best of their plans.
-    Proves: how much any plan must recompute, or that none fits (scope any-order); if it may offload, nothing more than
-        holds for every plan.
+    Proves: how much any plan must recompute, or that none fits (scope any-order); where plans may offload, nothing
+        more than holds for every plan.
     Complexity: that of its planners; it ends when the time is up, nothing is left to try, or more search does not pay.
 
     Attributes:
@@ -27,7 +27,6 @@ class Auto:
         gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
         patience: how much work without a gain ends the search, as a multiple of the work until the last gain; 0: none
             does.
-        offload: also move tensors to the host and back, where its link is known.
         cores: processes of min_cut; 0: all. How many makes no difference to the plan, unless the time is up first.
         seed: of random choices.
     """
@@ -36,7 +35,6 @@ class Auto:
     work_limit: float | None = None
     gap: float = 0.0001
     patience: float = 1.0
-    offload: bool = False
     cores: int = 1
     seed: int = 0
 

@@ -10,6 +10,8 @@ from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.dtr.planner import DTR, Heuristic
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.search import MinCutSearch
+from remat_cli.planners.offload.planner import Offload
+from remat_cli.planners.offload.search import OffloadSearch
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.planner import Retention
@@ -23,7 +25,7 @@ from remat_cli.problem import Bound, Observer, Plan, Planner, PlanResult, Proble
 from remat_cli.schedule import Schedule
 
 # Up to how many ops each planner is worth its time.
-_MOST_FOR_OFFLOADING = 1_500
+_MOST_FOR_POFO = 1_500
 _MOST_FOR_HEURISTICS = 3_000
 _MOST_FOR_RETENTION = 5_000
 _MOST_FOR_SMALL_GAPS = 1_000
@@ -34,8 +36,8 @@ _GAP_FOR_HEURISTICS = 0.002
 # What a quick planner may take of the time that is left when its turn comes. On graphs of usual size none needs it, and
 # what they find does not depend on the clock.
 _SHARE_OF_QUICK = 0.25
-_SHARE_OF_OFFLOADING = 0.6
-# A greedy run is given up where it takes this many times the plain run's time.
+_SHARE_OF_OFFLOADING = 0.4
+# A greedy run is given up after so many times the plain time.
 _SLOWEST_EVICTION = 1.5
 
 
@@ -47,9 +49,9 @@ class Portfolio(Observer):
         self._options = options
         self._observe = observe
         self._limits = Limits.of(options.time_limit, cores=options.cores, seed=options.seed, observe=observe)
-        # Bounds are of plans that move nothing to the host: where some may, they say nothing of the best plan.
-        self._may_offload = options.offload and problem.bytes_per_time is not None
-        self._incumbent = Incumbent(problem, observe, Scope.ANY_ORDER)
+        # What is proven of plans that move nothing to the host says nothing of the best plan, where some may.
+        self._incumbent = Incumbent(problem, observe, Scope.ANY_PLAN if problem.offload else Scope.ANY_ORDER)
+        self._least_recomputing = 0  # time of any plan that moves nothing to the host
         self._planner = ""
 
     @property
@@ -68,8 +70,10 @@ class Portfolio(Observer):
 
     def bound(self, bound: Bound) -> None:
         """Keep what holds for all plans of a scope, whoever proved it."""
-        if bound.scope is not Scope.PLANNER and not self._may_offload:
+        if bound.scope is not Scope.PLANNER:
             self._incumbent.prove(bound.time, bound.scope, bound.basis)
+        if bound.scope in (Scope.ANY_PLAN, Scope.ANY_ORDER):
+            self._least_recomputing = max(self._least_recomputing, bound.time)
 
     def run(self) -> PlanResult:
         """Ask one planner after the other, until nothing can be better or the time is up."""
@@ -87,20 +91,31 @@ class Portfolio(Observer):
 
     def _members(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """Yield the planners in turn: an instant plan, the proof, then those that search."""
-        count = len(self._problem.graph.ops)
-        is_training = any(op.phase is Phase.BACKWARD for op in self._problem.graph.ops)
-        is_small = count <= _MOST_FOR_HEURISTICS
+        is_small = len(self._problem.graph.ops) <= _MOST_FOR_HEURISTICS
         yield "keep_all", lambda: self._offer(RematSequence.plain(self._problem.graph))
         if self._limits.is_over:
             return
         min_cut = MinCutSearch(Incumbent(self._problem, self, Scope.FIXED_ORDER), self._limits, self._options.gap)
         yield ("dtr", self._evict) if is_small else ("min_cut", min_cut.begin)
         yield self._planner, self._prove
-        if self._may_offload and count <= _MOST_FOR_OFFLOADING and is_training:
+        if not self._problem.offload:
+            yield from self._recomputing(min_cut)
+            return
+        own = Incumbent(self._problem, self, Scope.ANY_PLAN)
+        offload = OffloadSearch(own, self._limits, Offload(gap=self._options.gap, seed=self._options.seed))
+        yield "offload", lambda: self._offload(offload, _SHARE_OF_OFFLOADING)
+        if self._is_training and len(self._problem.graph.ops) <= _MOST_FOR_POFO:
             yield "pofo", lambda: self._plan(Pofo(time_limit=self._seconds(_SHARE_OF_OFFLOADING)))
+        if self._can_recompute_better:
+            yield from self._recomputing(min_cut)
+        yield "offload", lambda: self._offload(offload, 1.0)
+
+    def _recomputing(self, min_cut: MinCutSearch) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yield the planners that search for plans without transfers."""
+        count = len(self._problem.graph.ops)
         # Without a backward pass much depends on the order, which only retention changes: it should have its time.
-        yield "min_cut", lambda: self._search_min_cuts(min_cut, 1.0 if is_training else _SHARE_OF_QUICK)
-        if is_small and is_training and self._gap > _GAP_FOR_HEURISTICS:
+        yield "min_cut", lambda: self._search_min_cuts(min_cut, 1.0 if self._is_training else _SHARE_OF_QUICK)
+        if self._is_training and count <= _MOST_FOR_HEURISTICS and self._gap > _GAP_FOR_HEURISTICS:
             yield "rotor", lambda: self._plan(Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)))
             yield "approx_dp", lambda: self._plan(ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK)))
         if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):
@@ -108,6 +123,23 @@ class Portfolio(Observer):
         best = self._incumbent.best
         if best is not None and best.found_by != "min_cut":
             yield "min_cut", self._improve_by_min_cuts
+
+    @property
+    def _is_training(self) -> bool:
+        return any(op.phase is Phase.BACKWARD for op in self._problem.graph.ops)
+
+    @property
+    def _can_recompute_better(self) -> bool:
+        """Whether a plan that moves nothing to the host can be better than the best one."""
+        best = self._incumbent.best
+        return best is None or best.time > self._least_recomputing
+
+    def _offload(self, search: OffloadSearch, share: float) -> None:
+        search.limits = self._limits.part(share)
+        best = self._incumbent.best
+        if best is not None and best.found_by not in ("offload", "keep_all"):
+            search.start_from(RematSequence.of_names(self._problem.graph, best.schedule.computes))
+        search.run()
 
     def _prove(self) -> None:
         """Bound what plans in any order cost."""
@@ -117,7 +149,7 @@ class Portfolio(Observer):
         bound = any_order_bound(graph, room, self._limits.part(_SHARE_OF_QUICK, _WORK_OF_BOUND))
         if bound.extra is not None:
             self.bound(Bound(graph.total_time + bound.extra, Scope.ANY_ORDER, bound.basis))
-        elif not self._may_offload:
+        else:
             why = "what must be there together in any order does not fit, whatever is recomputed"
             self._incumbent.prove_that_none_fits(Scope.ANY_ORDER, why, bound.basis)
 

@@ -174,4 +174,4 @@ def _ruined(sequence: RematSequence, rng: np.random.Generator) -> RematSequence:
         dropped = reruns[np.abs(sequence.ops[reruns] - centre) <= width / 2]
     stays = np.ones(len(sequence), dtype=np.bool_)
     stays[dropped] = False
-    return RematSequence(sequence.reads, sequence.ops[stays])
+    return replace(sequence, ops=sequence.ops[stays])

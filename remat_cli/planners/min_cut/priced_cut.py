@@ -82,6 +82,7 @@ class CutPoint:
         here = sequence.inputs[at]
         self.is_here = np.zeros(count, dtype=np.bool_)
         self.is_here[here] = True
+        self.is_here[sequence.away_at(at)] = True
         outputs = slice(count, int(np.searchsorted(made_at, at, side="right")))
         graph = sequence.reads.graph
         needed_here = (
@@ -91,11 +92,12 @@ class CutPoint:
         self.least_own_bytes = int(graph.fixed_bytes + needed_here - graph.arrays.inplace_bytes[sequence.ops[at]])
 
     @cached_property
-    def _may_run_again(self) -> Ints:
+    def may_run_again(self) -> Ints:
+        """Positions of the runs before the moment whose ops are recomputable."""
         return np.flatnonzero(self.sequence.reads.recomputable[self.sequence.ops[: self.at]])
 
     @cached_property
-    def _arcs(self) -> tuple[Ints, Ints]:
+    def arcs(self) -> tuple[Ints, Ints]:
         """Tails and heads of three groups of arcs: to run again, to keep, and inputs of what is run again.
 
         A run on the source's side is carried out again, an instance there is needed after the moment. Whoever needs an
@@ -103,15 +105,15 @@ class CutPoint:
         """
         sequence, at, count = self.sequence, self.at, self._count
         runs = np.full(at, _SINK)
-        runs[self._may_run_again] = np.arange(len(self._may_run_again)) + 2
+        runs[self.may_run_again] = np.arange(len(self.may_run_again)) + 2
         instances = np.full(count, _SOURCE)
         inner = np.flatnonzero(~self.is_needed)
-        instances[inner] = np.arange(len(inner)) + 2 + len(self._may_run_again)
+        instances[inner] = np.arange(len(inner)) + 2 + len(self.may_run_again)
         self._run_node, self._instance_node = runs, instances
-        reader, read = sequence.inputs.expand(self._may_run_again)
-        tails = np.concatenate([runs[self._may_run_again], instances, runs[self._may_run_again[reader]]])
+        reader, read = sequence.inputs.expand(self.may_run_again)
+        tails = np.concatenate([runs[self.may_run_again], instances, runs[self.may_run_again[reader]]])
         heads = np.concatenate(
-            [np.full(len(self._may_run_again), _SINK), runs[sequence.made[0][:count]], instances[read]]
+            [np.full(len(self.may_run_again), _SINK), runs[sequence.made[0][:count]], instances[read]]
         )
         return tails, heads
 
@@ -124,14 +126,25 @@ class CutPoint:
         """
         scale = _TOTAL / max(1.0, float(self.sequence.time), price * float(weighted.sum()))
         keeping = np.floor(price * scale * np.where(self.is_here, 0.0, weighted)).astype(np.int64)
-        again = np.floor(scale * self.sequence.run_time[self._may_run_again]).astype(np.int64)
-        flow, _ = self._maximum_flow(again, keeping)
-        is_source = np.zeros(2 + len(self._may_run_again) + len(keeping), dtype=np.bool_)
-        is_source[flow.get_source_side_min_cut()] = True
-        choice = self._choice(is_source[self._run_node], is_source[self._instance_node], weighted)
-        return choice, flow.optimal_flow() / scale
+        again = np.floor(scale * self.sequence.run_time[self.may_run_again]).astype(np.int64)
+        is_again, is_kept, worth = self.minimum_cut(again, keeping)
+        return self._choice(is_again, is_kept, weighted), worth / scale
 
-    def _maximum_flow(self, again: Ints, keeping: Ints) -> tuple[SimpleMaxFlow, Ints]:
+    def minimum_cut(self, again: Ints, keeping: Ints) -> tuple[Bools, Bools, int]:
+        """Return [moment] which runs are carried out again, [kept] what is kept for them or later ones, and the cost.
+
+        Args:
+            again: [may run again] costs.
+            keeping: [kept] costs of each instance made before the moment.
+        """
+        flow, _ = self.maximum_flow(again, keeping)
+        is_source = np.zeros(2 + len(self.may_run_again) + len(keeping), dtype=np.bool_)
+        is_source[flow.get_source_side_min_cut()] = True
+        is_again, is_needed = is_source[self._run_node], is_source[self._instance_node]
+        is_kept = is_needed & ~is_again[self.sequence.made[0][: self._count]] & ~self.is_here
+        return is_again, is_kept, flow.optimal_flow()
+
+    def maximum_flow(self, again: Ints, keeping: Ints) -> tuple[SimpleMaxFlow, Ints]:
         """Solve the cut; return the solver, and the capacities of the arcs.
 
         Args:
@@ -140,7 +153,7 @@ class CutPoint:
         """
         from ortools.graph.python.max_flow import SimpleMaxFlow
 
-        tails, heads = self._arcs
+        tails, heads = self.arcs
         never = np.full(len(tails) - len(again) - len(keeping), _NEVER)
         capacities = np.concatenate([again, keeping, never])
         flow = SimpleMaxFlow()
@@ -150,8 +163,7 @@ class CutPoint:
             raise AssertionError(f"the maximum flow ended with status {status}")
         return flow, capacities
 
-    def _choice(self, again: Bools, is_needed: Bools, weighted: NDArray[np.float64]) -> Choice:
-        kept = is_needed & ~again[self.sequence.made[0][: self._count]] & ~self.is_here
+    def _choice(self, again: Bools, kept: Bools, weighted: NDArray[np.float64]) -> Choice:
         return Choice(
             again=again,
             bytes=int(self.sequence.bytes[: self._count][kept].sum()),
@@ -211,12 +223,12 @@ class CutPoint:
         numerator = round(mantissa * 2**_DIGITS)
         price_exact = Fraction(numerator) * Fraction(2) ** (exponent - _DIGITS)
         sizes = np.where(self.is_here, 0, self.sequence.bytes[: self._count])
-        times = self.sequence.run_time[self._may_run_again]
+        times = self.sequence.run_time[self.may_run_again]
         total = max(Fraction(1), Fraction(int(times.sum())), price_exact * int(sizes.sum()))
         scale = Fraction(2) ** floor(log2(_TOTAL / total))
-        again, keeping = _scaled_down(times, scale), _scaled_down(sizes, price_exact * scale)
-        flow, capacities = self._maximum_flow(again, keeping)
-        tails, heads = self._arcs
+        again, keeping = scaled_down(times, scale), scaled_down(sizes, price_exact * scale)
+        flow, capacities = self.maximum_flow(again, keeping)
+        tails, heads = self.arcs
         worth = worth_of_flow(tails, heads, capacities, flow.flows(np.arange(len(tails))))
         return max(0, ceil(worth / scale - price_exact * room))
 
@@ -228,7 +240,7 @@ class CutPoint:
         two are neighbours.
         """
         never = np.zeros(self.at, dtype=np.bool_)
-        above = self._choice(never, self.is_needed, weighted)
+        above = self._choice(never, self.is_needed & ~self.is_here, weighted)
         usual = max(self.sequence.time, 1) / max(float(weighted.sum()), 1.0)
         for factor in _FIRST_PRICES:
             price = factor * usual
@@ -275,7 +287,7 @@ def worth_of_flow(tails: Ints, heads: Ints, capacities: Ints, flows: Ints) -> in
     return int(left[_SOURCE])
 
 
-def _scaled_down(values: Ints, factor: Fraction) -> Ints:
+def scaled_down(values: Ints, factor: Fraction) -> Ints:
     """Return whole numbers no larger than values times a factor, and less than 2 below it where that is below 2^44.
 
     Args:

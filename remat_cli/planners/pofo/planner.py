@@ -27,8 +27,9 @@ class Rounding(StrEnum):
 class Pofo:
     """Cuts the graph into a chain of layers; keeps, recomputes or moves to the host and back what each has to keep.
 
-    Needs the bandwidth of the link to the host. The paper's model moves data in drops; the plan moves whole tensors
-    over one link, one at a time, and its time is that of this replay.
+    Needs the bandwidth of the link to the host. The paper's model moves data in drops; the plan moves whole tensors,
+    one at a time, and its time is that of this replay. The model's link is half duplex. On one that is full duplex the
+    same plan runs, in the same memory and never slower; the model says too much time then.
 
     Source: Beaumont, Eyraud-Dubois, Shilova, Efficient Combination of Rematerialization and Offloading for Training
     DNNs, NeurIPS 2021 (POFO), appendix B of its supplement, errata put right.

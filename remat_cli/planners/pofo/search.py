@@ -7,7 +7,7 @@ on the graph, where whole tensors travel, is found by replaying them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -19,7 +19,6 @@ from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
 from remat_cli.planners.pofo.planner import Pofo, Rounding
-from remat_cli.planners.pofo.schedule import Movements
 from remat_cli.planners.pofo.structure import Structure, fluid_time
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
@@ -27,9 +26,9 @@ from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.transfers import OffloadSequence, known_link
 from remat_cli.problem import ModelFigure, Observer, Plan, PlanResult, Problem, Status
 from remat_cli.schedule import input_order
-from remat_cli.settings import Setting
 
 # How much memory a table is for, as a share of what there is. Rounding to the nearest slot errs either way, and a chain
 # rather needs less than it says: what does not fit is sorted out, and less memory is tried too.
@@ -78,34 +77,21 @@ class PofoSearch:
             UsageError: the options ask for a table that is too large.
         """
         linearised = linearise(self._graph, "pofo", self._options.cuts, self._options.segments)
-        rate = self._rate()
+        self._rate = known_link(self._problem, "pofo", instead="rotor").bytes_per_time
         if self._options.candidates == 0:
             return PlanResult(Status.UNKNOWN, reason="no candidates are allowed")
         self._try(input_order(self._graph), movable=())
         if self._incumbent.best is None:
             _check_has_cuts(linearised)
-            self._search(linearised, rate)
+            self._search(linearised)
         return self._result(linearised)
 
-    def _rate(self) -> Fraction:
-        rate = self._problem.bytes_per_time
-        if rate is None:
-            raise PlannerRefuses(
-                "pofo moves tensors to the host and back, but the bandwidth of the link is not known",
-                hint=(
-                    "give ",
-                    Setting("link_bandwidth"),
-                    " or ",
-                    Setting("device"),
-                    "; or use rotor, which only recomputes",
-                ),
-            )
-        return rate
-
-    def _search(self, linearised: Linearised, rate: Fraction) -> None:
+    def _search(self, linearised: Linearised) -> None:
         improve = self._options.improve
         tried = [*self._try_without_offloading()] if improve else []
-        model = FluidModel(FluidNeeds.measured(linearised.gauge), max(self._budget - linearised.base_bytes, 0), rate)
+        model = FluidModel(
+            FluidNeeds.measured(linearised.gauge), max(self._budget - linearised.base_bytes, 0), self._rate
+        )
         for rounding in self._options.rounding.each:
             if not self._limits.is_over:
                 tried += self._try_structures(linearised, model, rounding)
@@ -159,15 +145,15 @@ class PofoSearch:
             tensors |= layer.activation | layer.saved if item.saved else layer.activation
         return {self._graph.arrays.tensor_names[tensor] for tensor in tensors}
 
-    def _try(self, computes: Sequence[str], movable: Container[str]) -> _Plan | None:
+    def _try(self, computes: Sequence[str], movable: Iterable[str]) -> _Plan | None:
         """Replay a plan, and keep it if it is the best; return it if it fits."""
         self._replays += 1
-        movements = Movements.of(self._graph, computes, movable)
-        if movements.least_bytes > self._budget:
-            plan = Plan(0, movements.least_bytes, partial(movements.schedule, movements.least_bytes))
+        sequence = OffloadSequence.moving(RematSequence.of_names(self._graph, computes), movable, self._rate)
+        if sequence.least_bytes > self._budget:
+            plan = Plan(0, sequence.least_bytes, partial(sequence.schedule_within, sequence.least_bytes))
             self._incumbent.take(plan)
             return None
-        plan = self._incumbent.offer(movements.schedule(self._budget))
+        plan = self._incumbent.offer(sequence.schedule_within(self._budget))
         busy = sum(self._graph.op[name].time for name in computes)
         return _Plan(tuple(computes), plan.time, plan.time - busy)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -42,19 +42,19 @@ def any_order_bound(graph: Graph, room: int, limits: Limits) -> RerunBound:
     """
     stages = Stages.of(graph)
     if len(stages) > _MOST_OPS:
-        return _worst(graph, room, _moments(np.arange(len(stages)), stages.plain_bytes - room), limits)
+        return _worst(graph, room, worst_moments(np.arange(len(stages)), stages.plain_bytes - room), limits)
     ancestry = Ancestry(stages, room)
     if not (ancestry.lacking > 0).any():
         return NO_BOUND
     path = ancestry.path()
-    cut = _worst(graph, room, _moments(path, ancestry.lacking[path]), limits)
+    cut = _worst(graph, room, worst_moments(path, ancestry.lacking[path]), limits)
     if cut.extra is None:
         return cut
     cover = cheapest_cover(stages, _Rows(ancestry, path).gaps(), ancestry.lacking[path], limits, known=cut.extra)
     return cut.stronger(cover)
 
 
-def _moments(ops: Ints, lacking: Ints) -> Ints:
+def worst_moments(ops: Ints, lacking: Ints) -> Ints:
     """Return the op that lacks most in each part of a sequence, the one that lacks most of all first."""
     count = max(1, min(_MOST_MOMENTS, _OPS_FOR_ALL_MOMENTS // len(ops)))
     ops, lacking = ops[lacking > 0], lacking[lacking > 0]
@@ -77,19 +77,29 @@ def _worst(graph: Graph, room: int, ops: Ints, limits: Limits) -> RerunBound:
 
 def _cut_bound(reads: GraphReads, room: int, op: int, limits: Limits) -> int:
     """Return what it costs at the least that no more is kept while `op` runs for the first time than fits."""
-    graph = reads.graph
-    is_before, is_after = _around(graph, op)
+    cut_point = cut_point_of(reads, op, *ops_around(reads.graph, op))
+    return cut_point.bound(room + reads.graph.fixed_bytes - cut_point.least_own_bytes, limits)
+
+
+def cut_point_of(reads: GraphReads, op: int, is_before: Bools, is_after: Bools) -> CutPoint:
+    """Return the moment of an op's first run, in whatever order the ops run that need not run before or after it.
+
+    Args:
+        reads: of the graph.
+        op: its number.
+        is_before: [N] ops that must run before it.
+        is_after: [N] ops that can only run after it.
+    """
     is_free = ~(is_before | is_after)
     is_free[op] = False
     # An op that may run for the first time afterwards costs nothing then, and even an op that runs only once can.
-    reads = GraphReads(graph, reads.inputs, reads.outputs, reads.kept, reads.recomputable | is_free)
+    reads = replace(reads, recomputable=reads.recomputable | is_free)
     before = np.flatnonzero(is_before | is_free)
     sequence = _FreeSequence(reads, np.concatenate([before, [op], np.flatnonzero(is_after)]), is_free)
-    cut_point = CutPoint(sequence, len(before))
-    return cut_point.bound(room + graph.fixed_bytes - cut_point.least_own_bytes, limits)
+    return CutPoint(sequence, len(before))
 
 
-def _around(graph: Graph, op: int) -> tuple[Bools, Bools]:
+def ops_around(graph: Graph, op: int) -> tuple[Bools, Bools]:
     """[N] Return which ops must run before an op, and which can only run after it."""
     arrays = graph.arrays
     producer = arrays.producer.tolist()

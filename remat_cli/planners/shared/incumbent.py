@@ -41,7 +41,7 @@ class Incumbent:
         self.closest: Plan | None = None
         scopes = list(Scope)
         self._decisive = scopes[: scopes.index(searches) + 1]
-        self._bounds = {Scope.ANY_ORDER: Bound(problem.graph.total_time, Scope.ANY_ORDER)}
+        self._bounds = {Scope.ANY_PLAN: Bound(problem.graph.total_time, Scope.ANY_PLAN)}
         self._impossible: PlanResult | None = None
 
     # Plans
@@ -66,7 +66,7 @@ class Incumbent:
     def _measured(self, plan: RematSequence | Schedule, figures: tuple[ModelFigure, ...], found_by: str | None) -> Plan:
         if isinstance(plan, RematSequence):
             return Plan(plan.time, plan.peak, plan.schedule, figures, found_by)
-        trace = simulate(self.problem.graph, plan, bytes_per_time=self.problem.bytes_per_time)
+        trace = simulate(self.problem.graph, plan, link=self.problem.link)
         return Plan(trace.time, trace.peak_bytes, lambda: plan, figures, found_by)
 
     def take(self, plan: Plan) -> bool:

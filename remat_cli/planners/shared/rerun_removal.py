@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from dataclasses import replace
 
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
@@ -85,7 +86,7 @@ class _ShrinkingSequence:
 
     def left(self) -> RematSequence:
         """Return the sequence without the runs that were left out."""
-        return RematSequence(self._sequence.reads, self._sequence.ops[self.memory >= 0])
+        return replace(self._sequence, ops=self._sequence.ops[self.memory >= 0])
 
     def leave_out(self, at: int, budget_bytes: int) -> bool:
         """Leave out a run, and runs for its sake only, if the rest then fits; tell whether it is left out."""

@@ -8,7 +8,7 @@ a second.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -218,6 +218,10 @@ class RematSequence:
         workspace = graph.arrays.workspace_bytes[self.ops]
         return graph.fixed_bytes + np.cumsum(change)[: len(self)] + workspace - self.shared_bytes
 
+    def away_at(self, at: int) -> Ints:
+        """Return the instances that are on the host while a run is carried out: none, without transfers."""
+        return np.zeros(0, dtype=np.int64)
+
     @cached_property
     def peak(self) -> int:
         """The largest memory of any run, in bytes."""
@@ -225,7 +229,7 @@ class RematSequence:
 
     def without_useless_reruns(self) -> RematSequence:
         """Return the sequence without the reruns that make nothing that is read. First runs stay where they are."""
-        return RematSequence(self.reads, self.ops[self.is_useful])
+        return replace(self, ops=self.ops[self.is_useful])
 
     @cached_property
     def is_useful(self) -> Bools:
@@ -261,7 +265,7 @@ class RematSequence:
                     needed[tensor] = False
                 for tensor in arrays.inputs[op]:
                     needed[tensor] = True
-        return RematSequence(self.reads, np.array(useful[::-1], dtype=np.int64))
+        return replace(self, ops=np.array(useful[::-1], dtype=np.int64))
 
     def with_reruns(self, at: int, again: Bools) -> RematSequence:
         """Return the sequence on which some runs are carried out once more, each where what it makes is first missing.
@@ -283,7 +287,7 @@ class RematSequence:
                 for run in self._closure(maker, is_due):
                     runs.append(run)
                     places.append(place)
-        return RematSequence(self.reads, np.insert(self.ops, places, self.ops[runs]))
+        return replace(self, ops=np.insert(self.ops, places, self.ops[runs]))
 
     def _closure(self, maker: int, is_due: bytearray) -> Iterator[int]:
         """Yield the runs that are due before a run is carried out again, in order, and it; they are due no more."""

@@ -12,7 +12,9 @@ from typing import Any
 from remat_cli.graph import Graph, Phase, Tensor
 from remat_cli.reports.html.lifetimes import Doing, Stay, Story
 from remat_cli.reports.safe_text import clean, shorten
+from remat_cli.reports.transfers import queues
 from remat_cli.schedule import Compute, Inplace
+from remat_cli.simulate import Transfer
 
 _LONGEST_NAME = 120
 _LONGEST_TYPE = 40
@@ -90,7 +92,20 @@ def _run(story: Story, names: Sequence[str], numbers: Mapping[str, int]) -> dict
             if doing is Doing.RERUN
         ],
         "stays": [number for name in names for number in _written(story.stays.get(name, ()))],
+        "link": [
+            {"label": way, "transfers": _spans(transfers, numbers)} for way, transfers in queues(story.run).items()
+        ],
     }
+
+
+def _spans(transfers: Sequence[Transfer], numbers: Mapping[str, int]) -> list[int]:
+    """Return three numbers for each transfer: time since the one before, time that it takes, and its tensor."""
+    spans: list[int] = []
+    end = 0
+    for transfer in transfers:
+        spans += (transfer.start - end, transfer.end - transfer.start, numbers[transfer.tensor])
+        end = transfer.end
+    return spans
 
 
 def _written(stays: Sequence[Stay]) -> list[int]:

@@ -7,7 +7,7 @@ What is a table stands there as one and needs no script; the charts are drawn by
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from remat_cli import __version__
 from remat_cli.formats.schedule_json import ScheduleFile
+from remat_cli.graph import Graph
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Status
 from remat_cli.reports import phrasing
@@ -29,8 +30,9 @@ from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.reports.terminal.comparison import Row, comparison_rows
 from remat_cli.reports.terminal.layout import Cell
 from remat_cli.reports.terminal.memory_chart import largest_per_column
-from remat_cli.reports.terminal.plan import plan_facts, plan_rows, shown_run
-from remat_cli.reports.timeline import Run
+from remat_cli.reports.terminal.plan import link_facts, plan_facts, plan_rows, shown_run
+from remat_cli.reports.timeline import Lifetime, Run
+from remat_cli.reports.transfers import moved_tensors
 from remat_cli.simulate import Trace
 from remat_cli.solve import Solution
 from remat_cli.units import format_bytes, format_share, format_time
@@ -126,6 +128,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
     ]
     if file.planner is not None:
         facts.append(("planner", f"{shorten(file.planner, _LONGEST_NAME)}, as the file says"))
+    facts += link_facts(run, taken=file.link is not None)
     if budget_bytes is not None:
         share = phrasing.share_of_plain_peak(budget_bytes, plain.trace.peak_bytes, plain.graph.fixed_bytes)
         facts.append(("budget", f"{format_bytes(budget_bytes)} · {share}"))
@@ -166,6 +169,7 @@ def html_bytes(page: Page) -> bytes:
         "still": _still(page),
         "overhead": _overhead(page.run),
         "largest": _largest(page.plain, page.run),
+        "moved": _moved(page.run),
         "notes": _bullets("Notes", [clean(note) for note in page.notes]),
         "version": __version__,
     }
@@ -287,12 +291,11 @@ def _share_bar(share: float) -> str:
 def _largest(plain: Run, run: Run | None) -> str:
     """Return what fills the plain run's peak, and what the plan does about it."""
     graph, tensors = plain.graph, tensors_at_peak(plain, run)
-    numbers = graph.arrays.op_index
     at = "the start" if plain.peak_op is None else f"op {shorten(plain.peak_op, _LONGEST_NAME)}"
     shown, rest = tensors[:_MOST_TENSORS], tensors[_MOST_TENSORS:]
     rows: list[list[Cell | _Markup]] = [
         [
-            _name(tensor.name, numbers[tensor.producer], graph.op[tensor.producer].outputs.index(tensor.name)),
+            _tensor_name(graph, tensor.name),
             format_bytes(tensor.bytes),
             format_share(tensor.bytes / plain.trace.peak_bytes),
             shorten(tensor.producer, _LONGEST_IN_TABLE),
@@ -314,13 +317,48 @@ def _largest(plain: Run, run: Run | None) -> str:
     return f'<section class="card" id="largest">{heading}{table}{more}</section>'
 
 
+def _moved(run: Run | None) -> str:
+    """Return what a run moves to the host; nothing where there is no such thing."""
+    moved = [] if run is None else moved_tensors(run)
+    if run is None or not moved:
+        return ""
+    graph = run.graph
+    rows: list[list[Cell | _Markup]] = [
+        [
+            _tensor_name(graph, tensor.name),
+            format_bytes(tensor.bytes),
+            f"{tensor.copies:,}",
+            _Markup(_spans_bar(run, tensor.away, lambda _: "host")),
+        ]
+        for tensor in moved[:_MOST_TENSORS]
+    ]
+    table = _table(["tensor", "size", "copies", "only on the host"], rows, right=(1, 2))
+    rest = moved[_MOST_TENSORS:]
+    more = f"<p class=more>and {len(rest):,} more, {format_bytes(sum(tensor.bytes for tensor in rest))}</p>"
+    heading = "<h2>Largest tensors moved to the host</h2>"
+    return f'<section class="card" id="moved">{heading}{table}{more if rest else ""}</section>'
+
+
+def _tensor_name(graph: Graph, name: str) -> _Markup:
+    producer = graph.producer.get(name)
+    if producer is None:
+        return _name(name)
+    return _name(name, graph.arrays.op_index[producer.name], producer.outputs.index(name))
+
+
 def _stays_bar(run: Run, tensor: PeakTensor) -> str:
+    stays = run.lifetimes[tensor.name]
+    return _spans_bar(run, stays, lambda number: "host" if stays[number].fetched else "again" if number else "")
+
+
+def _spans_bar(run: Run, spans: Sequence[Lifetime], style: Callable[[int], str]) -> str:
+    """Return a bar over the time of a run, filled in each span; `style` is that of the span of a number."""
     begins = run.durations.cumsum().tolist()
     scale = 1000 / max(1, run.total)
     rects = "".join(
-        f'<rect{" class=again" if number else ""} x="{begins[stay.start] * scale:.1f}" '
-        f'width="{max(2.0, (begins[stay.end] - begins[stay.start]) * scale):.1f}" height="10"/>'
-        for number, stay in enumerate(run.lifetimes[tensor.name])
+        f'<rect{f" class={style(number)}" if style(number) else ""} x="{begins[span.start] * scale:.1f}" '
+        f'width="{max(2.0, (begins[span.end] - begins[span.start]) * scale):.1f}" height="10"/>'
+        for number, span in enumerate(spans)
     )
     return f'<svg class=stays viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{rects}</svg>'
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from remat_cli.link import Direction
 from remat_cli.reports.terminal.layout import Cell
 from remat_cli.reports.timeline import Run, recomputed_ops
+from remat_cli.reports.transfers import LINK, queues
 from remat_cli.solve import share_over
 from remat_cli.units import format_bytes, format_share, format_time
 
@@ -27,12 +29,25 @@ def comparison_rows(plain: Run, run: Run, budget_bytes: int | None = None) -> li
         rows.append(["budget", "", format_bytes(budget_bytes), _to_spare(budget_bytes - after.peak_bytes)])
     rows.append(["time", format_time(before.time, unit), format_time(after.time, unit), _overhead(plain, run)])
     rows.append(["op runs", f"{sum(before.runs.values()):,}", f"{sum(after.runs.values()):,}", _recomputed(run)])
-    if run.copies:
-        waiting = f"; waiting {format_time(after.idle_time, unit)}" if after.idle_time else "; no waiting"
-        rows.append(
-            ["transfers", "", f"{run.copies:,}", f"{format_bytes(run.copied_bytes)} to and from the host{waiting}"]
-        )
-    return rows
+    return rows + _transfers(run)
+
+
+def _transfers(run: Run) -> list[Row]:
+    """Return what moves over the link, how busy that is, and how long ops wait for it; nothing where nothing moves."""
+    trace, unit = run.trace, run.graph.time_unit
+    if not trace.transfers or trace.link is None:
+        return []
+    out, back = (format_bytes(trace.moved_bytes(direction)) for direction in Direction)
+    rows: list[Row] = [["transfers", "", f"{len(trace.transfers):,}", f"{out} to the host, {back} back"]]
+    of_link = f"; {trace.link.in_words(unit)}"
+    for way, transfers in queues(run).items():
+        busy = sum(transfer.end - transfer.start for transfer in transfers)
+        label = way if way == LINK else f"link {way}"
+        share = format_share(busy / max(1, trace.time))
+        rows.append([label, "", share, f"busy {format_time(busy, unit)}{of_link}"])
+        of_link = ""
+    idle = f"{format_share(trace.idle_time / max(1, trace.time))} of the time" if trace.idle_time else "no op waits"
+    return [*rows, ["waiting", "", format_time(trace.idle_time, unit), f"{idle} for a transfer"]]
 
 
 def plain_rows(plain: Run, budget_bytes: int) -> list[Row]:

@@ -5,7 +5,7 @@ Every column shows the largest memory of the steps that it stands for, so that n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -18,6 +18,8 @@ from rich.text import Text
 
 from remat_cli.reports.terminal.layout import QUIET_STYLE
 from remat_cli.reports.timeline import Lifetime, Run
+from remat_cli.reports.transfers import busy_shares, queues
+from remat_cli.simulate import Transfer
 from remat_cli.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -29,9 +31,11 @@ BEHIND_STYLE = "bright_black"
 OVER_STYLE = "red"
 BUDGET_STYLE = "yellow"
 AGAIN_STYLE = "magenta"
+LINK_STYLE = "green"
 
 _FULL, _BEHIND, _BUDGET, _MARK, _NO_MARK = "█", "░", "╌", "━", "·"
 _EIGHTHS = " ▁▂▃▄▅▆▇"
+_HALF = _EIGHTHS[4]
 # A budget far above everything would press the chart flat.
 _HIGHEST_BUDGET = 4 / 3
 _ROWS_PER_TICK = 4
@@ -114,6 +118,11 @@ class MemoryTimeline:
         return _Scale.of(max(run.trace.peak_bytes for run in self._runs), self.budget_bytes, self.rows)
 
     @cached_property
+    def _queues(self) -> Mapping[str, Sequence[Transfer]]:
+        # Where only steps are counted, there is no time for a transfer to take.
+        return {} if self.run.counts_steps else queues(self.run)
+
+    @cached_property
     def total(self) -> int:
         """The time that the width of the chart stands for: that of the longest run."""
         return max(run.total for run in self._runs)
@@ -127,6 +136,8 @@ class MemoryTimeline:
             parts.append((_BUDGET, BUDGET_STYLE, "budget"))
         if self.run.recomputing:
             parts.append((_MARK, AGAIN_STYLE, "recomputing"))
+        if self._queues:
+            parts.append((_HALF, LINK_STYLE, "link busy"))
         legend = Text()
         for mark, style, meaning in parts:
             legend.append("   " if legend else "").append(mark, style).append(f" {meaning}", QUIET_STYLE)
@@ -136,7 +147,7 @@ class MemoryTimeline:
         scale = self._scale
         budget = format_bytes(scale.budget) if scale.budget else ""
         ticks = scale.ticks([run.trace.peak_bytes for run in self._runs])
-        gutter = max(map(len, ("again", budget, *ticks.values())))
+        gutter = max(map(len, ("again", budget, *ticks.values(), *self._queues)))
         width = max(_NARROWEST_PLOT, options.max_width - gutter - 2)
         heights = [[scale.eighths(size) for size in largest_per_column(run, self.total, width)] for run in self._runs]
         for row in range(scale.rows, -1, -1):
@@ -158,6 +169,8 @@ class MemoryTimeline:
         if self.run.recomputing:
             again = [Lifetime(index, index + 1) for index in self.run.recomputing]
             yield _line("again", gutter, " ", marks(self.run, again, self.total, width, absent=" ", style=AGAIN_STYLE))
+        for way, transfers in self._queues.items():
+            yield _line(way, gutter, " ", _use(busy_shares(transfers, self.total, width)))
         yield _line("", gutter, " ", Text(_axis_labels(width, boundary, self._end()), QUIET_STYLE))
 
     def _end(self) -> str:
@@ -194,6 +207,12 @@ def _joined(cells: Sequence[tuple[str, str]]) -> Text:
     for style, group in groupby(cells, key=itemgetter(1)):
         text.append("".join(mark for mark, _ in group), style)
     return text
+
+
+def _use(shares: Iterable[float]) -> Text:
+    """Return a row of the shares of time in which something is busy; whatever is there, shows."""
+    eighths = [0 if share <= 0 else max(1, round(8 * share)) for share in shares]
+    return Text("".join(_FULL if height >= 8 else _EIGHTHS[height] for height in eighths), LINK_STYLE)
 
 
 def _axis_labels(width: int, boundary: int, end: str) -> str:

@@ -14,13 +14,14 @@ from remat_cli.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Status
 from remat_cli.reports import phrasing
-from remat_cli.reports.safe_text import Report, clean, shorten
+from remat_cli.reports.safe_text import Name, Report, clean, shorten
 from remat_cli.reports.terminal.comparison import Row, comparison_rows, plain_rows
 from remat_cli.reports.terminal.layout import QUIET_STYLE, Cell, bullets, columns, facts, indented, section
-from remat_cli.reports.terminal.memory_chart import MemoryTimeline
+from remat_cli.reports.terminal.memory_chart import MemoryTimeline, StaysBar
 from remat_cli.reports.terminal.peak_table import PeakTable
 from remat_cli.reports.terminal.planner_cards import PlannerCard, planner_cards
 from remat_cli.reports.timeline import Run
+from remat_cli.reports.transfers import moved_tensors
 from remat_cli.schedule import Schedule
 from remat_cli.settings import Setting, on_command_line
 from remat_cli.simulate import Trace
@@ -34,6 +35,7 @@ _LONGEST_IN_HEADING = 32
 _LONGEST_TYPE = 20
 _LONGEST_MODULE = 26
 _MOST_TYPES = 8
+_MOST_MOVED = 5
 STATUS_STYLES = {
     Status.OPTIMAL: "green",
     Status.FEASIBLE: "green",
@@ -113,7 +115,7 @@ def _findings(solution: Solution, shown: ReportOptions) -> list[RenderableType]:
     elif shown.timeline and run is not None:
         parts.append(_chart(MemoryTimeline(run, behind=plain, budget_bytes=budget), name, "plain run"))
     if shown.largest and run is not None:
-        parts.append(_peak(plain, run, shown.largest))
+        parts += [_peak(plain, run, shown.largest), *_moved(run)]
     return parts
 
 
@@ -162,12 +164,12 @@ def _proof_rows(solution: Solution) -> list[Row]:
     if solution.gap is not None:
         rows.append(["gap", "", format_share(solution.gap), "the most that a better plan could save"])
     if overhead is not None or solution.status is Status.INFEASIBLE:
-        rows.append(["scope", "", scope.value, f"holds for all plans {phrasing.which_plans(solution)}"])
+        rows.append(["scope", "", scope.written, f"holds for all plans {phrasing.which_plans(solution)}"])
         basis = solution.basis
         rows.append(["proof", "", basis.value.replace("-", " "), phrasing.BASES[basis]])
     for bound in solution.result.bounds[1:]:
         share = format_share(solution.overhead_of(bound))
-        rows.append(["also proven", "", share, f"no plan {bound.scope.which_plans} has less overhead"])
+        rows.append(["also proven", "", share, phrasing.also_proven(solution, bound)])
     if solution.trace is None:
         least = format_bytes(solution.working_set.bytes)
         rows.append(["hard limit", "", least, "no plan in any order needs less"])
@@ -185,6 +187,22 @@ def _chart(chart: MemoryTimeline, run: str, behind: str = "") -> RenderableType:
 def _peak(plain: Run, plan: Run | None, largest: int) -> RenderableType:
     at = "the start" if plain.peak_op is None else f"op {shorten(plain.peak_op, _LONGEST_IN_HEADING)}"
     return section(f"Largest tensors at the plain run's peak ({at})", PeakTable(plain, plan, largest))
+
+
+def _moved(run: Run) -> list[RenderableType]:
+    """Return a section of the largest tensors that a run moves to the host; none where it moves nothing."""
+    moved = moved_tensors(run)
+    if not moved:
+        return []
+    rows: list[Row] = [
+        [Name(tensor.name), format_bytes(tensor.bytes), f"{tensor.copies:,}", StaysBar(run, tensor.away)]
+        for tensor in moved[:_MOST_MOVED]
+    ]
+    if rest := moved[_MOST_MOVED:]:
+        size, copies = sum(tensor.bytes for tensor in rest), sum(tensor.copies for tensor in rest)
+        rows.append([f"and {len(rest):,} more", format_bytes(size), f"{copies:,}", ""])
+    table = columns(["tensor", "size", "copies", "only on the host"], rows, right=(1, 2))
+    return [section("Largest tensors moved to the host", table)]
 
 
 def notes_section(prepared: Prepared) -> list[RenderableType]:
@@ -340,6 +358,7 @@ def verify_report(
     *,
     budget_bytes: int | None = None,
     taken: Sequence[Setting] = (),
+    link_taken: bool = False,
 ) -> Report:
     """Return the report of `remat verify` on a schedule that replays; it may still exceed the budget.
 
@@ -349,6 +368,7 @@ def verify_report(
         trace: what the simulator measured.
         budget_bytes: what the schedule should keep to; None where that is not known.
         taken: options that the schedule gave.
+        link_taken: the schedule gave the link, too.
     """
     plain, run = Run.plain(prepared.graph), Run(prepared.graph, schedule, trace)
     style = "red" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "green"
@@ -358,6 +378,7 @@ def verify_report(
                 ("graph", graph_title(prepared.graph)),
                 ("schedule", f"{len(schedule.steps):,} steps"),
                 *taken_facts(taken),
+                *link_facts(run, taken=link_taken),
             ]
         ),
         Text(phrasing.verdict_on_schedule(trace.peak_bytes, budget_bytes), f"bold {style}"),
@@ -372,6 +393,14 @@ def taken_facts(taken: Sequence[Setting]) -> list[tuple[str, Cell]]:
     if not taken:
         return []
     return [("options", f"{clean(' '.join(map(on_command_line, taken)))} (from the schedule)")]
+
+
+def link_facts(run: Run, *, taken: bool) -> list[tuple[str, Cell]]:
+    """Return a row of the link that transfers were replayed on, and whether the schedule gave it; none without them."""
+    link = run.trace.link
+    if not run.trace.transfers or link is None:
+        return []
+    return [("link", link.in_words(run.graph.time_unit) + (" (from the schedule)" if taken else ""))]
 
 
 def planners_report() -> Report:

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from remat_cli.bounds import largest_working_set
+from remat_cli.formats.schedule_json import scope_columns
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Status
 from remat_cli.reports.safe_text import Report, clean
@@ -34,12 +35,13 @@ NO_PLAN = {Status.INFEASIBLE: "infeasible", Status.UNKNOWN: "none found"}
 def sweep_report(sweep: Sweep, prepared: Prepared) -> Report:
     """Return the report of `remat sweep`: a table, a chart, and where each curve begins and bends."""
     curves = [curve for curve in sweep.curves if curve.points]
-    labels = ", ".join(clean(curve.label) for curve in sweep.curves)
+    labels = [clean(curve.label) for curve in sweep.curves]
+    listed = ("; " if any("," in label for label in labels) else ", ").join(labels)
     title = facts(
         [
             ("graph", graph_title(prepared.graph)),
             ("times", clean(prepared.costs)),
-            ("planner" if len(sweep.curves) == 1 else "planners", labels),
+            ("planner" if len(sweep.curves) == 1 else "planners", listed),
         ]
     )
     parts: list[RenderableType] = [title, Text(_verdict(sweep), f"bold {STATUS_STYLES[sweep.status]}")]
@@ -195,7 +197,7 @@ def point_summary(point: Point) -> dict[str, Any]:
         "budget_bytes": point.budget_bytes,
         "budget_share": point.budget_bytes / max(1, solution.baseline.peak_bytes),
         "status": solution.status.value,
-        "scope": solution.scope.value,
+        **scope_columns(solution.scope),
         "overhead": solution.overhead,
         "bound_overhead": solution.bound_overhead,
         "peak_bytes": None if trace is None else trace.peak_bytes,

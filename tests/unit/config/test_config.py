@@ -181,7 +181,7 @@ def test_every_shipped_device_loads(name: str) -> None:
 
 
 def test_the_devices_that_are_promised_are_there() -> None:
-    assert {"generic", "v100", "a100", "h100", "h200", "laptop-cpu", "edge-npu"} <= set(
+    assert {"generic", "v100", "a100", "h100", "h200", "gh200", "laptop-cpu", "edge-npu"} <= set(
         shipped_names("configs/devices")
     )
 

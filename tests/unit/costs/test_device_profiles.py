@@ -9,13 +9,23 @@ import pytest
 import yaml
 
 from remat_cli.costs import Device
+from remat_cli.link import Duplex
 from tests.places import ROOT
 
 PROFILES = sorted((ROOT / "configs" / "devices").glob("*.yaml"))
 
 
 def test_the_promised_profiles_are_there() -> None:
-    assert {path.stem for path in PROFILES} == {"generic", "v100", "a100", "h100", "h200", "laptop-cpu", "edge-npu"}
+    assert {path.stem for path in PROFILES} == {
+        "generic",
+        "v100",
+        "a100",
+        "h100",
+        "h200",
+        "gh200",
+        "laptop-cpu",
+        "edge-npu",
+    }
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
@@ -23,6 +33,12 @@ def test_profile_describes_a_device(path: Path) -> None:
     device = Device(**yaml.safe_load(path.read_text(encoding="utf-8")))
     assert device.link_bandwidth < device.bandwidth
     assert all(type(peak) is int for peak in device.peak_flops.values())
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_every_profile_says_of_which_kind_its_link_is_and_why(path: Path) -> None:
+    (said,) = re.findall(r"^link_duplex: (\w+)  # .+$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert said in list(Duplex)
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from rich.console import Console, RenderableType
 
 from remat_cli.graph import Graph
+from remat_cli.link import Duplex, Link
 from remat_cli.prepare import Prepared
 from remat_cli.problem import Budget, Observer, PlanResult, Problem
 from remat_cli.reports.timeline import Run
-from remat_cli.schedule import Schedule, input_order, with_frees
+from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
 from remat_cli.simulate import simulate
 from remat_cli.solve import Solution, solve
+from tests.graphs import chain
 
 
 def rendered(report: RenderableType, width: int = 80) -> str:
@@ -28,7 +31,7 @@ def prepared(graph: Graph, **fields: Any) -> Prepared:
     """Return `graph` as if it had been read from a file."""
     defaults: dict[str, Any] = {
         "mode": "training",
-        "bytes_per_time": None,
+        "link": None,
         "kept": None,
         "parameter_bytes": 0,
         "optimizer": None,
@@ -63,3 +66,14 @@ def two_again(graph: Graph) -> Schedule:
     """Return the schedule in which the first two of six forward ops run again, which takes the peak from 7 to 5."""
     order = input_order(graph)
     return with_frees(graph, [*order[:10], "f1", "f2", *order[10:]])
+
+
+def moving(duplex: Duplex, unit: str = "unit") -> Run:
+    """Return a run in which t1, of 4 MB, goes to the host and comes back, at 1 MB per unit of time.
+
+    f1 runs from 0 to 1, the copy out from 1 to 5, f2 meanwhile; the copy back runs from 5 to 9, and f3 at the end.
+    """
+    graph = replace(chain(4 * 10**6, 10**6, 10**6), time_unit=unit)
+    away: list[Step] = [Offload("t1"), Compute("f2"), Wait("t1"), Free("t1"), Prefetch("t1"), Wait("t1"), Free("t1")]
+    schedule = Schedule((Compute("f1"), *away, Compute("f3"), Free("t2")))
+    return Run(graph, schedule, simulate(graph, schedule, link=Link(Fraction(10**6), duplex)))

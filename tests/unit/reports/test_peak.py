@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 
+from remat_cli.link import Link
 from remat_cli.reports.peak import Fate, count_fates, tensors_at_peak
 from remat_cli.reports.timeline import Run
 from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait
@@ -53,7 +54,7 @@ def test_an_offloaded_tensor_is_not_taken_for_a_recomputed_one() -> None:
     )
     away = (Compute("a"), Offload("x"), Wait("x"), Free("x"), Compute("b"), Compute("c"), Free("y"))
     schedule = Schedule((*away, Prefetch("x"), Wait("x"), Compute("d")))
-    plan = Run(graph, schedule, simulate(graph, schedule, bytes_per_time=Fraction(4)))
+    plan = Run(graph, schedule, simulate(graph, schedule, link=Link(Fraction(4))))
     (x,) = (tensor for tensor in tensors_at_peak(Run.plain(graph), plan) if tensor.name == "x")
     assert (str(x), x.recomputations, x.dropped_at) == ("offloaded", 0, 3)
 

@@ -8,6 +8,7 @@ import pytest
 
 from remat_cli.formats.native import graph_sha256
 from remat_cli.graph import Graph
+from remat_cli.link import Duplex
 from remat_cli.planners import PLANNERS
 from remat_cli.problem import ModelFigure, PlanResult, Scope, Status
 from remat_cli.reports.summary import budget_summary, inspect_summary, plan_summary, planners_summary, verify_summary
@@ -16,7 +17,7 @@ from remat_cli.simulate import simulate
 from remat_cli.studies.budget_search import SmallestBudget
 from remat_cli.training import KeptForBackward
 from tests.graphs import training_chain
-from tests.unit.reports.rendering import prepared, solved, two_again
+from tests.unit.reports.rendering import moving, prepared, solved, two_again
 
 
 @pytest.fixture
@@ -46,6 +47,7 @@ def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
         "planner": {"name": "hand", "options": {"blocks": 2}},
         "status": "feasible",
         "scope": "any-order",
+        "scope_transfers": True,
         "interrupted": False,
         "reason": "",
         "budget_bytes": 6,
@@ -56,9 +58,10 @@ def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
         "idle_time": 0,
         "recomputations": 2,
         "recomputed_ops": 2,
+        "link": None,
         "overhead": pytest.approx(2 / 19),
-        "bound": {"overhead": 0.0, "scope": "any-order", "basis": "counted"},
-        "bounds": [{"overhead": 0.0, "scope": "any-order", "basis": "counted"}],
+        "bound": {"overhead": 0.0, "scope": "any-order", "transfers": True, "basis": "counted"},
+        "bounds": [{"overhead": 0.0, "scope": "any-order", "transfers": True, "basis": "counted"}],
         "basis": "counted",
         "warnings": [],
         "gap": pytest.approx(2 / 19),
@@ -104,6 +107,18 @@ def test_the_summary_of_a_replay_says_whether_it_fits(
     summary = verify_summary(prepared(graph), simulate(graph, schedule), budget_bytes=budget_bytes)
     assert summary["fits"] is fits
     assert (summary["peak_bytes"], summary["overhead"]) == (5, pytest.approx(2 / 19))
+
+
+def test_the_summary_of_a_replay_says_what_goes_over_the_link() -> None:
+    run = moving(Duplex.FULL)
+    one_way = {"transfers": 1, "bytes": 4 * 10**6, "busy_time": 4}
+    assert verify_summary(prepared(run.graph), run.trace)["link"] == {
+        "bytes_per_time": "1000000",
+        "duplex": "full",
+        "to_host": one_way,
+        "to_device": one_way,
+        "tensors": [{"tensor": "t1", "bytes": 4 * 10**6, "copies": 2}],
+    }
 
 
 def test_the_summary_of_the_planners_has_them_all() -> None:

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 
+from remat_cli.link import Link
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.problem import Bound, Observer, Planner, PlanResult, Problem, Scope, Status
 from remat_cli.schedule import plain_run, with_frees
@@ -59,7 +60,7 @@ def test_a_refusal_without_proof_moves_the_search_but_proves_nothing() -> None:
     planner = Threshold(4, Status.UNKNOWN)
     search = smallest_budget(GRAPH, planner)
     assert search.found_bytes == 4
-    assert search.scope is Scope.ANY_ORDER
+    assert search.scope is Scope.ANY_PLAN
     assert search.proven_bytes == min(planner.asked)
 
 
@@ -184,10 +185,10 @@ def test_an_interruption_while_the_last_plan_is_improved_keeps_it() -> None:
 
 
 def test_what_is_proven_beyond_the_working_set_leaves_out_plans_that_move_tensors() -> None:
-    def search(planner: Planner, bytes_per_time: Fraction | None) -> SmallestBudget:
-        return smallest_budget(GRAPH, planner, bytes_per_time=bytes_per_time)
+    def search(planner: Planner, link: Link | None) -> SmallestBudget:
+        return smallest_budget(GRAPH, planner, link=link)
 
     proving = Threshold(4, Status.INFEASIBLE, scope=Scope.ANY_ORDER)
-    assert search(proving, Fraction(1)).leaves_out_transfers
+    assert search(proving, Link(Fraction(1))).leaves_out_transfers
     assert not search(proving, None).leaves_out_transfers
-    assert not search(Threshold(4, Status.UNKNOWN), Fraction(1)).leaves_out_transfers
+    assert not search(Threshold(4, Status.UNKNOWN), Link(Fraction(1))).leaves_out_transfers

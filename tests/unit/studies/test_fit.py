@@ -139,7 +139,7 @@ def test_where_the_smallest_value_never_fits_that_is_proven() -> None:
     planner = Recomputing()
     found = searched(2, planner)
     assert values(found) == (None, None, None)
-    assert (found.solution.status, found.solution.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
+    assert (found.solution.status, found.solution.scope) == (Status.INFEASIBLE, Scope.ANY_PLAN)
     assert (planner.asked, found.shown.value) == ([], 1)
 
 

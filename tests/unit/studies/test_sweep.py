@@ -101,7 +101,7 @@ def test_what_was_proven_at_a_budget_holds_for_the_plan_that_is_taken_over() -> 
     met, beyond = curve.points[1].solution, curve.points[2].solution
     assert (met.status, met.result.bounds) == (Status.OPTIMAL, (Bound(14, Scope.PLANNER),))
     # The bound of 15 holds for plans among which that of 14 is not.
-    assert (beyond.status, beyond.result.bounds) == (Status.FEASIBLE, (Bound(13, Scope.ANY_ORDER),))
+    assert (beyond.status, beyond.result.bounds) == (Status.FEASIBLE, (Bound(13, Scope.ANY_PLAN),))
 
 
 def test_a_budget_below_one_that_is_proven_not_to_fit_is_not_asked_for() -> None:

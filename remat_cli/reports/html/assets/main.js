@@ -69,7 +69,8 @@ function fillChoices() {
     swatch("plan", "in memory"),
     ...(ui.run.doing.includes(RERUN) ? [swatch("again", "recomputed")] : []),
     ...(ui.run.doing.includes(PREFETCH) ? [swatch("host", "brought back from the host")] : []),
-    ...(ui.run.doing.includes(RERUN) || ui.run.doing.includes(PREFETCH) ? [swatch("away", "dropped for a while")] : []),
+    ...(ui.run.doing.includes(PREFETCH) ? [swatch("on-host", "on the host")] : []),
+    ...(ui.run.doing.includes(RERUN) ? [swatch("away", "dropped for a while")] : []),
     ...(ui.graph.producer.some((op) => op < 0) ? [swatch("input", "graph input")] : []),
   );
   const views = ui.graph.bytes.reduce((sum, size) => sum + (size === 0), 0);
@@ -285,9 +286,18 @@ function momentTip(value) {
       nodes.push(element("div", "name", doingAt(run, graph, moment)), element("div", "when", when(run, graph, moment)));
     }
     facts.push([run.label, formatBytes(run.memory[moment])]);
+    if (run === ui.run) facts.push(...linkAt(run, graph, ui.axis === "time" ? value : run.times[moment]));
     if (run === ui.run) for (const tensor of largestAt(run, graph, moment, 5)) facts.push(["", `${formatBytes(graph.bytes[tensor])}  ${graph.names[tensor]}`]);
   }
   return facts.length ? [...nodes, factList(facts)] : [];
+}
+
+/** What goes over the link at a time: the way, and the tensor. */
+function linkAt(run, graph, time) {
+  return run.link.flatMap((queue) => {
+    const transfer = transferAt(queue, time);
+    return transfer < 0 ? [] : [[queue.label, graph.names[queue.tensor[transfer]]]];
+  });
 }
 
 function showTip(event, nodes) {

@@ -36,6 +36,7 @@ function readRun(raw, graph) {
     times: ends,
     indices: Float64Array.from({ length: moments + 1 }, (_, moment) => moment),
     served: new Int32Array(moments).fill(-1),
+    link: raw.link.map(readQueue),
     ...readStays(raw.stays, tensors, moments),
   };
   let reruns = 0;
@@ -48,6 +49,29 @@ function readRun(raw, graph) {
   run.memory.forEach((size, moment) => { if (size > run.memory[run.peak]) run.peak = moment; });
   run.cost = makingAgain(run, graph);
   return run;
+}
+
+/** The transfers of one queue of the link, which follow each other: when each begins and ends, and its tensor. */
+function readQueue({ label, transfers }) {
+  const queue = { label, start: [], end: [], tensor: [] };
+  for (let at = 0, end = 0; at < transfers.length; at += 3) {
+    queue.start.push(end + transfers[at]);
+    end += transfers[at] + transfers[at + 1];
+    queue.end.push(end);
+    queue.tensor.push(transfers[at + 2]);
+  }
+  return queue;
+}
+
+/** The transfer of a queue that goes on at a time; -1 where there is none. */
+function transferAt(queue, time) {
+  return queue.start.findIndex((start, each) => start <= time && time < queue.end[each]);
+}
+
+/** Where a time is on an axis that numbers moments. */
+function momentOf(run, time) {
+  const moment = momentAt(run.times, time), takes = run.times[moment + 1] - run.times[moment];
+  return moment + (takes > 0 ? Math.min(1, (time - run.times[moment]) / takes) : 0);
 }
 
 function summed(differences) {

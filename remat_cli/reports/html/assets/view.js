@@ -1,6 +1,6 @@
 // Drawing: memory over time, what runs when, and the lifetimes, all along one axis.
 
-const GAP = 12, STRIP = 18, AXIS = 20, ROW = 17, LABELLED = 11;
+const GAP = 12, STRIP = 18, QUEUE = 12, AXIS = 20, ROW = 17, LABELLED = 11;
 const COLOURS = ["text", "quiet", "grid", "hover", "card", "edge", "plain", "plain-line", "plan", "plan-fill", "again", "host",
   "input", "budget", "backward"];
 
@@ -121,9 +121,10 @@ function gutterText(context, ui, text, y, colour, font) {
 }
 
 function drawMemory(canvas, ui) {
-  const width = canvas.clientWidth, height = canvas.clientWidth < 600 ? 220 : 280;
+  const queues = ui.run.link.length * QUEUE;
+  const width = canvas.clientWidth, height = (canvas.clientWidth < 600 ? 220 : 280) + queues;
   const context = prepared(canvas, width, height), { colours, scale } = ui;
-  const bottom = height - AXIS - STRIP - 6, top = 14;
+  const bottom = height - AXIS - STRIP - 6 - queues, top = 14;
   const y = (size) => bottom - size / ui.top * (bottom - top);
   context.lineWidth = 1;
   for (const size of ticksOf(0, ui.top, 5)) {
@@ -140,6 +141,7 @@ function drawMemory(canvas, ui) {
   drawBudget(context, ui, y);
   for (const run of ui.runs) drawPeak(context, ui, run, y);
   drawStrip(context, ui, bottom + 5);
+  ui.run.link.forEach((queue, number) => drawQueue(context, ui, queue, bottom + 5 + STRIP + 2 + number * QUEUE));
   drawAxis(context, ui, height);
 }
 
@@ -271,6 +273,27 @@ function drawStrip(context, ui, top) {
   gutterText(context, ui, ui.gutter < 120 ? "ops" : `ops of the ${run.label}`, top + STRIP / 2, colours.quiet);
 }
 
+/** How busy a queue of the link is: in each pixel column, the share of its time. */
+function drawQueue(context, ui, queue, top) {
+  const { scale, colours, run } = ui, height = QUEUE - 2;
+  const shares = new Float64Array(Math.ceil(scale.width)), place = (time) => ui.axis === "time" ? time : momentOf(run, time);
+  queue.start.forEach((start, each) => {
+    const from = Math.max(0, scale.x(place(start)) - scale.left);
+    const to = Math.min(shares.length, scale.x(place(queue.end[each])) - scale.left);
+    for (let column = Math.floor(from); column < to; column++) {
+      shares[column] += Math.max(0, Math.min(to, column + 1) - Math.max(from, column));
+    }
+  });
+  context.fillStyle = colours.grid;
+  context.fillRect(scale.left, top + height - 1, scale.width, 1);
+  context.fillStyle = colours.host;
+  shares.forEach((share, column) => {
+    const filled = share > 0 ? Math.max(1, height * Math.min(1, share)) : 0;
+    context.fillRect(scale.left + column, top + height - filled, 1, filled);
+  });
+  gutterText(context, ui, queue.label === "link" || ui.gutter < 120 ? queue.label : `link ${queue.label}`, top + height / 2, colours.quiet);
+}
+
 /** A name in so many pixels: its middle goes, where two names are often alike. */
 function fitted(name, width, each) {
   const most = Math.floor(width / each);
@@ -312,7 +335,10 @@ function drawLifetimes(canvas, ui) {
       const top = row * rowHeight - scrollTop + (rowHeight - thick) / 2, tensor = rows[row];
       const begin = run.first[tensor], end = run.first[tensor + 1];
       if (layer === 0) {
-        if (end - begin > 1) drawAway(context, ui, edges[run.end[begin]], edges[run.start[end - 1]], top + thick / 2, rowHeight);
+        for (let stay = begin; stay < end - 1; stay++) {
+          const onHost = run.arrival[stay + 1] === FETCHED;
+          drawAway(context, ui, edges[run.end[stay]], edges[run.start[stay + 1]], top + thick / 2, rowHeight, onHost);
+        }
         continue;
       }
       for (let stay = begin; stay < end; stay++) {
@@ -329,13 +355,16 @@ function drawLifetimes(canvas, ui) {
   if (!rows.length) emptyText(context, ui, width, height);
 }
 
-function drawAway(context, ui, from, to, y, rowHeight) {
+/** A tensor between two stays: dotted where it is nowhere, a line where the host has it. */
+function drawAway(context, ui, from, to, y, rowHeight, onHost) {
   const { scale, colours } = ui;
   const left = Math.max(scale.left, scale.x(from)), right = Math.min(scale.left + scale.width, scale.x(to));
-  if (rowHeight < 3 || right <= left) return;
-  context.fillStyle = colours.quiet;
-  context.globalAlpha = 0.45;
-  if (rowHeight < LABELLED) context.fillRect(left, y, right - left, 0.5);
+  if ((rowHeight < 3 && !onHost) || right <= left) return;
+  context.fillStyle = onHost ? colours.host : colours.quiet;
+  context.globalAlpha = onHost ? 0.6 : 0.45;
+  const thick = Math.min(1.5, rowHeight * 0.35);
+  if (onHost) context.fillRect(left, y - thick / 2, right - left, thick);
+  else if (rowHeight < LABELLED) context.fillRect(left, y, right - left, 0.5);
   else for (let x = left; x < right; x += 4) context.fillRect(x, y - 0.5, 1.5, 1);
   context.globalAlpha = 1;
 }

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from remat_cli.planners.min_cut.exact_choice import Window
-from remat_cli.planners.min_cut.priced_cut import CutPoint, _scaled_down, worth_of_flow
+from remat_cli.planners.min_cut.priced_cut import CutPoint, scaled_down, worth_of_flow
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
@@ -147,11 +147,11 @@ def test_what_a_price_proves_is_below_every_choice_that_fits(sequence: RematSequ
     exponent=st.integers(-60, 60),
 )
 @example(values=[274_877_906_945], odd=8_388_609, exponent=-18)
-def test_values_are_scaled_down_by_less_than_two_units(values: list[int], odd: int, exponent: int) -> None:
+def test_values_arescaled_down_by_less_than_two_units(values: list[int], odd: int, exponent: int) -> None:
     factor = Fraction(odd) * Fraction(2) ** exponent
     if max(values) * factor >= 2**44:
         return
-    scaled = _scaled_down(np.array(values), factor).tolist()
+    scaled = scaled_down(np.array(values), factor).tolist()
     assert all(0 <= value * factor - less < 2 for value, less in zip(values, scaled, strict=True))
 
 

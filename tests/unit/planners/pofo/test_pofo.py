@@ -10,6 +10,7 @@ import pytest
 
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.graph import Graph, Kind, Phase
+from remat_cli.link import Link
 from remat_cli.planners.pofo.planner import Pofo, Rounding
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.shared.chain import Cuts
@@ -20,11 +21,11 @@ from remat_cli.solve import baseline_of, solve
 from tests.graphs import diamond, graph_of, op, training_chain, training_unet
 
 PAPER = Pofo(improve=False, rounding=Rounding.UP)
-FAST, SLOW = Fraction(100), Fraction(1, 10**6)
+FAST, SLOW = Link(Fraction(100)), Link(Fraction(1, 10**6))
 
 
-def tight(graph: Graph, share: float = 0.6, rate: Fraction | None = FAST) -> Problem:
-    return Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes)), rate)
+def tight(graph: Graph, share: float = 0.6, link: Link | None = FAST) -> Problem:
+    return Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes)), link)
 
 
 def refusal(problem: Problem) -> PlannerRefuses:
@@ -39,17 +40,16 @@ def offloads(result: PlanResult) -> int:
 
 
 def test_without_a_link_it_says_how_to_give_one() -> None:
-    refused = refusal(tight(training_chain(6), rate=None))
+    refused = refusal(tight(training_chain(6), link=None))
     assert "the bandwidth of the link is not known" in refused.message
     for way_out in ("--link-bandwidth", "--device", "rotor"):
         assert way_out in refused.hint
 
 
 def test_an_inference_graph_is_refused_whatever_the_link() -> None:
-    for rate in (None, FAST):
-        assert (
-            refusal(tight(diamond(), rate=rate)).message == "pofo plans training graphs, but 'test' has no backward ops"
-        )
+    for link in (None, FAST):
+        refused = refusal(tight(diamond(), link=link))
+        assert refused.message == "pofo plans training graphs, but 'test' has no backward ops"
 
 
 def test_a_graph_that_cannot_be_cut_is_refused_with_the_size_of_its_segment() -> None:
@@ -89,7 +89,7 @@ def test_with_a_slow_link_it_is_about_as_fast_as_rotor(graph: Graph, share: floa
 
 
 def test_recomputing_and_moving_together_are_faster_than_recomputing() -> None:
-    problem = tight(CHAIN, 0.4, Fraction(4))
+    problem = tight(CHAIN, 0.4, Link(Fraction(4)))
     both, recomputing = solve(problem, PAPER), solve(problem, Rotor())
     assert both.trace is not None
     assert recomputing.trace is not None
@@ -99,7 +99,7 @@ def test_recomputing_and_moving_together_are_faster_than_recomputing() -> None:
 
 
 def test_waiting_for_whole_tensors_shows_in_the_trace_and_not_in_the_fluid_time() -> None:
-    solution = solve(tight(CHAIN, 0.4, Fraction(4)), PAPER)
+    solution = solve(tight(CHAIN, 0.4, Link(Fraction(4))), PAPER)
     (figure,) = solution.result.model_figures
     assert (figure.name, figure.unit) == ("fluid time (paper's model)", "time")
     assert solution.trace is not None
@@ -110,7 +110,7 @@ def test_waiting_for_whole_tensors_shows_in_the_trace_and_not_in_the_fluid_time(
 @EXAMPLES
 @pytest.mark.parametrize("rate", [1, 3, 100])
 def test_improving_never_makes_a_plan_slower(rate: int, graph: Graph, share: float) -> None:
-    problem = tight(graph, share, Fraction(rate))
+    problem = tight(graph, share, Link(Fraction(rate)))
     paper, improved = solve(problem, PAPER), solve(problem, Pofo())
     assert paper.trace is not None
     assert improved.trace is not None
@@ -122,7 +122,7 @@ def test_without_a_plan_the_closest_is_what_takes_least_memory() -> None:
     result = Pofo().plan(Problem(graph, Budget(1), FAST), Observer())
     assert result.status is Status.UNKNOWN
     assert result.closest is not None
-    peak = simulate(graph, result.closest, bytes_per_time=FAST).peak_bytes
+    peak = simulate(graph, result.closest, link=FAST).peak_bytes
     assert solve(Problem(graph, Budget(peak), FAST), Pofo()).trace is not None
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from remat_cli.errors import PlannerRefuses, UsageError
+from remat_cli.link import Link
 from remat_cli.planners.pofo import dp
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
@@ -25,7 +26,7 @@ from tests.graphs import training_chain
 
 GRAPH = training_chain(6)
 PLAIN = baseline_of(GRAPH).peak_bytes
-LINKED = Problem(GRAPH, Budget(PLAIN - 2), bytes_per_time=Fraction(1))
+LINKED = Problem(GRAPH, Budget(PLAIN - 2), link=Link(Fraction(1)))
 
 
 def test_recomputing_in_two_parts_goes_to_the_checkpoint_and_back() -> None:
@@ -71,7 +72,7 @@ def test_a_table_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_plan_that_fits_may_move_tensors() -> None:
     result = PofoSearch(LINKED, Pofo(), Observer()).run()
     assert result.schedule is not None
-    trace = simulate(GRAPH, result.schedule, bytes_per_time=Fraction(1))
+    trace = simulate(GRAPH, result.schedule, link=Link(Fraction(1)))
     assert trace.peak_bytes <= PLAIN - 2
     assert result.model_figures
 
@@ -83,6 +84,6 @@ def test_without_a_link_it_refuses_and_names_rotor() -> None:
 
 
 def test_a_plain_run_that_fits_is_the_plan() -> None:
-    result = PofoSearch(Problem(GRAPH, Budget(PLAIN), bytes_per_time=Fraction(1)), Pofo(), Observer()).run()
+    result = PofoSearch(Problem(GRAPH, Budget(PLAIN), link=Link(Fraction(1))), Pofo(), Observer()).run()
     assert result.status in (Status.OPTIMAL, Status.FEASIBLE)
     assert result.schedule == plain_run(GRAPH)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.graph import Graph
+from remat_cli.link import Link
 from remat_cli.reports.html.lifetimes import Arrival, Doing, Rerun, Stay, Story, reruns_by_op, reruns_by_type
 from remat_cli.reports.timeline import Run
 from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
@@ -73,7 +74,7 @@ def test_transfers_are_told_with_the_moments_of_their_copies() -> None:
     steps: list[Step] = [Compute("f1"), Offload("t1"), Compute("f2"), Wait("t1"), Free("t1"), Compute("f3"), Free("t2")]
     steps += [Prefetch("t1"), Wait("t1"), Compute("f4"), Free("t1"), Free("t3")]
     schedule = Schedule(tuple(steps))
-    story = Story(Run(graph, schedule, simulate(graph, schedule, bytes_per_time=Fraction(1))))
+    story = Story(Run(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1)))))
     assert [doing.name for doing in story.doing] == [
         "FIRST_RUN", "OFFLOAD", "FIRST_RUN", "WAIT", "FIRST_RUN", "PREFETCH", "WAIT", "FIRST_RUN",
     ]  # fmt: skip

@@ -13,25 +13,16 @@ from rich.console import Console, RenderableType
 
 from remat_cli.config import ReportOptions
 from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
+from remat_cli.link import Duplex
 from remat_cli.problem import Bound, Budget, ModelFigure, PlanResult, Problem, Scope, Status
 from remat_cli.reports.terminal.plan import budget_report, inspect_report, plan_report, planners_report, verify_report
-from remat_cli.schedule import (
-    Compute,
-    Free,
-    Offload,
-    Prefetch,
-    Schedule,
-    Step,
-    Wait,
-    plain_run,
-    with_frees,
-)
+from remat_cli.schedule import Schedule, plain_run, with_frees
 from remat_cli.simulate import simulate
-from remat_cli.solve import Solution, baseline_of
+from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.studies.budget_search import SmallestBudget, at_budget
 from remat_cli.training import KeptForBackward
 from tests.graphs import chain, graph_of, op, training_chain
-from tests.unit.reports.rendering import prepared, rendered, solved, two_again
+from tests.unit.reports.rendering import Claims, moving, prepared, rendered, solved, two_again
 
 MB = 1_000_000
 WIDTHS = (80, 100, 120, 200)
@@ -232,14 +223,53 @@ def test_a_plan_of_one_recomputation_speaks_in_the_singular() -> None:
 
 
 def test_transfers_are_counted_with_the_time_spent_waiting() -> None:
-    graph = chain(4 * MB, MB, MB)
-    away: list[Step] = [Offload("t1"), Compute("f2"), Wait("t1"), Free("t1"), Prefetch("t1"), Wait("t1"), Free("t1")]
-    schedule = Schedule((Compute("f1"), *away, Compute("f3"), Free("t2")))
-    trace = simulate(graph, schedule, bytes_per_time=Fraction(MB))
-    report = rendered(verify_report(prepared(graph), schedule, trace))
-    assert row(report, "transfers") == ["2", "8.000 MB to and from the host; waiting 7"]
-    assert report.endswith("time 10, 7 of it waiting\n")
-    assert "transfers" not in rendered(verify_report(prepared(graph), plain_run(graph), baseline_of(graph)))
+    run = moving(Duplex.HALF, "ns")
+    report = rendered(verify_report(prepared(run.graph), run.schedule, run.trace))
+    assert row(report, "transfers") == ["2", "4.000 MB to the host, 4.000 MB back"]
+    assert [line.strip() for line in report.splitlines() if "duplex" in line] == [
+        "link      1000.0 TB/s, half duplex",
+        "link                     80.00 %  busy 8 ns; 1000.0 TB/s, half duplex",
+    ]
+    assert row(report, "waiting") == ["7 ns", "70.00 % of the time for a transfer"]
+    assert report.endswith("time 10 ns, 7 ns of it waiting\n")
+    plain = rendered(verify_report(prepared(run.graph), plain_run(run.graph), baseline_of(run.graph)))
+    assert not any(word in plain for word in ("transfers", "link", "waiting"))
+
+
+def test_a_link_that_the_schedule_names_is_said_to_be_from_there() -> None:
+    run = moving(Duplex.FULL, "ns")
+    report = rendered(verify_report(prepared(run.graph), run.schedule, run.trace, link_taken=True))
+    assert "link      1000.0 TB/s, full duplex (from the schedule)\n" in report
+    assert row(report, "link to host") == ["40.00 %", "busy 4 ns; 1000.0 TB/s, full duplex"]
+    assert row(report, "link back") == ["40.00 %", "busy 4 ns"]
+
+
+def use(report: str, way: str) -> str:
+    """The row below the chart that shows how busy a queue of the link is."""
+    (shown,) = re.findall(rf"^ *{way}  ([ ▁▂▃▄▅▆▇█]+)$", report, flags=re.MULTILINE)
+    return str(shown)
+
+
+def test_below_the_chart_is_how_busy_the_link_is() -> None:
+    half, full = (rendered(verify_report(prepared(r.graph), r.schedule, r.trace)) for r in map(moving, Duplex))
+    assert "▄ link busy" in half
+    # Busy from 1 to 9 of 10 units of time, to which the first and the last column belong in part.
+    both = use(half, "link")
+    assert both.strip().strip("▁▂▃▄▅▆▇") == "█" * 54
+    out, back = use(full, "to host"), use(full, "back")
+    assert len(out.rstrip()) - len(back) + len(back.lstrip()) <= 1
+    assert "link busy" not in rendered(verify_report(prepared(chain(1)), plain_run(chain(1)), baseline_of(chain(1))))
+
+
+def test_the_tensors_that_a_plan_moves_are_listed() -> None:
+    run = moving(Duplex.HALF)
+    claim = PlanResult(Status.FEASIBLE, schedule=run.schedule)
+    problem = Problem(run.graph, Budget(9 * MB), run.trace.link, offload=True)
+    report = plan(solve(problem, Claims(claim)))
+    assert "Largest tensors moved to the host\n" in report
+    moved = report.split("Largest tensors moved to the host\n")[1]
+    assert moved.splitlines()[1].split()[:4] == ["t1", "4.000", "MB", "2"]
+    assert row(report, "scope") == ["any-order", "holds for all plans in any order, with or"]
 
 
 def test_what_the_methods_own_model_says_stands_apart_from_what_was_measured() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 
 import pytest
@@ -9,19 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.graph import Graph, Kind, Phase
-from remat_cli.planners.pofo.schedule import Movements
+from remat_cli.link import Link
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.transfers import OffloadSequence
 from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
 from remat_cli.simulate import Trace, simulate
-from tests.graphs import compute_sequences, graph_of, op, training_chain, training_graphs
+from tests.graphs import compute_sequences, graph_of, op, small_graphs, training_chain, training_graphs
 
 
 def replayed(graph: Graph, schedule: Schedule, rate: Fraction = Fraction(1)) -> Trace:
-    return simulate(graph, schedule, bytes_per_time=rate)
+    return simulate(graph, schedule, link=Link(rate))
 
 
-def moved(graph: Graph, budget: int) -> Schedule:
+def moving(
+    graph: Graph, computes: Iterable[str], names: Iterable[str], rate: Fraction = Fraction(1)
+) -> OffloadSequence:
+    return OffloadSequence.moving(RematSequence.of_names(graph, computes), names, rate)
+
+
+def moved(graph: Graph, budget: int, *, early: bool = True) -> Schedule:
     """The plain run with transfers of any tensors."""
-    return Movements.of(graph, input_order(graph), graph.producer).schedule(budget)
+    return moving(graph, input_order(graph), graph.producer).schedule_within(budget, early)
 
 
 def two_skips() -> Graph:
@@ -82,19 +91,42 @@ def test_what_is_wanted_first_comes_back_first_even_if_there_is_room_for_another
     assert transfers(moved(graph, budget=6))[2:] == [Prefetch("large"), Prefetch("small")]
 
 
-def test_nothing_comes_back_before_the_last_has_begun_to_leave() -> None:
+def test_what_comes_back_early_may_keep_another_from_leaving_and_just_in_time_does_not() -> None:
     graph = graph_of(
         op("make_x", "", "x"),
         op("big", "", "b", workspace_bytes=5),
         op("make_y", "", "y"),
-        op("loss", "b", "g", phase=Phase.BACKWARD),
+        op("loss", "b", "g", phase=Phase.BACKWARD, time=3),
         op("use_x", "x g", "h", phase=Phase.BACKWARD),
         op("big_too", "h", "i", workspace_bytes=4, phase=Phase.BACKWARD),
         op("use_y", "y i", "j", phase=Phase.BACKWARD),
         sizes={"x": 2},
         kind=Kind.TRAINING,
     )
-    assert transfers(moved(graph, budget=6)) == [Offload("x"), Offload("y"), Prefetch("x"), Prefetch("y")]
+    assert transfers(moved(graph, budget=6)) == [Offload("x"), Prefetch("x"), Offload("y"), Prefetch("y")]
+    late = moved(graph, budget=6, early=False)
+    assert transfers(late) == [Offload("x"), Offload("y"), Prefetch("x"), Prefetch("y")]
+
+
+def test_what_has_been_on_the_host_goes_there_once() -> None:
+    graph = graph_of(
+        op("make_x", "", "x"),
+        op("big", "", "b", workspace_bytes=5),
+        op("use_x", "x b", "c"),
+        op("big_too", "c", "d", workspace_bytes=5),
+        op("use_x_again", "x d", "e"),
+        sizes={"x": 2},
+    )
+    schedule = moved(graph, budget=7)
+    assert transfers(schedule) == [Offload("x"), Prefetch("x"), Prefetch("x")]
+    assert replayed(graph, schedule).peak_bytes <= 7
+
+
+def test_an_output_is_back_at_the_end() -> None:
+    graph = graph_of(op("make_x", "", "x"), op("big", "", "b", workspace_bytes=5), sizes={"x": 2}, outputs=["x", "b"])
+    schedule = moved(graph, budget=6)
+    assert schedule.steps[-2:] == (Prefetch("x"), Wait("x"))
+    assert replayed(graph, schedule).peak_bytes == 6
 
 
 def test_a_tensor_stays_where_a_larger_one_that_left_after_it_makes_room_enough() -> None:
@@ -114,26 +146,45 @@ def test_a_tensor_that_is_made_again_does_not_travel() -> None:
     graph = training_chain(2)
     computes = ("f1", "f2", "loss", "f1", "b2", "b1")
     # The gradient reads the second a1, and a2 goes straight to the loss.
-    assert Movements.of(graph, computes, graph.producer).absences == []
+    sequence = moving(graph, computes, graph.producer)
+    assert [graph.arrays.tensor_names[t] for t in sequence.made[1][sequence.gaps.instance]] == ["g2"]
 
 
 def test_only_movable_tensors_leave() -> None:
     graph = two_skips()
-    movements = Movements.of(graph, input_order(graph), {"y"})
-    assert [absence.name for absence in movements.absences] == ["y"]
-    assert movements.least_bytes == 10
+    sequence = moving(graph, input_order(graph), {"y"})
+    assert sequence.least_bytes == 10
+    assert transfers(sequence.schedule_within(10)) == [Offload("y"), Prefetch("y")]
+
+
+def test_memory_is_that_of_a_run_in_which_nobody_waits() -> None:
+    graph = graph_of(
+        op("make_x", "", "x"),
+        op("small", "", "b", time=4),
+        op("big", "b", "c", time=4, workspace_bytes=5),
+        op("small_too", "c", "d", time=4),
+        op("use_x", "x d", "e"),
+        sizes={"x": 4},
+    )
+    sequence = moving(graph, input_order(graph), graph.producer)
+    assert sequence.memory.tolist() == [4, 5, 7, 6, 6]  # away during the big one, and back when the last begins
+    assert sequence.away_at(2).tolist() == [0]
+    trace = replayed(graph, sequence.schedule_within(sequence.peak))
+    assert (trace.idle_time, trace.peak_bytes) == (0, 7)
+    slower = moving(graph, input_order(graph), graph.producer, Fraction(4, 5))
+    assert slower.peak == 11  # out takes until 6, which is too late
 
 
 @pytest.mark.parametrize("rate", [Fraction(1, 3), Fraction(2), Fraction(10**6)])
 @given(data=st.data())
 def test_any_sequence_fits_any_budget_that_is_large_enough(rate: Fraction, data: st.DataObject) -> None:
-    graph = data.draw(training_graphs(max_forward_ops=5))
+    graph = data.draw(training_graphs(max_forward_ops=5) | small_graphs())
     computes = data.draw(compute_sequences(graph))
     movable = data.draw(st.sets(st.sampled_from(sorted(graph.producer))))
-    movements = Movements.of(graph, computes, movable)
+    sequence = moving(graph, computes, movable, rate)
     plain = replayed(graph, with_frees(graph, computes))
-    budget = data.draw(st.integers(movements.least_bytes, plain.peak_bytes))
-    schedule = movements.schedule(budget)
+    budget = data.draw(st.integers(sequence.least_bytes, plain.peak_bytes))
+    schedule = sequence.schedule_within(budget, data.draw(st.booleans()))
     trace = replayed(graph, schedule, rate)
     assert trace.peak_bytes <= budget
     assert schedule.computes == computes
@@ -144,5 +195,5 @@ def test_any_sequence_fits_any_budget_that_is_large_enough(rate: Fraction, data:
 @given(data=st.data())
 def test_less_than_the_least_budget_is_not_enough_even_if_all_is_away(data: st.DataObject) -> None:
     graph = data.draw(training_graphs(max_forward_ops=5))
-    movements = Movements.of(graph, input_order(graph), graph.producer)
-    assert replayed(graph, movements.schedule(movements.least_bytes)).peak_bytes == movements.least_bytes
+    sequence = moving(graph, input_order(graph), graph.producer)
+    assert replayed(graph, sequence.schedule_within(sequence.least_bytes)).peak_bytes == sequence.least_bytes

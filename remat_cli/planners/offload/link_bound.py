@@ -1,0 +1,384 @@
+"""What any plan loses at the least where tensors may also move to the host: one cut, with prices of memory and link.
+
+Take a moment: an op's first run. Call the time that a plan takes beyond the plain run its loss. Let B be the loss that
+comes before the moment's end, reruns and idle time, and A what comes after. After the moment, what is still to run
+finds each tensor that it reads in one of four ways. The tensor was on the device at the moment: such tensors have K
+bytes, and K <= room. It is made after the moment for the first time, which costs nothing. It is made again, and such
+runs take R <= A. Or it was on the host, has come back and was not made again.
+
+Let O be the tensors of the last kind. Their ways out ended before the moment, and their ways back begin after it. The
+link takes one transfer at a time each way, full duplex or half. A *window* of the way out is the time between the end
+of an op p's first run and the moment: nothing that p or its descendants make starts earlier. A window of the way back
+lies between the moment and the first run of an op q: of what q or one of its ancestors reads after the moment, nothing
+comes back later. Let T be the time of all ops that can run for the first time in a window, and O(w) the bytes of those
+tensors of O that have to pass in it:
+
+    O(w) <= rate * (T + B) on the way out,    O(w) <= rate * (T + A) on the way back.
+
+With prices l >= 0 of memory, u >= 0 of windows of the way out and v >= 0 of the way back, where the sums U of all u and
+V of all v are at most 1, the loss is
+
+    B + A >= B + A + l (K - room) + sum of u (O(w) / rate - T - B) + sum of v (O(w) / rate - T - A)
+          >= (1 - V) R + l K + sum over O of (its u and v) * bytes / rate - l * room - sum of u T - sum of v T.
+
+Over all plans the last line is least at a minimum cut: what is needed is made again, at (1 - V) of its time, or had, at
+the cheaper of both prices for each byte. So every choice of prices gives a bound, on plans in any order and with any
+transfers (Lagrangian duality). The best prices are found by cutting planes (Kelley, The Cutting-Plane Method for
+Solving Convex Programs, 1960). What is proven at them is counted in whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from functools import cached_property
+from math import ceil, floor, log2
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.math_opt.python import mathopt
+
+from remat_cli.graph import Graph
+from remat_cli.planners.min_cut.priced_cut import scaled_down, worth_of_flow
+from remat_cli.planners.retention.any_order_bound import Ancestry, cut_point_of, ops_around, worst_moments
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.sequence import GraphReads
+from remat_cli.planners.shared.stages import Bools, Ints, Stages
+
+# Windows each way, and the time of each as a share of the one before, at most. More of them, or closer ones, raise
+# bounds by less than 0.1 points (U-Net and ResNet-50 at `a100`, links of full speed and a sixteenth of it).
+_WINDOWS, _RATIO = 8, 0.6
+# Prices that are tried at a moment, at most; 20 did on all graphs of `make bench`.
+_MOST_PRICES = 60
+# A moment is done with when no prices can raise the bound by more than this share of the plain run's time.
+_SLACK = 1e-7
+# Times and bytes are scaled to whole numbers that add up to about this, far below 2^63.
+_TOTAL = 2**44
+# Binary digits of a price where a bound is counted in whole numbers.
+_DIGITS = 30
+# Up to so many ops the order is left open when moments are chosen, which takes time that grows with the square.
+_MOST_FOR_ANCESTRY = 3_000
+# Of larger graphs fewer moments are looked at.
+_MOMENTS, _OPS_FOR_MOMENTS = 6, 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """Time in which some tensors must pass one way.
+
+    Attributes:
+        time: of all ops that can run for the first time in it.
+        passes: [instances] made before the moment: whether each would have to pass in it.
+    """
+
+    time: int
+    passes: Bools
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """Of memory and link.
+
+    Attributes:
+        memory: of a byte on the device at the moment, in times that a byte takes on the link one way.
+        out: of each window of the way out; they add up to 1 at most.
+        back: of each window of the way back; they add up to 1 at most.
+    """
+
+    memory: float
+    out: tuple[float, ...]
+    back: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LinkChoice:
+    """The best choice at some prices.
+
+    Attributes:
+        value: about the bound that they give, in the graph's time unit.
+        rerun_time: of what is made again.
+        excess: bytes that are kept beyond the room, as time on the link; below 0 where there is room to spare.
+        late_out: for each window of the way out, by how much what has to pass takes longer than its time.
+        late_back: the same of the way back.
+        moved: [T] tensors that are on the host.
+    """
+
+    value: float
+    rerun_time: float
+    excess: float
+    late_out: tuple[float, ...]
+    late_back: tuple[float, ...]
+    moved: Bools
+
+
+class LinkCut:
+    """The cut at the first run of one op.
+
+    Attributes:
+        choices: the best ones at the prices that were tried.
+    """
+
+    def __init__(self, graph: Graph, op: int, budget_bytes: int, bytes_per_time: Fraction) -> None:
+        """Set up the cut.
+
+        Args:
+            graph: what is planned.
+            op: the moment is its first run.
+            budget_bytes: device memory.
+            bytes_per_time: of the link, one way.
+        """
+        self.choices: list[LinkChoice] = []
+        self._graph, self._op = graph, op
+        self._is_before, self._is_after = ops_around(graph, op)
+        self._point = cut_point_of(GraphReads.of(graph), op, self._is_before, self._is_after)
+        self._room = budget_bytes - self._point.least_own_bytes
+        self._rate = bytes_per_time
+        self._time = graph.arrays.op_time
+        sequence = self._point.sequence
+        self._count = len(self._point.is_needed)
+        self._sizes = np.where(self._point.is_here, 0, sequence.bytes[: self._count])
+        self._link_time = self._sizes / float(bytes_per_time)
+        self._out = tuple(self._windows_out())
+        self._back = tuple(self._windows_back())
+
+    # Windows
+
+    def _windows_out(self) -> Iterator[_Window]:
+        """Yield windows that end at the moment, the longest first."""
+        sequence, at = self._point.sequence, self._point.at
+        makers = sequence.ops[sequence.made[0][: self._count]]
+        is_late = self._is_after.copy()
+        is_late[self._op] = True
+        longest = int(self._time[~is_late].sum())
+        yield _Window(longest, np.ones(self._count, dtype=np.bool_))
+        end = np.cumsum(sequence.run_time[:at])
+        path = np.sort(sequence.ops.argsort(kind="stable")[self._path_back()])
+        for position in _shrinking(path, end[-1:] - end[path], longest):
+            op = int(sequence.ops[position])
+            is_earlier, comes_from = ops_around(self._graph, op)
+            is_earlier[op] = comes_from[op] = True
+            yield _Window(int(self._time[~is_late & ~is_earlier].sum()), comes_from[makers])
+
+    def _windows_back(self) -> Iterator[_Window]:
+        """Yield windows that begin at the moment, the longest first."""
+        sequence, at = self._point.sequence, self._point.at
+        read_at, instance = sequence.read
+        is_later = (read_at > at) & (read_at < len(sequence)) & (instance < self._count)
+        reader, read = sequence.ops[read_at[is_later]], instance[is_later]
+        is_early = self._is_before.copy()
+        is_early[self._op] = True
+        longest = int(self._time[~is_early].sum())
+        yield _Window(longest, np.ones(self._count, dtype=np.bool_))
+        end = np.cumsum(sequence.run_time[at:])
+        path = np.sort(sequence.ops.argsort(kind="stable")[self._path_forward()])
+        for position in _shrinking(path[::-1], end[path[::-1] - at - 1] - end[0], longest):
+            op = int(sequence.ops[position])
+            leads_to, is_then = ops_around(self._graph, op)
+            leads_to[op] = is_then[op] = True
+            passes = np.zeros(self._count, dtype=np.bool_)
+            passes[read[leads_to[reader]]] = True
+            yield _Window(int(self._time[~is_early & ~is_then].sum()), passes)
+
+    def _path_back(self) -> list[int]:
+        """Return ops that run one before the other, the last of them before the moment's op."""
+        arrays = self._graph.arrays
+        producer = arrays.producer
+        path: list[int] = []
+        op = self._op
+        while makers := [int(producer[tensor]) for tensor in arrays.inputs[op] if producer[tensor] >= 0]:
+            op = max(makers)
+            path.append(op)
+        return path
+
+    def _path_forward(self) -> list[int]:
+        """Return ops that run one after the other, the first of them after the moment's op."""
+        readers = self._readers
+        path: list[int] = []
+        op = self._op
+        while after := [reader for tensor in self._graph.arrays.outputs[op] for reader in readers.get(tensor, ())]:
+            op = min(after)
+            path.append(op)
+        return path
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        readers: dict[int, list[int]] = {}
+        for op in np.flatnonzero(self._is_after).tolist():
+            for tensor in self._graph.arrays.inputs[op]:
+                readers.setdefault(tensor, []).append(op)
+        return readers
+
+    # The best prices
+
+    def bound(self, limits: Limits) -> int:
+        """Return the largest bound that is found: time that every plan takes beyond the plain run."""
+        planes = _Planes(len(self._out), len(self._back))
+        prices = _Prices(0.5, (0.0,) * len(self._out), (0.0,) * len(self._back))
+        unit = max(1.0, float(self._time.sum()))
+        best, best_prices = 0.0, None
+        for _ in range(_MOST_PRICES):
+            choice = self._choose(prices)
+            self.choices.append(choice)
+            if choice.value > best:
+                best, best_prices = choice.value, prices
+            planes.add(choice, unit)
+            found = planes.highest()
+            if found is None or found[0] * unit - best <= _SLACK * unit or limits.is_over:
+                break
+            prices = found[1]
+        return 0 if best_prices is None else self.counted(best_prices)
+
+    def _price_of_moving(self, prices: _Prices) -> NDArray[np.float64]:
+        """[instances] price of a byte on the host, in times that it takes on the link one way."""
+        total = np.zeros(self._count)
+        for price, window in self._priced(prices):
+            total += price * window.passes
+        return total
+
+    def _priced(self, prices: _Prices) -> list[tuple[float, _Window]]:
+        return [*zip(prices.out, self._out, strict=True), *zip(prices.back, self._back, strict=True)]
+
+    def _choose(self, prices: _Prices) -> LinkChoice:
+        point = self._point
+        moving = self._price_of_moving(prices)
+        having = np.minimum(prices.memory, moving) * self._link_time
+        running = (1 - min(1.0, sum(prices.back))) * point.sequence.run_time[point.may_run_again]
+        scale = _TOTAL / max(1.0, float(running.sum()), float(having.sum()))
+        again, is_had, worth = point.minimum_cut(_floor(scale * running), _floor(scale * having))
+        is_moved = is_had & (moving < prices.memory)
+        room = self._room / float(self._rate)
+        fixed = prices.memory * room + sum(price * window.time for price, window in self._priced(prices))
+        moved = np.zeros(len(self._graph.tensors), dtype=np.bool_)
+        moved[point.sequence.made[1][: self._count][is_moved]] = True
+        return LinkChoice(
+            value=worth / scale - fixed,
+            rerun_time=float(point.sequence.run_time[: point.at][again].sum()),
+            excess=float(self._link_time[is_had & ~is_moved].sum()) - room,
+            late_out=self._late(self._out, is_moved),
+            late_back=self._late(self._back, is_moved),
+            moved=moved,
+        )
+
+    def _late(self, windows: Sequence[_Window], is_moved: Bools) -> tuple[float, ...]:
+        return tuple(float(self._link_time[is_moved & each.passes].sum()) - each.time for each in windows)
+
+    def counted(self, prices: _Prices) -> int:
+        """Return what prices prove, counted in whole numbers.
+
+        No cut has less capacity than a flow is worth, whatever the flow. Capacities are rounded down, and prices to 30
+        binary digits, down where their sum must not exceed 1. That the flow is one is checked arc by arc.
+        """
+        point = self._point
+        out, back = _rounded(prices.out), _rounded(prices.back)
+        memory = _digits_of(Fraction(prices.memory) / self._rate)
+        sizes, times = self._sizes, point.sequence.run_time[point.may_run_again]
+        # Instances that pass in the same windows have the same price.
+        windows = [*zip(out, self._out, strict=True), *zip(back, self._back, strict=True)]
+        kinds, kind = np.unique(np.array([each.passes for _, each in windows]), axis=1, return_inverse=True)
+        moving = (
+            sum((price for (price, _), passes in zip(windows, row, strict=True) if passes), Fraction(0))
+            for row in kinds.T.tolist()
+        )
+        of_kind = [min(memory, _digits_of(price / self._rate)) for price in moving]
+        running = 1 - sum(back, Fraction(0))
+        total = max(Fraction(1), running * int(times.sum()), max(of_kind) * int(sizes.sum()))
+        scale = Fraction(2) ** floor(log2(_TOTAL / total))
+        again = scaled_down(times, running * scale) if running else np.zeros_like(times)
+        having = np.zeros_like(sizes)
+        for number, price in enumerate(of_kind):
+            if price:
+                having = np.where(kind.ravel() == number, scaled_down(sizes, price * scale), having)
+        flow, capacities = point.maximum_flow(again, having)
+        tails, heads = point.arcs
+        worth = worth_of_flow(tails, heads, capacities, flow.flows(np.arange(len(tails))))
+        fixed = memory * self._room + sum((price * each.time for price, each in windows), Fraction(0))
+        return max(0, ceil(worth / scale - fixed))
+
+
+_PARAMETERS = mathopt.SolveParameters(time_limit=timedelta(seconds=2))
+
+
+class _Planes:
+    """Upper bounds on what prices can prove: of each choice that was found, what it costs at any prices."""
+
+    def __init__(self, ways_out: int, ways_back: int) -> None:
+        self._model = model = mathopt.Model()
+        self._value = model.add_variable(ub=1e6)
+        # A byte need never cost more than its way out and back.
+        self._memory = model.add_variable(lb=0.0, ub=2.0)
+        self._out = [model.add_variable(lb=0.0, ub=1.0) for _ in range(ways_out)]
+        self._back = [model.add_variable(lb=0.0, ub=1.0) for _ in range(ways_back)]
+        model.add_linear_constraint(mathopt.fast_sum(self._out) <= 1)
+        model.add_linear_constraint(mathopt.fast_sum(self._back) <= 1)
+        model.maximize(self._value)
+
+    def add(self, choice: LinkChoice, unit: float) -> None:
+        """Add what a choice costs, in units of time."""
+        running = choice.rerun_time / unit
+        terms = [choice.excess / unit * self._memory]
+        terms += [late / unit * price for late, price in zip(choice.late_out, self._out, strict=True)]
+        terms += [(late / unit - running) * price for late, price in zip(choice.late_back, self._back, strict=True)]
+        self._model.add_linear_constraint(self._value - mathopt.fast_sum(terms) <= running)
+
+    def highest(self) -> tuple[float, _Prices] | None:
+        """Return the most that any prices may prove, and these prices; None where the solver comes to no end."""
+        # GLOP cycles on some of these programs, however small, and comes to no end.
+        result = mathopt.solve(self._model, mathopt.SolverType.HIGHS, params=_PARAMETERS)
+        if result.termination.reason is not mathopt.TerminationReason.OPTIMAL:
+            return None
+        values = result.variable_values()
+        out = tuple(max(0.0, values[each]) for each in self._out)
+        back = tuple(max(0.0, values[each]) for each in self._back)
+        return result.objective_value(), _Prices(max(0.0, values[self._memory]), out, back)
+
+
+def moments(graph: Graph, room: int) -> Ints:
+    """Return the ops at whose first runs the bound is looked for, the most promising first.
+
+    Args:
+        graph: what is planned.
+        room: bytes for what ops make: the budget without the graph's fixed bytes.
+    """
+    stages = Stages.of(graph)
+    count = max(1, min(_MOMENTS, _OPS_FOR_MOMENTS // len(stages)))
+    if len(stages) > _MOST_FOR_ANCESTRY:
+        return worst_moments(np.arange(len(stages)), stages.plain_bytes - room)[:count]
+    ancestry = Ancestry(stages, room)
+    if not (ancestry.lacking > 0).any():
+        return np.zeros(0, dtype=np.int64)
+    path = ancestry.path()
+    return worst_moments(path, ancestry.lacking[path])[:count]
+
+
+def _shrinking(positions: Ints, times: Ints, longest: int) -> list[int]:
+    """Return some of the positions, whose times shrink by the ratio from the longest, and the last; times descend."""
+    chosen: list[int] = []
+    most = longest * _RATIO
+    for position, time in zip(positions.tolist(), times.tolist(), strict=True):
+        if time <= most and len(chosen) < _WINDOWS - 2:
+            chosen.append(position)
+            most = time * _RATIO
+    return list(dict.fromkeys([*chosen, *positions[-1:].tolist()]))
+
+
+def _floor(values: NDArray[np.floating[Any]]) -> Ints:
+    whole: Ints = np.floor(values).astype(np.int64)
+    return whole
+
+
+def _rounded(prices: Sequence[float]) -> list[Fraction]:
+    """Return prices with 30 binary digits, rounded down, that add up to 1 at most."""
+    exact = [Fraction(price) for price in prices]
+    total = max(Fraction(1), sum(exact, Fraction(0)))
+    return [_digits_of(price / total) for price in exact]
+
+
+def _digits_of(price: Fraction) -> Fraction:
+    """Return the first 30 binary digits of a price."""
+    if not price:
+        return price
+    unit = Fraction(2) ** (floor(log2(price)) + 1 - _DIGITS)
+    return floor(price / unit) * unit

@@ -1,0 +1,55 @@
+"""Recomputation and offloading together, on graphs of any shape and size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat_cli.planners.shared.option_checks import check_least
+from remat_cli.problem import Observer, PlanResult, Problem
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Decides by minimum cuts with two prices what is kept, made again or on the host, and improves that by search.
+
+    Needs the bandwidth of the link to the host. Where memory is shortest, a byte on the device has one price and a byte
+    that passes the link another: what is best at such prices is a minimum cut. The best prices give a bound. The
+    tensors that go to the host at prices near them begin the search; what still does not fit is made again. Moves
+    change which tensors may go, and which ops run again. The time of every plan is that of its replay.
+
+    Source: ours; the bound's proof stands in `link_bound.py`. Neighbourhoods: Shaw 1998.
+    Takes: any graph; 100,000 ops take minutes.
+    Searches: plans whose ops run for the first time in the input order, with any transfers of whole tensors.
+    Proves: what any plan loses at the least, by reruns and waiting, in any order and with any transfers (scope
+        any-plan): the cut at a moment, relaxed over all prices (Lagrangian).
+    Complexity: some tens of maximum flows for the bound, a few for each move.
+
+    Attributes:
+        time_limit: seconds.
+        moves_limit: moves of the search; without one it ends when it no longer pays.
+        gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
+        seed: of random choices.
+    """
+
+    time_limit: float = 60.0
+    moves_limit: int | None = None
+    gap: float = 0.0001
+    seed: int = 0
+
+    starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
+
+    def __post_init__(self) -> None:
+        check_least(self, time_limit=0, moves_limit=0, gap=0, seed=0)
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        """Plan `problem`.
+
+        Raises:
+            PlannerRefuses: the link's bandwidth is not known.
+        """
+        # numpy and ortools come with it; the options are read without them.
+        from remat_cli.planners.offload.search import OffloadSearch
+
+        return OffloadSearch.of(problem, self, observe).run()

@@ -1,0 +1,221 @@
+"""Plans that keep, make again and move: what the best prices choose, then large neighbourhood search.
+
+A plan is given by its sequence of runs, and by which tensors may move. The sequence is made to fit as without
+transfers, except that a tensor which may move takes no memory while it can be away. What really leaves, and when, is
+decided last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from remat_cli.planners.min_cut.fitting import STARTS, Prices, fit, move, without_needless
+from remat_cli.planners.min_cut.search import MinCutSearch
+from remat_cli.planners.offload.link_bound import LinkCut, moments
+from remat_cli.planners.offload.planner import Offload
+from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.stages import Bools
+from remat_cli.planners.shared.transfers import OffloadSequence, known_link
+from remat_cli.problem import Observer, Plan, PlanResult, Problem, Scope
+
+# How much of the time that a copy takes is allowed for when it is decided what is made again: with less, the device may
+# wait for the link, which can cost less than running again.
+_ALLOWANCES = (1.0, 0.5, 0.0)
+# How many of the prices that were tried for the bound begin a search, those with the largest bounds.
+_CHOICES = 5
+# Cuts after which a sequence is given up, at first, and where none has been found so.
+_FEW_CUTS, _MANY_CUTS = 20, 200
+# Moves in a round, and rounds in a row without a gain that end the search.
+_MOVES, _PATIENCE = 16, 4
+# What the bound may take of the time.
+_SHARE_OF_BOUND = 0.25
+# What plans without transfers may take of it.
+_SHARE_OF_START = 0.25
+# What a move does in a part of the graph, and how large that part is, as a share of the ops.
+_MAY_MOVE = (True, True, False, None)  # lets all move, or none, or draws one by one
+_REGIONS = (1 / 64, 1 / 16, 1 / 4, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """A plan that fits, and its time with the transfers."""
+
+    sequence: OffloadSequence
+    time: int
+
+
+class OffloadSearch:
+    """One search, which may go on when it has ended.
+
+    Attributes:
+        limits: where it stops; may be set anew before it goes on.
+    """
+
+    def __init__(
+        self,
+        incumbent: Incumbent,
+        limits: Limits,
+        options: Offload,
+        starts: Sequence[RematSequence] = (),
+    ) -> None:
+        """Prepare a search.
+
+        Args:
+            incumbent: keeps what is found and proven.
+            limits: where the search stops.
+            options: gap, moves and seed.
+            starts: plans without transfers to begin with, too.
+
+        Raises:
+            PlannerRefuses: the link's bandwidth is not known.
+        """
+        problem = incumbent.problem
+        self.limits = limits
+        self._incumbent, self._options = incumbent, options
+        self._graph, self._budget = problem.graph, problem.budget.device_bytes
+        self._rate = known_link(problem, "offload", instead="min_cut").bytes_per_time
+        self._plain = RematSequence.plain(self._graph)
+        self._starts = list(starts)
+        self._chosen: list[Bools] = []
+        self._best: _Plan | None = None
+        self._moves = 0
+        self._rng = np.random.default_rng(options.seed)
+
+    @classmethod
+    def of(cls, problem: Problem, options: Offload, observe: Observer) -> OffloadSearch:
+        """Return the search of a planner that works alone."""
+        limits = Limits.of(options.time_limit, seed=options.seed, observe=observe)
+        return cls(Incumbent(problem, observe, Scope.ANY_PLAN), limits, options)
+
+    def run(self) -> PlanResult:
+        """Search until it no longer pays, the gap is closed, or the limits are reached."""
+        if (
+            self._best is None
+            and not self.limits.is_over
+            and not self._incumbent.fits(self._incumbent.offer(self._plain))
+        ):
+            self._prove()
+            self._recompute()
+            self._begin()
+        self._improve()
+        return self._incumbent.result(stats={"moves": self._moves})
+
+    def _prove(self) -> None:
+        """Bound what any plan loses, and note what is moved at prices near the best ones."""
+        self._incumbent.observe.phase("proving a bound")
+        limits = self.limits.part(_SHARE_OF_BOUND)
+        best = -1
+        for op in moments(self._graph, self._budget - self._graph.fixed_bytes).tolist():
+            if best >= 0 and limits.is_over:
+                break
+            cut = LinkCut(self._graph, op, self._budget, self._rate)
+            extra = cut.bound(limits)
+            if extra > best:
+                best = extra
+                ranked = sorted(cut.choices, key=lambda choice: -choice.value)
+                self._chosen = [choice.moved for choice in ranked[:_CHOICES]]
+        if best > 0:
+            self._incumbent.prove(self._graph.total_time + best, Scope.ANY_PLAN)
+
+    def start_from(self, sequence: RematSequence) -> None:
+        """Go on from the runs of another plan, if they take less with the transfers that are found here."""
+        for allowance in _ALLOWANCES:
+            self._take(self._with(sequence, self._first_sets()[0], allowance))
+
+    def _recompute(self) -> None:
+        """Plan without transfers first, if nobody has."""
+        if not self._starts and not self._is_done:
+            recomputing = MinCutSearch(
+                Incumbent(self._incumbent.problem, Observer()), self.limits.part(_SHARE_OF_START)
+            )
+            recomputing.start()
+            if recomputing.best is not None:
+                self._incumbent.offer(recomputing.best)
+                self._starts.append(recomputing.best)
+
+    def _begin(self) -> None:
+        self._incumbent.observe.phase("first plans with transfers")
+        for most_cuts in (_FEW_CUTS, _MANY_CUTS):
+            for number, prices in enumerate(STARTS):
+                for may_move in self._first_sets():
+                    for allowance in _ALLOWANCES:
+                        if self._is_done or (number and self._best is not None):
+                            return
+                        self._fit(self._with(self._plain, may_move, allowance), prices, most_cuts)
+                if number == 0:
+                    self._shorten_starts()
+
+    def _first_sets(self) -> list[Bools]:
+        """Return sets of tensors that may move: all, and what the best prices choose."""
+        return [np.ones(len(self._graph.tensors), dtype=np.bool_), *self._chosen]
+
+    def _with(self, sequence: RematSequence, may_move: Bools, allowance: float) -> OffloadSequence:
+        return OffloadSequence(sequence.reads, sequence.ops, may_move, allowance / float(self._rate))
+
+    def _shorten_starts(self) -> None:
+        """Leave out of plans without transfers what need not run again with them."""
+        for start in self._starts:
+            for allowance in _ALLOWANCES:
+                if not self._is_done:
+                    sequence = self._with(start, self._first_sets()[0], allowance)
+                    self._take(without_needless(sequence, self._budget, self.limits))
+
+    def _fit(self, sequence: OffloadSequence, prices: Prices, most_cuts: int) -> None:
+        fitting = fit(sequence, self._budget, prices, self.limits, most_cuts)
+        self._take(fitting)
+        if fitting.peak <= self._budget and not self._is_done:
+            self._take(without_needless(fitting, self._budget, self.limits))
+
+    def _take(self, sequence: RematSequence) -> None:
+        """Find out what a sequence takes with its transfers, and keep it if that is the least."""
+        assert isinstance(sequence, OffloadSequence)
+        true = replace(sequence, time_per_byte=1 / float(self._rate))
+        if true.least_bytes > self._budget:
+            self._incumbent.take(Plan(0, true.least_bytes, partial(true.schedule_within, true.least_bytes)))
+            return
+        for early in (True, False):
+            plan = self._incumbent.offer(true.schedule_within(self._budget, early))
+            if self._best is None or plan.time <= self._best.time:
+                self._best = _Plan(sequence, plan.time)
+            if plan.time == sequence.time:
+                return
+
+    def _improve(self) -> None:
+        """Make moves until they no longer pay, the gap is closed, or the limits are reached."""
+        if self._best is None:
+            return
+        self._incumbent.observe.phase("searching neighbourhoods")
+        fruitless = 0
+        while fruitless < _PATIENCE and not self._is_done:
+            before = self._best.time
+            for _ in range(_MOVES):
+                if not self._is_done:
+                    self._move(self._best.sequence, self._rng)
+            fruitless = 0 if self._best.time < before else fruitless + 1
+
+    def _move(self, sequence: OffloadSequence, rng: np.random.Generator) -> None:
+        """Let other tensors of a part of the graph move, drop reruns, and make it fit again."""
+        self._moves += 1
+        arrays = self._graph.arrays
+        count = len(self._graph.ops)
+        centre, width = rng.integers(count), rng.choice(_REGIONS) * count
+        inside = np.flatnonzero(np.abs(arrays.producer - centre) <= width / 2)
+        may_move = sequence.may_move.copy()
+        kind = _MAY_MOVE[rng.integers(len(_MAY_MOVE))]
+        may_move[inside] = rng.random(len(inside)) < rng.random() if kind is None else kind
+        allowance = float(rng.choice(_ALLOWANCES))
+        moved = move(self._with(sequence, may_move, allowance), self._budget, rng, self.limits)
+        if moved is not None:
+            self._take(moved)
+
+    @property
+    def _is_done(self) -> bool:
+        if self.limits.is_over or self._moves == self._options.moves_limit:
+            return True
+        return self._incumbent.gap <= self._options.gap

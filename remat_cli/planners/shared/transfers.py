@@ -1,0 +1,354 @@
+"""Transfers in a sequence of runs: which instances can be on the host meanwhile, and the schedule that moves them.
+
+Between two uses an instance may be away. Its way out begins when it is made, its way back ends before the next use; on
+each way the link takes one after the other. An instance that has been on the host once need not go there again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_cli.errors import PlannerRefuses
+from remat_cli.link import Link
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.stages import Bools, Ints
+from remat_cli.problem import Problem
+from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
+from remat_cli.settings import Setting
+
+Floats = NDArray[np.floating[Any]]
+
+
+def known_link(problem: Problem, planner: str, instead: str) -> Link:
+    """Return the link to the host.
+
+    Args:
+        problem: what is planned.
+        planner: who needs the link.
+        instead: a planner that only recomputes.
+
+    Raises:
+        PlannerRefuses: the link's bandwidth is not known.
+    """
+    if problem.link is None:
+        raise PlannerRefuses(
+            f"{planner} moves tensors to the host and back, but the bandwidth of the link is not known",
+            hint=(
+                "give ",
+                Setting("link_bandwidth"),
+                " or ",
+                Setting("device"),
+                f"; or use {instead}, which only recomputes",
+            ),
+        )
+    return problem.link
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """While an instance is away. Times are positions in a sequence.
+
+    Attributes:
+        name: of the tensor.
+        bytes: its size.
+        made_at: when it is made, and its way to the host begins.
+        left_after: the use after which it may be away.
+        wanted_at: the next use.
+        freed_before: the run for which its memory is needed.
+        back_before: the run before which its way back begins, and its memory is taken again.
+    """
+
+    name: str
+    bytes: int
+    made_at: int
+    left_after: int
+    wanted_at: int
+    freed_before: int = -1
+    back_before: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Gaps:
+    """Stretches of a sequence in which nobody uses an instance that may move, in the order of the instances.
+
+    Attributes:
+        instance: [G] number of the instance.
+        left_after: [G] position of the use before.
+        wanted_at: [G] position of the use after; M for the end.
+    """
+
+    instance: Ints
+    left_after: Ints
+    wanted_at: Ints
+
+    @classmethod
+    def of(cls, sequence: RematSequence, may_move: Bools) -> Gaps:
+        """Return the gaps of the tensors that may move.
+
+        Args:
+            sequence: of runs.
+            may_move: [T] tensors of the graph.
+        """
+        made_at, tensor = sequence.made
+        read_at, read = sequence.read
+        moves = may_move[tensor]
+        inside = moves[read]
+        instance = np.concatenate([np.flatnonzero(moves), read[inside]])
+        used_at = np.concatenate([made_at[moves], read_at[inside]])
+        order = np.lexsort((used_at, instance))
+        instance, used_at = instance[order], used_at[order]
+        is_gap = (instance[1:] == instance[:-1]) & (used_at[1:] > used_at[:-1] + 1)
+        return cls(instance[:-1][is_gap], used_at[:-1][is_gap], used_at[1:][is_gap])
+
+
+@dataclass(frozen=True, eq=False)
+class OffloadSequence(RematSequence):
+    """A sequence of runs in which some tensors may be on the host between their uses.
+
+    Its memory is that of each run while all of them are away that can be without anybody's waiting for the link.
+
+    Attributes:
+        may_move: [T] tensors of the graph.
+        time_per_byte: of the link.
+    """
+
+    may_move: Bools
+    time_per_byte: float
+
+    @classmethod
+    def moving(cls, sequence: RematSequence, names: Iterable[str], bytes_per_time: Fraction) -> OffloadSequence:
+        """Return a sequence in which some tensors may move.
+
+        Args:
+            sequence: of runs.
+            names: of the tensors that may.
+            bytes_per_time: rate of the link.
+        """
+        number = {name: index for index, name in enumerate(sequence.graph.arrays.tensor_names)}
+        may_move = np.zeros(len(number), dtype=np.bool_)
+        may_move[[number[name] for name in names]] = True
+        return cls(sequence.reads, sequence.ops, may_move, 1 / float(bytes_per_time))
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """In which instances that may move could be away."""
+        return Gaps.of(self, self.may_move)
+
+    @cached_property
+    def _start(self) -> Floats:
+        """[M + 1] when each run starts, if nobody waits for the link; last, the end."""
+        return np.concatenate([[0.0], np.cumsum(self.run_time, dtype=np.float64)])
+
+    @cached_property
+    def _away(self) -> tuple[Ints, Ints, Ints]:
+        """Instances, the first run during which each is away, and the run before which its way back begins."""
+        gaps, start, made_at = self.gaps, self._start, self.made[0]
+        instance, left, wanted = gaps.instance, gaps.left_after, gaps.wanted_at
+        for queued in (False, True):
+            duration = self.bytes[instance] * self.time_per_byte
+            out = _ends(start[made_at[instance] + 1], _once(instance, duration) if queued else duration, queued)
+            back = -_ends_by_order(-start[wanted], duration, np.lexsort((-instance, -wanted)), queued)
+            leaves = np.maximum(left + 1, np.searchsorted(start, out))
+            returns = np.minimum(np.searchsorted(start, back, side="right") - 1, wanted)
+            pays = returns > leaves
+            instance, left, wanted = instance[pays], left[pays], wanted[pays]
+        return instance, leaves[pays], returns[pays]
+
+    @cached_property
+    def memory(self) -> Ints:
+        """[M] bytes while each run is carried out, with all that can be away on the host."""
+        instance, leaves, returns = self._away
+        change = np.zeros(len(self) + 2, dtype=np.int64)
+        np.subtract.at(change, leaves, self.bytes[instance])
+        np.add.at(change, returns, self.bytes[instance])
+        return self.memory_without_transfers + np.cumsum(change)[: len(self)]
+
+    @cached_property
+    def memory_without_transfers(self) -> Ints:
+        """[M] bytes while each run is carried out, with everything on the device."""
+        return RematSequence(self.reads, self.ops).memory
+
+    def away_at(self, at: int) -> Ints:
+        """Return the instances that can be on the host while a run is carried out."""
+        instance, leaves, returns = self._away
+        return instance[(leaves <= at) & (at < returns)]
+
+    @cached_property
+    def _held(self) -> Ints:
+        """[M + 1] bytes while each run is carried out, and at the end, with everything on the device."""
+        end = self.reads.graph.fixed_bytes + int(self.bytes[self.inputs[len(self)]].sum())
+        return np.append(self.memory_without_transfers, end)
+
+    @property
+    def least_bytes(self) -> int:
+        """The least budget: what is needed when all are away that can be, however long somebody waits."""
+        change = np.zeros(len(self) + 2, dtype=np.int64)
+        np.subtract.at(change, self.gaps.left_after + 1, self.bytes[self.gaps.instance])
+        np.add.at(change, self.gaps.wanted_at, self.bytes[self.gaps.instance])
+        return int((self._held + np.cumsum(change)[: len(self) + 1]).max())
+
+    @property
+    def without_transfers(self) -> RematSequence:
+        """The same runs, with everything on the device."""
+        return RematSequence(self.reads, self.ops)
+
+    def schedule_within(self, budget_bytes: int, early: bool = True) -> Schedule:
+        """Return a schedule within a budget, in which nothing leaves that can stay.
+
+        Args:
+            budget_bytes: device memory, `least_bytes` or more.
+            early: what was away comes back as soon as there is memory for it; else just in time.
+        """
+        memory = self._held.copy()
+        gaps = self.gaps
+        made_at, tensor = self.made
+        names = self.graph.arrays.tensor_names
+        possible = [
+            Absence(names[tensor[each]], int(self.bytes[each]), int(made_at[each]), left, wanted)
+            for each, left, wanted in zip(
+                gaps.instance.tolist(), gaps.left_after.tolist(), gaps.wanted_at.tolist(), strict=True
+            )
+        ]
+        absent = _leave(possible, self._ready.tolist(), memory, budget_bytes)
+        absent.sort(key=lambda absence: (absence.wanted_at, -absence.made_at))
+        latest = [0] * len(absent) if early else self._latest(absent)
+        return _woven(with_frees(self.graph, self.names), _come_back(absent, latest, memory, budget_bytes))
+
+    @property
+    def _ready(self) -> Ints:
+        """[G] the first run before which the copy of each gap's instance is on the host."""
+        instance = self.gaps.instance
+        duration = _once(instance, self.bytes[instance] * self.time_per_byte)
+        out = _ends(self._start[self.made[0][instance] + 1], duration, queued=True)
+        return np.maximum(self.gaps.left_after + 1, np.searchsorted(self._start, out))
+
+    def _latest(self, absent: Sequence[Absence]) -> list[int]:
+        """Return before which run each of some, in the order of their return, must begin it so that nobody waits."""
+        wanted = np.array([absence.wanted_at for absence in absent], dtype=np.int64)
+        duration = np.array([absence.bytes for absence in absent]) * self.time_per_byte
+        back = -_ends_by_order(-self._start[wanted], duration, np.arange(len(absent))[::-1], queued=True)
+        latest: list[int] = np.maximum(np.searchsorted(self._start, back, side="right") - 1, 0).tolist()
+        return latest
+
+
+def _once(instance: Ints, duration: Floats) -> Floats:
+    """Return the durations, 0 where an instance has been named before: it is on the host already."""
+    first = np.ones(len(instance), dtype=np.bool_)
+    first[1:] = instance[1:] != instance[:-1]
+    return np.where(first, duration, 0.0)
+
+
+def _ends(ready: Floats, duration: Floats, queued: bool) -> Floats:
+    """Return when each of some transfers ends that begins when it is ready, and, if queued, after the one before."""
+    if not queued:
+        return ready + duration
+    total = np.cumsum(duration)
+    ends: Floats = total + np.maximum.accumulate(ready - (total - duration))
+    return ends
+
+
+def _ends_by_order(ready: Floats, duration: Floats, order: Ints, queued: bool) -> Floats:
+    ends = np.empty(len(ready))
+    ends[order] = _ends(ready[order], duration[order], queued)
+    return ends
+
+
+def _leave(possible: Sequence[Absence], ready: Sequence[int], memory: Ints, budget_bytes: int) -> list[Absence]:
+    """Return which instances leave, and for which run.
+
+    Of those whose copies are on the host by then the one leaves that is wanted last; where there is none, the one
+    leaves whose copy is there first.
+
+    Args:
+        possible: in the order in which the link takes them.
+        ready: for each the first run before which it can be away and nobody waits.
+        memory: bytes while each run is carried out, and at the end; what leaves is taken off, as if it came back just
+            when it is wanted.
+        budget_bytes: enough for what is there when all of them are away.
+    """
+    by_ready = sorted(range(len(possible)), key=lambda number: ready[number], reverse=True)
+    by_last_use = sorted(range(len(possible)), key=lambda number: possible[number].left_after, reverse=True)
+    copied: list[tuple[int, int]] = []  # heaps: wanted last first,
+    out_of_use: list[int] = []  # and the oldest first
+    is_gone = bytearray(len(possible))
+    absent: list[Absence] = []
+    for position in np.flatnonzero(memory > budget_bytes).tolist():
+        while by_ready and ready[by_ready[-1]] <= position:
+            number = by_ready.pop()
+            heappush(copied, (-possible[number].wanted_at, number))
+        while by_last_use and possible[by_last_use[-1]].left_after < position:
+            heappush(out_of_use, by_last_use.pop())
+        while memory[position] > budget_bytes:
+            number = heappop(copied)[1] if copied else heappop(out_of_use)
+            absence = possible[number]
+            if absence.wanted_at > position and not is_gone[number]:
+                is_gone[number] = True
+                memory[position : absence.wanted_at] -= absence.bytes
+                absent.append(replace(absence, freed_before=position))
+    return _without_needless(absent, memory, budget_bytes)
+
+
+def _without_needless(absent: Sequence[Absence], memory: Ints, budget_bytes: int) -> list[Absence]:
+    """Leave out those that could stay as well, since larger ones left after them; add them to `memory`."""
+    needed = []
+    for absence in reversed(absent):
+        away = memory[absence.freed_before : absence.wanted_at]
+        if away.max() + absence.bytes <= budget_bytes:
+            away += absence.bytes
+        else:
+            needed.append(absence)
+    return needed
+
+
+def _come_back(absent: Sequence[Absence], latest: Sequence[int], memory: Ints, budget_bytes: int) -> list[Absence]:
+    """Return the same, with the run before which each comes back, as early as there is memory from then on.
+
+    Args:
+        absent: in the order in which they come back.
+        latest: for each the run before which it begins its way back at the earliest.
+        memory: as `_leave` left it.
+        budget_bytes: device memory.
+    """
+    earliest = 0
+    returning = []
+    for absence, not_before in zip(absent, latest, strict=True):
+        begin = min(max(earliest, absence.freed_before, not_before), absence.wanted_at)
+        too_full = np.flatnonzero(memory[begin : absence.wanted_at] > budget_bytes - absence.bytes)
+        earliest = begin + int(too_full[-1]) + 1 if too_full.size else begin
+        memory[earliest : absence.wanted_at] += absence.bytes
+        returning.append(replace(absence, back_before=earliest))
+    return returning
+
+
+def _woven(plain: Schedule, absent: Sequence[Absence]) -> Schedule:
+    """Return a schedule without transfers with those of `absent`, which are in the order in which they come back."""
+    before: dict[int, list[Step]] = defaultdict(list)
+    after: dict[int, list[Step]] = defaultdict(list)
+    moved: set[tuple[str, int]] = set()
+    for absence in sorted(absent, key=lambda absence: absence.freed_before):
+        if (absence.name, absence.made_at) not in moved:
+            moved.add((absence.name, absence.made_at))
+            after[absence.made_at].append(Offload(absence.name))
+        before[absence.freed_before] += (Wait(absence.name), Free(absence.name))
+    for absence in absent:
+        before[absence.back_before].append(Prefetch(absence.name))
+    for absence in absent:
+        before[absence.wanted_at].append(Wait(absence.name))
+    steps: list[Step] = []
+    position = -1
+    for step in plain.steps:
+        if isinstance(step, Compute | Inplace):
+            position += 1
+            steps += (*before[position], step, *after[position])
+        else:
+            steps.append(step)
+    return Schedule((*steps, *before[position + 1]))

@@ -1,0 +1,81 @@
+"""What a run moves over the link to the host: how busy that is over time, and which tensors are away meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from remat_cli.link import Direction, Duplex
+from remat_cli.reports.timeline import Lifetime, Run
+from remat_cli.simulate import Transfer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LINK = "link"
+WAYS = {Direction.TO_HOST: "to host", Direction.TO_DEVICE: "back"}
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A tensor that goes to the host.
+
+    Attributes:
+        name: of the tensor.
+        bytes: its size.
+        copies: how often it is copied, either way.
+        away: while only the host has it: from the step that frees it to the one that begins to copy it back.
+    """
+
+    name: str
+    bytes: int
+    copies: int
+    away: tuple[Lifetime, ...]
+
+
+def moved_tensors(run: Run) -> list[Moved]:
+    """Return what a run copies to the host or back, the largest first."""
+    copies: dict[str, int] = {}
+    for transfer in run.trace.transfers:
+        copies[transfer.tensor] = copies.get(transfer.tensor, 0) + 1
+    stays = run.stays_of(copies)
+    moved = [
+        Moved(name, run.graph.tensors[name].bytes, count, _away(stays.get(name, ()))) for name, count in copies.items()
+    ]
+    return sorted(moved, key=lambda tensor: (-tensor.bytes, tensor.name))
+
+
+def _away(stays: Sequence[Lifetime]) -> tuple[Lifetime, ...]:
+    return tuple(Lifetime(gone.end, back.start) for gone, back in pairwise(stays) if back.fetched)
+
+
+def queues(run: Run) -> Mapping[str, Sequence[Transfer]]:
+    """Return the transfers of each queue of the link, by what it is called; empty where nothing is moved."""
+    transfers, link = run.trace.transfers, run.trace.link
+    if not transfers or link is None:
+        return {}
+    if link.duplex is Duplex.HALF:
+        return {LINK: transfers}
+    return {way: [each for each in transfers if each.direction is direction] for direction, way in WAYS.items()}
+
+
+def busy_shares(transfers: Sequence[Transfer], total: int, slots: int) -> NDArray[np.float64]:
+    """Return [slots] which share of each slot a queue of the link is busy.
+
+    Args:
+        transfers: of one queue, which follow each other.
+        total: the time that all slots stand for together.
+        slots: how many there are.
+    """
+    import numpy as np
+
+    edges = np.linspace(0, total, slots + 1)
+    times = np.array([time for each in transfers for time in (each.start, each.end)], dtype=np.float64)
+    if not times.size:
+        return np.zeros(slots)
+    # How long the queue has been busy at each of these times: it grows during a transfer, and stands still between two.
+    busy = np.cumsum(np.diff(times, prepend=times[0]) * (np.arange(times.size) % 2))
+    return np.diff(np.interp(edges, times, busy)) * slots / max(total, 1)
