@@ -275,7 +275,12 @@ class _Check:
         options = replace(self.model.graph, mode=prepared.mode)
         check_can_execute(self.model.path, options, solution.result.schedule)
         execution = execute_plan(
-            self.model.path, options, prepared.graph, solution.result.schedule, observe=self.observe
+            self.model.path,
+            options,
+            prepared.graph,
+            solution.result.schedule,
+            bytes_per_time=prepared.bytes_per_time,
+            observe=self.observe,
         )
         broken = execution.broken(prepared.graph)
         if broken is not None:

@@ -80,7 +80,14 @@ def command(
     if execute and broken is None:
         with streams.progress() as observe:
             execution = execute_plan(
-                graph, options, prepared.graph, file.schedule, seed=seed, time_limit=limit, observe=observe
+                graph,
+                options,
+                prepared.graph,
+                file.schedule,
+                bytes_per_time=prepared.bytes_per_time,
+                seed=seed,
+                time_limit=limit,
+                observe=observe,
             )
     streams.report(
         lambda: executed_report(

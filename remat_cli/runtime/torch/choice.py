@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
@@ -98,7 +99,8 @@ class FromFile:
         del captured, modules
         graph = graph_of(joint, _NAME)
         check_structure(graph, self.file.structure or {}, str(self.path))
-        simulate(graph, self.file.schedule)
+        # Whether a step holds does not depend on how fast the link is.
+        simulate(graph, self.file.schedule, bytes_per_time=Fraction(1))
         return self.file.schedule
 
 
@@ -134,7 +136,7 @@ class WithinBudget:
     Attributes:
         budget: as everywhere; bytes are of total device memory.
         planner: makes the plan.
-        graph_options: what else is in memory, and the device profile that gives ops their times.
+        graph_options: what else is in memory, the device profile that gives ops their times, and the link to the host.
         optimizer: name of the optimizer whose state is counted by its bytes; None where it is counted by its name.
         state_bytes: of that optimizer's state.
         folder: where plans are kept between runs of Python; None: only in memory.
@@ -177,12 +179,13 @@ class WithinBudget:
         if path is None or not path.exists():
             return None
         schedule = read_schedule(path).schedule
-        simulate(prepared.graph, schedule)
+        simulate(prepared.graph, schedule, bytes_per_time=prepared.bytes_per_time)
         return schedule
 
     def made(self, key: str, prepared: Prepared) -> Schedule:
         """Make a plan, and leave it in the folder."""
-        solution = plan_at(prepared.graph, self.budget, self.planner.planner(source="options"))
+        planner, rate = self.planner.planner(source="options"), prepared.bytes_per_time
+        solution = plan_at(prepared.graph, self.budget, planner, bytes_per_time=rate)
         if solution.result.schedule is None or solution.trace is None:
             raise no_plan(solution)
         _log.info(
@@ -231,7 +234,12 @@ def _exact(size: int) -> str:
 
 
 def graph_options(
-    optimizer: object, *, accumulate: bool, device: str | None, measurements: str | None = None
+    optimizer: object,
+    *,
+    accumulate: bool,
+    device: str | None,
+    measurements: str | None = None,
+    link_bandwidth: str | float | None = None,
 ) -> GraphOptions:
     """Return how a captured step becomes the graph that is planned.
 
@@ -240,6 +248,7 @@ def graph_options(
         accumulate: whether gradients are there before the step.
         device: a device profile; None: the one for the device that torch would use.
         measurements: a file of what was measured, which gives times instead.
+        link_bandwidth: of the link to the host; None: that of the device profile, where there is one.
 
     Raises:
         UsageError: there is no such optimizer.
@@ -251,7 +260,13 @@ def graph_options(
     name = optimizer if isinstance(optimizer, str) else None
     if measurements is None:
         device = device or default_profile()
-    return GraphOptions(optimizer=name, accumulate=accumulate, device=device, measurements=measurements)
+    return GraphOptions(
+        optimizer=name,
+        accumulate=accumulate,
+        device=device,
+        measurements=measurements,
+        link_bandwidth=link_bandwidth,
+    )
 
 
 def default_profile() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from hashlib import sha256
 from statistics import median
 from time import time_ns
@@ -28,7 +29,7 @@ from remat_cli.runtime.torch.planned import self_test
 from remat_cli.runtime.torch.program import Watch, divided
 from remat_cli.schedule import Compute, Schedule, plain_run
 from remat_cli.settings import Setting
-from remat_cli.simulate import simulate
+from remat_cli.simulate import Trace, simulate
 from remat_cli.units import format_bytes
 
 # What a measured peak may differ by from the predicted one: the larger of the two.
@@ -143,6 +144,7 @@ def execute_step(
     graph: Graph,
     schedule: Schedule,
     *,
+    bytes_per_time: Fraction | None = None,
     accumulate: bool = False,
     seed: int = 0,
     observe: Observer | None = None,
@@ -154,6 +156,7 @@ def execute_step(
         dims: its keyword arguments.
         graph: that was planned.
         schedule: verified on it.
+        bytes_per_time: rate of the link to the host; needed by schedules with transfers only.
         accumulate: gradients are there before the step.
         seed: of the weights, the inputs and what the step draws.
         observe: is told what runs.
@@ -170,7 +173,7 @@ def execute_step(
     torch.manual_seed(seed)
     with explaining_failure(reference):
         step = as_step(function(**dims), reference)
-    runs = StepRuns(step, reference, graph, seed, accumulate)
+    runs = StepRuns(step, reference, graph, seed, accumulate, bytes_per_time)
     with forgetting(), explained(reference):
         return runs.compare(schedule, observe)
 
@@ -185,6 +188,7 @@ class StepRuns:
         graph: that was planned.
         seed: of what the step draws.
         accumulate: whether gradients are there before the step.
+        bytes_per_time: rate of the link to the host; None: schedules have no transfers.
     """
 
     step: Step
@@ -192,6 +196,7 @@ class StepRuns:
     graph: Graph
     seed: int
     accumulate: bool
+    bytes_per_time: Fraction | None = None
     changing: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -310,9 +315,13 @@ class StepRuns:
         self.reset()
         return peak_of(lambda: self.run(call), self.device)
 
+    def replay(self, schedule: Schedule) -> Trace:
+        """Return what the simulator says of a schedule."""
+        return simulate(self.graph, schedule, bytes_per_time=self.bytes_per_time)
+
     def predicted(self, schedule: Schedule) -> int:
         """Return the peak that the simulator gives a schedule, beside what is there before, in bytes."""
-        return simulate(self.graph, schedule).peak_bytes - self.graph.fixed_bytes
+        return self.replay(schedule).peak_bytes - self.graph.fixed_bytes
 
     def tolerance(self) -> float:
         """Return what results may differ by from eager's, as a share of the largest of their kind."""
@@ -321,7 +330,7 @@ class StepRuns:
 
     def overheads(self, schedule: Schedule, plain: Callable[..., Any], plan: Callable[..., Any]) -> tuple[float, float]:
         """Return the overhead of a plan, predicted and measured."""
-        predicted = simulate(self.graph, schedule).time / max(1, simulate(self.graph, plain_run(self.graph)).time) - 1
+        predicted = self.replay(schedule).time / max(1, self.replay(plain_run(self.graph)).time) - 1
         return predicted, self.overhead(plain, plan)
 
     def overhead(self, plain: Callable[..., Any], other: Callable[..., Any]) -> float:
@@ -356,12 +365,14 @@ class StepRuns:
         ran.clear()
         self.reset()
         allocations = allocations_of(lambda: self.run(call))
-        return _parting(allocations, ran, self.graph, schedule)
+        return _parting(allocations, ran, self.graph, schedule, self.replay(schedule))
 
 
-def _parting(allocations: Allocations, ran: Sequence[tuple[str, int]], graph: Graph, schedule: Schedule) -> str | None:
-    predicted = simulate(graph, schedule).memory_bytes[1:]
-    steps = [(step.op, size) for step, size in zip(schedule.steps, predicted, strict=True) if isinstance(step, Compute)]
+def _parting(
+    allocations: Allocations, ran: Sequence[tuple[str, int]], graph: Graph, schedule: Schedule, trace: Trace
+) -> str | None:
+    sizes = zip(schedule.steps, trace.memory_bytes[1:], strict=True)
+    steps = [(step.op, size) for step, size in sizes if isinstance(step, Compute)]
     of_ops = [(op, size - graph.fixed_bytes) for op, size in steps if graph.op[op].type != BOUNDARY_TYPE]
     apart: dict[str, int] = {}
     start = allocations.times_ns[0] if allocations.times_ns else 0

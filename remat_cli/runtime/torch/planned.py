@@ -39,6 +39,7 @@ def planned(
     options: Mapping[str, Any] | None = None,
     device: str | None = None,
     measurements: str | Path | None = None,
+    link_bandwidth: str | float | None = None,
     plans: str | Path | None = None,
 ) -> Model:
     """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
@@ -60,6 +61,8 @@ def planned(
         device: device profile that gives ops their times, such as "h100".
         measurements: a file that `remat measure` has written for these sizes: times, and memory that kernels take for
             themselves, are then those of the machine.
+        link_bandwidth: of the link to the host, such as "12GB/s", for planners that offload; by default the device
+            profile's.
         plans: a folder in which plans are kept between runs of Python.
 
     Raises:
@@ -83,6 +86,7 @@ def planned(
                 accumulate=accumulate,
                 device=device,
                 measurements=None if measurements is None else str(measurements),
+                link_bandwidth=link_bandwidth,
             ),
             optimizer=type(optimizer).__name__ if isinstance(optimizer, torch.optim.Optimizer) else None,
             state_bytes=optimizer_state_bytes(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else 0,

@@ -6,14 +6,15 @@ computes. On the CPU, where device and host are one, the same steps are plain co
 torch's allocator does not count.
 
 torch's own ops (`torch.ops.ao.offload`, `reload`, `wait_tensor`) do not fit: they have one stream for both directions
-and nothing for the CPU, and can wait for a copy only once, which a second backward pass of the same step would do again.
+and nothing for the CPU, and can wait for a copy only once, where the second backward pass of a step waits again.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
@@ -72,14 +73,17 @@ class HostMemory:
     def __init__(self, make: Callable[[int], HostBytes]) -> None:
         self.make = make
         self.free: defaultdict[int, list[HostBytes]] = defaultdict(list)
+        self._taking = threading.Lock()  # autograd has a thread for each device
 
     def take(self, size: int) -> torch.Tensor:
         """Return [size] bytes; of memory that is there, none of more than twice the size is taken."""
-        fitting = min((free for free in self.free if size <= free <= 2 * size and self.free[free]), default=None)
-        memory = self.make(size) if fitting is None else self.free[fitting].pop()
+        with self._taking:
+            fitting = min((free for free in self.free if size <= free <= 2 * size and self.free[free]), default=None)
+            memory = self.make(size) if fitting is None else self.free[fitting].pop()
+            given_back = self.free[memory.nbytes].append
         # The tensor, and all that shares its memory, keeps this array; when it goes, they have all gone.
         taken = memory[:size]
-        weakref.finalize(taken, self.free[memory.nbytes].append, memory).atexit = False
+        weakref.finalize(taken, given_back, memory).atexit = False
         return torch.from_numpy(taken)
 
 
@@ -133,18 +137,21 @@ class CopiesOnStreams:
     Memory is given back after the stream that computes has waited for the copy, so whatever gets it next comes after
     the copy, too, and the allocator need not be told of the other streams (`record_stream` would hold memory back).
 
+    A step may end before it has waited: an op fails, or nobody asks for the backward pass. What goes out then is read
+    by nobody. What comes back is kept here until the next wait for that host memory.
+
     Attributes:
-        cuda: what has the streams.
+        cuda: what has the streams: `torch.cuda`.
     """
 
-    cuda: Any = torch.cuda
-
-    def __init__(self) -> None:
+    def __init__(self, cuda: Any = torch.cuda) -> None:
+        self.cuda = cuda
         self._memory = HostMemory(self.host_memory)
         self._streams: dict[tuple[torch.device, Way], Any] = {}
-        # The end of the last copy from or to host memory, by its address. Copies of one step that goes backward twice,
-        # or of another step that has the same memory later, follow one another.
+        # By the address of host memory, the end of the last copy from or to it. Its next copy, perhaps that of another
+        # step that has this memory next, comes after that.
         self._ends: dict[int, Any] = {}
+        self._arriving: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 
     def out(self, source: torch.Tensor) -> torch.Tensor:
         """Start copying [N] bytes to the host; return the copy."""
@@ -155,12 +162,14 @@ class CopiesOnStreams:
     def back(self, host: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Start copying [N] bytes from the host; return the copy."""
         target = torch.empty_like(host, device=device)
+        self._arriving[host.data_ptr()].append(target)
         self._copy(target, host, host, device, Way.BACK)
         return target
 
     def wait(self, host: torch.Tensor, device: torch.device) -> None:
         """Have the stream that computes wait for the last copy that a host copy had part in."""
         self.cuda.current_stream(device).wait_event(self._ends[host.data_ptr()])
+        self._arriving.pop(host.data_ptr(), None)
 
     def _copy(
         self, target: torch.Tensor, source: torch.Tensor, host: torch.Tensor, device: torch.device, way: Way
@@ -186,4 +195,4 @@ class CopiesOnStreams:
 
 
 # By kind of device.
-COPIES: Mapping[str, Copies] = {"cpu": CopiesAtOnce(), "cuda": CopiesOnStreams()}
+COPIES: dict[str, Copies] = {"cpu": CopiesAtOnce(), "cuda": CopiesOnStreams()}
