@@ -81,6 +81,7 @@ class Execution:
         eager_difference: the largest difference to eager, as a share of the largest result of its kind.
         eager_tolerance: what that may be.
         parted_at: the op at which the plan's measured memory departs from the predicted one; None where it does not.
+        moves: whether the plan moves tensors to the host.
         predicted_overhead: of the plan, as a share of the plain schedule's time.
         measured_overhead: the same, measured.
     """
@@ -100,6 +101,7 @@ class Execution:
     eager_difference: float
     eager_tolerance: float
     parted_at: str | None
+    moves: bool
     predicted_overhead: float
     measured_overhead: float
 
@@ -258,6 +260,7 @@ class StepRuns:
             eager_difference=difference,
             eager_tolerance=self.tolerance(),
             parted_at=None if plan_peak.agrees or self.device != "cpu" else self.parting(schedule),
+            moves=schedule.has_transfers,
             predicted_overhead=predicted,
             measured_overhead=measured,
         )

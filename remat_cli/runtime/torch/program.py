@@ -83,8 +83,8 @@ def _carried_out(joint: Joint, steps: Sequence[Step]) -> list[Step]:
     useful: list[Step] = []
     waited_for, prefetched = set[str](), set[str]()  # before another copy of that tensor, seen from the end
     for step in reversed(steps):
-        if isinstance(step, Offload | Prefetch | Wait) and not _moves(joint, step.tensor):
-            continue
+        if isinstance(step, Offload | Prefetch | Wait) and step.tensor not in joint.values_in:
+            continue  # an input, which stays on the device, or a token
         match step:
             case Free():
                 continue
@@ -100,11 +100,6 @@ def _carried_out(joint: Joint, steps: Sequence[Step]) -> list[Step]:
                 continue
         useful.append(step)
     return list(_with_first_waits(reversed(useful)))
-
-
-def _moves(joint: Joint, tensor: str) -> bool:
-    """Return whether a tensor has memory on the device that can be given back: views and inputs have none."""
-    return tensor in joint.values_in and joint.storage(joint.values_in[tensor][0]).bytes > 0
 
 
 def _with_first_waits(steps: Iterable[Step]) -> Iterator[Step]:
