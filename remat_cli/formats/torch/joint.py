@@ -120,6 +120,11 @@ class Joint:
         return self.storages[storage_key(value.meta["val"] if isinstance(value, fx.Node) else value)]
 
     @cached_property
+    def device(self) -> str:
+        """The kind of device whose memory the plan is for."""
+        return _main_device(self.inputs)
+
+    @cached_property
     def op(self) -> Mapping[str, JointOp]:
         """The ops by name."""
         return {op.name: op for op in self.ops}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ from remat_cli.formats.torch.reader import callable_of
 from remat_cli.runtime.torch.choice import Choice, FromFile, WithinBudget, graph_options
 from remat_cli.runtime.torch.program import divided
 from remat_cli.units import BudgetSpec, parse_budget
+
+_log = logging.getLogger("remat")
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -152,7 +155,10 @@ class PlannedCall:
 
     def _divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
         joint = Joint.of(captured)
-        graphs = divided(joint, self.choice.schedule(joint, captured, self._modules))
+        schedule = self.choice.schedule(joint, captured, self._modules)
+        if schedule.has_transfers and joint.device == "cpu":
+            _log.warning("the plan moves tensors to the host, which is the device here: that saves no memory")
+        graphs = divided(joint, schedule)
         self.graphs += 1
         return graphs
 

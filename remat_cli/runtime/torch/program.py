@@ -124,11 +124,8 @@ def _check_transfers(joint: Joint, steps: Sequence[Step], backward: Sequence[Ste
                 "and the caller may hold it on the device",
                 hint=hint,
             )
-    for step in steps:
-        if isinstance(step, Offload):
-            kind = joint.values_in[step.tensor][0].meta["val"].device.type
-            if kind not in transfers.COPIES:
-                raise UsageError(f"tensor {step.tensor!r} cannot be offloaded from device {kind!r}", hint=hint)
+    if joint.device not in transfers.COPIES and any(isinstance(step, Offload) for step in steps):
+        raise UsageError(f"the schedule offloads, which cannot be done from device {joint.device!r}", hint=hint)
 
 
 def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[fx.Node]]:

@@ -223,7 +223,9 @@ def test_budget_is_planned_for_each_shape(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize(("bandwidth", "moves"), [(None, True), ("1MB/s", False)])
-def test_budget_is_planned_with_the_link(bandwidth: str | None, moves: bool, tmp_path: Path) -> None:
+def test_budget_is_planned_with_the_link(
+    bandwidth: str | None, moves: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The device profile's link costs nothing, a slow one more than running again."""
     model, twin = twins(lambda: MLP(depth=4))
     x = torch.randn(64, 16)
@@ -233,6 +235,7 @@ def test_budget_is_planned_with_the_link(bandwidth: str | None, moves: bool, tmp
         twin(x).backward()
         call: Any = model._compiled_call_impl
         assert [schedule.has_transfers for schedule in call.choice.plans.values()] == [moves]
+    assert ("saves no memory" in caplog.text) is moves
     assert same(gradients(model), gradients(twin))
     (kept,) = tmp_path.iterdir()
     planned(model, kept)(x).backward()

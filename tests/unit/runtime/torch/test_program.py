@@ -229,5 +229,5 @@ def test_what_was_returned_cannot_leave_the_device_in_the_backward_pass() -> Non
 
 def test_device_without_copies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(transfers.COPIES, "cpu")
-    with pytest.raises(UsageError, match="cannot be offloaded from device 'cpu'"):
+    with pytest.raises(UsageError, match="cannot be done from device 'cpu'"):
         outcome(mlp, Moved())
