@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import BOUNDARY, Joint
 from remat_cli.formats.torch.step import as_step
 from remat_cli.graph import Graph, Phase
+from remat_cli.link import Link
 from remat_cli.runtime.torch.planned import PlannedCall
-from remat_cli.schedule import Schedule, plain_run, with_frees
+from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
 from remat_cli.simulate import simulate
 
 Case = Callable[[], Any]
@@ -221,6 +223,41 @@ class Again:
         if not self.naive:
             simulate(graph, schedule)
         return schedule
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Moves to the host, while nobody reads it, all that the forward pass makes and the backward pass reads."""
+
+    def schedule(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Schedule:
+        del captured, modules
+        graph = graph_of(joint, "step")
+        schedule = moved(graph)
+        simulate(graph, schedule, link=Link(Fraction(1)))
+        return schedule
+
+
+def moved(graph: Graph) -> Schedule:
+    """Return the plain run with the transfers of `Moved`: out when made, back for each reader in the backward pass."""
+    boundary = [op.name for op in graph.ops].index(BOUNDARY)
+    forward, backward = graph.ops[:boundary], graph.ops[boundary + 1 :]
+    read_later = {name for op in backward for name in op.inputs}
+    movable = {name for op in forward for name in op.outputs if graph.tensors[name].bytes and name in read_later}
+    movable -= {*graph.outputs, *graph.op[BOUNDARY].inputs}
+    last_in_forward = {name: op.name for op in forward for name in (*op.outputs, *op.inputs)}
+    steps: list[Step] = []
+    for step in plain_run(graph).steps:
+        if isinstance(step, Compute):
+            op = graph.op[step.op]
+            back = [name for name in op.inputs if name in movable] if op in backward else []
+            steps += [Prefetch(name) for name in back] + [Wait(name) for name in back]
+            steps += [step, *(Offload(name) for name in op.outputs if name in movable)]
+            gone = [name for name in last_in_forward if name in movable and last_in_forward[name] == op.name]
+            steps += [wait for name in gone for wait in (Wait(name), Free(name))]
+            steps += [Free(name) for name in back]
+        elif not (isinstance(step, Free) and step.tensor in movable):
+            steps.append(step)
+    return Schedule(tuple(steps))
 
 
 def run_again(graph: Graph, *, naive: bool = False) -> list[str]:

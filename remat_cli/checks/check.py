@@ -274,7 +274,12 @@ class _Check:
         options = replace(self.model.graph, mode=prepared.mode)
         check_can_execute(self.model.path, options, solution.result.schedule)
         execution = execute_plan(
-            self.model.path, options, prepared.graph, solution.result.schedule, observe=self.observe
+            self.model.path,
+            options,
+            prepared.graph,
+            solution.result.schedule,
+            link=prepared.link,
+            observe=self.observe,
         )
         broken = execution.broken(prepared.graph)
         if broken is not None:

@@ -80,7 +80,14 @@ def command(
     if execute and broken is None:
         with streams.progress() as observe:
             execution = execute_plan(
-                graph, options, prepared.graph, file.schedule, seed=seed, time_limit=limit, observe=observe
+                graph,
+                options,
+                prepared.graph,
+                file.schedule,
+                link=prepared.link,
+                seed=seed,
+                time_limit=limit,
+                observe=observe,
             )
     streams.report(
         lambda: executed_report(

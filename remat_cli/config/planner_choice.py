@@ -57,9 +57,10 @@ class PlannerChoice:
     def check_can_offload(self, place: str = "") -> None:
         """Raise a UsageError where the planner never moves a tensor to the host; `place` is where it was asked to."""
         if not self.can_offload:
+            those = f"{', '.join(OFFLOADING[:-1])} or {OFFLOADING[-1]}"
             raise UsageError(
                 f"{place}{self.name} moves nothing to the host",
-                hint=("leave ", Setting("offload"), f" out, or plan with {' or '.join(OFFLOADING)}"),
+                hint=("leave ", Setting("offload"), f" out, or plan with {those}"),
             )
 
     def all_options(self) -> dict[str, Any]:

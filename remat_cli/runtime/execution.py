@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from remat_cli.config import GraphOptions
 from remat_cli.formats.torch import check_installed, names_function
 from remat_cli.graph import Graph
+from remat_cli.link import Link
 from remat_cli.problem import Observer
 from remat_cli.schedule import Schedule
 
@@ -43,6 +44,7 @@ def execute_plan(
     graph: Graph,
     schedule: Schedule,
     *,
+    link: Link | None = None,
     seed: int = 0,
     time_limit: float = 600,
     observe: Observer | None = None,
@@ -54,6 +56,7 @@ def execute_plan(
         options: how it was read to be planned.
         graph: what was planned.
         schedule: verified on it.
+        link: to the host; needed by schedules with transfers only.
         seed: of what is drawn: inputs, weights, and what the step itself draws.
         time_limit: seconds that each run of an ONNX model may take.
         observe: is told what runs.
@@ -65,7 +68,14 @@ def execute_plan(
         from remat_cli.runtime.torch.execution import execute_step
 
         return execute_step(
-            str(path), options.dims, graph, schedule, accumulate=options.accumulate, seed=seed, observe=observe
+            str(path),
+            options.dims,
+            graph,
+            schedule,
+            link=link,
+            accumulate=options.accumulate,
+            seed=seed,
+            observe=observe,
         )
     from remat_cli.runtime.onnx.apply import apply_schedule, read_for
     from remat_cli.runtime.onnx.execution import execute

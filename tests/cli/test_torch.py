@@ -72,6 +72,18 @@ def test_plan_is_verified_by_running_it(remat: Remat, small: str, tmp_path: Path
     assert found["plan"]["predicted_bytes"] < found["plain"]["predicted_bytes"]
 
 
+def test_plan_that_offloads_is_verified_by_running_it(remat: Remat, small: str, tmp_path: Path) -> None:
+    schedule = tmp_path / "s.json"
+    options = ("--device", "a100", "--link-bandwidth", "20GB/s", "--planner", "pofo", "--offload")
+    assert remat("plan", small, "--budget", "60%", *options, "-o", schedule, "-q").code == 0
+    assert '"prefetch"' in schedule.read_text()
+    ended = remat("verify", small, schedule, "--execute")
+    assert ended.code == 0
+    assert "The step runs as planned." in ended.out
+    assert "and without copies on the host" in " ".join(ended.out.split())
+    assert "copies and ops take turns" in " ".join(ended.out.split())
+
+
 def test_schedule_of_another_size_is_refused(remat: Remat, small: str, tmp_path: Path) -> None:
     schedule = tmp_path / "s.json"
     assert remat("plan", small, "--budget", "100%", "-o", schedule, "-q").code == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import cache
+from operator import itemgetter
 from random import Random
 
 import pytest
@@ -17,9 +19,12 @@ from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import callable_of
 from remat_cli.formats.torch.step import as_step
 from remat_cli.graph import Graph
+from remat_cli.link import Link
+from remat_cli.runtime.torch import transfers
 from remat_cli.runtime.torch.program import divided
-from remat_cli.schedule import input_order, with_frees
+from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
 from remat_cli.simulate import simulate
+from tests.streams import LateCopies
 from tests.torch_steps import Case, changing_buffer, gpt
 
 Values = tuple[torch.Tensor | None, ...]
@@ -48,11 +53,10 @@ def captured(case: Case) -> tuple[Joint, Graph, tuple[torch.Tensor, ...]]:
     return joint, graph_of(joint, "case"), tuple(value.detach() for value in values if value is not None)
 
 
-def run(case: Case, order: list[str]) -> Values:
+def run(case: Case, schedule: Schedule) -> Values:
     """Return forward outputs, gradients, and all primals after the step."""
     joint, graph, values = captured(case)
-    schedule = with_frees(graph, order)
-    simulate(graph, schedule)
+    simulate(graph, schedule, link=Link(Fraction(1)))
     forward, backward = divided(joint, schedule)
     primals = [value.clone() for value in values]
     torch.manual_seed(1)
@@ -65,7 +69,7 @@ def run(case: Case, order: list[str]) -> Values:
 
 @cache
 def plain(case: Case) -> Values:
-    return run(case, list(input_order(captured(case)[1])))
+    return run(case, plain_run(captured(case)[1]))
 
 
 def valid_order(graph: Graph, seed: int) -> list[str]:
@@ -86,9 +90,47 @@ def valid_order(graph: Graph, seed: int) -> list[str]:
     return order
 
 
+def with_transfers(joint: Joint, graph: Graph, order: list[str], seed: int) -> Schedule:
+    """Return a sequence of computes with frees, in which tensors go to the host between two uses, now and then."""
+    random = Random(seed)
+    steps = with_frees(graph, order).steps
+    placed: list[tuple[float, Step]] = [(float(place), step) for place, step in enumerate(steps)]
+    used_at: dict[str, int] = {}
+    returned = {storage.name for storage in joint.returned}
+    for place, step in enumerate(steps):
+        if not isinstance(step, Compute):
+            continue
+        op = graph.op[step.op]
+        for name in op.inputs:
+            if name in used_at and name not in returned and random.random() < 0.5:
+                moments = sorted(random.uniform(used_at[name], place) for _ in range(5))
+                moved: tuple[Step, ...] = (Offload(name), Wait(name), Free(name), Prefetch(name), Wait(name))
+                placed += zip(moments, moved, strict=True)
+        used_at.update((name, place) for name in (*op.inputs, *op.outputs) if name in graph.producer)
+    return Schedule(tuple(step for _, step in sorted(placed, key=itemgetter(0))))
+
+
+def same(one: Values, other: Values) -> bool:
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 @pytest.mark.parametrize("case", [gpt, changing_buffer], ids=lambda case: case.__name__)
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_any_valid_order_computes_the_same_bits(case: Case, seed: int) -> None:
-    found, expected = run(case, valid_order(captured(case)[1], seed)), plain(case)
-    assert all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    graph = captured(case)[1]
+    assert same(run(case, with_frees(graph, valid_order(graph, seed))), plain(case))
+
+
+@pytest.mark.parametrize("case", [gpt, changing_buffer], ids=lambda case: case.__name__)
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32))
+def test_any_transfers_leave_the_bits_alone(case: Case, seed: int) -> None:
+    expected, before = plain(case), transfers.COPIES["cpu"]
+    joint, graph, _ = captured(case)
+    schedule = with_transfers(joint, graph, valid_order(graph, seed), seed)
+    transfers.COPIES["cpu"] = LateCopies()
+    try:
+        assert same(run(case, schedule), expected)
+    finally:
+        transfers.COPIES["cpu"] = before

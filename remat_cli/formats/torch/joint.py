@@ -6,7 +6,7 @@ wherever it is read, from the storage that is there at that time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -120,6 +120,16 @@ class Joint:
         return self.storages[storage_key(value.meta["val"] if isinstance(value, fx.Node) else value)]
 
     @cached_property
+    def device(self) -> str:
+        """The kind of device whose memory the plan is for."""
+        return _main_device(self.inputs)
+
+    @cached_property
+    def op(self) -> Mapping[str, JointOp]:
+        """The ops by name."""
+        return {op.name: op for op in self.ops}
+
+    @cached_property
     def op_of(self) -> Mapping[fx.Node, JointOp]:
         """The op that makes each stored value; views and inputs are not in it."""
         return {value: op for op in self.ops for value in op.values}
@@ -131,12 +141,29 @@ class Joint:
         return frozenset(self.storage(primal) for primal in copies if isinstance(primal, fx.Node))
 
     @cached_property
+    def values_in(self) -> Mapping[str, tuple[fx.Node, ...]]:
+        """The stored values in each piece of memory, by its name; most have one."""
+        found: dict[str, tuple[fx.Node, ...]] = {}
+        for value in self.op_of:
+            name = self.storage(value).name
+            found[name] = (*found.get(name, ()), value)
+        return found
+
+    @cached_property
+    def returned(self) -> tuple[Storage, ...]:
+        """Outputs of the forward pass, which the caller holds."""
+        return self._new(value for slot, value in enumerate(self.forward_outputs) if slot not in self.new_values)
+
+    @cached_property
     def held_outputs(self) -> tuple[Storage, ...]:
-        """What is in memory at the end: outputs of the forward pass, which the caller holds, and gradients."""
-        held = [value for slot, value in enumerate(self.forward_outputs) if slot not in self.new_values]
-        nodes = [value for value in (*held, *self.backward_outputs) if isinstance(value, fx.Node)]
+        """What is in memory at the end: what the caller holds, and gradients."""
+        return tuple(dict.fromkeys((*self.returned, *self._new(self.backward_outputs))))
+
+    def _new(self, values: Iterable[Any]) -> tuple[Storage, ...]:
+        """Return the memory that values are in, but for that of inputs."""
         resident = {self.storage(node) for node in self.inputs}
-        return tuple(storage for storage in dict.fromkeys(map(self.storage, nodes)) if storage not in resident)
+        storages = dict.fromkeys(self.storage(value) for value in values if isinstance(value, fx.Node))
+        return tuple(storage for storage in storages if storage not in resident)
 
 
 class _Reader:

@@ -14,6 +14,9 @@ from remat_cli.units import format_bytes, format_share
 if TYPE_CHECKING:
     from remat_cli.runtime.torch.execution import Execution, Peak
 
+_WITHOUT = "Without parameters, buffers and inputs, which are there before the step{copies}."
+_COPIES = ", and without copies on the host"
+
 
 def executed_step_report(report: RenderableType, execution: Execution) -> RenderableType:
     """Return the report of `remat verify` with what came of running the step."""
@@ -29,21 +32,23 @@ def executed_step_report(report: RenderableType, execution: Execution) -> Render
         section(
             f"Run by torch {clean(execution.version)} on {execution.device.upper()}",
             columns(["peak memory", "predicted", "measured", ""], peaks, right=(1, 2)),
-            Text("Without parameters, buffers and inputs, which are there before the step.", "dim"),
+            Text(_WITHOUT.format(copies=_COPIES if execution.moves else ""), "dim"),
         ),
         facts(
             [
                 ("results", _results(execution)),
                 ("beside eager", _beside_eager(execution)),
-                (
-                    "overhead",
-                    f"{format_share(execution.predicted_overhead)} predicted, "
-                    f"{format_share(execution.measured_overhead)} measured",
-                ),
+                ("overhead", _overhead(execution)),
             ]
         ),
         Text(verdict, f"bold {style}"),
     )
+
+
+def _overhead(execution: Execution) -> str:
+    predicted, measured = format_share(execution.predicted_overhead), format_share(execution.measured_overhead)
+    by_turns = "; on the CPU, copies and ops take turns" if execution.moves and execution.device == "cpu" else ""
+    return f"{predicted} predicted, {measured} measured{by_turns}"
 
 
 def _peak(label: str, peak: Peak) -> list[Cell]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from remat_cli.formats.torch.ops import storage_key
 from remat_cli.formats.torch.reader import unused_bytes
 from remat_cli.formats.writing import write_file
 from remat_cli.graph import Graph
+from remat_cli.link import Link
 from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.schedule import Schedule
 from remat_cli.simulate import simulate
@@ -89,7 +91,8 @@ class FromFile:
         del captured, modules
         graph = graph_of(joint, _NAME)
         check_structure(graph, self.file.structure or {}, str(self.path))
-        simulate(graph, self.file.schedule)
+        # Whether a step holds does not depend on how fast the link is.
+        simulate(graph, self.file.schedule, link=Link(Fraction(1)))
         return self.file.schedule
 
 
@@ -125,7 +128,7 @@ class WithinBudget:
     Attributes:
         budget: as everywhere; bytes are of total device memory.
         planner: makes the plan.
-        graph_options: what else is in memory, and the device profile that gives ops their times.
+        graph_options: what else is in memory, the device profile that gives ops their times, and the link to the host.
         optimizer: name of the optimizer whose state is counted by its bytes; None where it is counted by its name.
         state_bytes: of that optimizer's state.
         folder: where plans are kept between runs of Python; None: only in memory.
@@ -168,12 +171,13 @@ class WithinBudget:
         if path is None or not path.exists():
             return None
         schedule = read_schedule(path).schedule
-        simulate(prepared.graph, schedule)
+        simulate(prepared.graph, schedule, link=prepared.link)
         return schedule
 
     def made(self, key: str, prepared: Prepared) -> Schedule:
         """Make a plan, and leave it in the folder."""
-        solution = plan_at(prepared.graph, self.budget, self.planner.planner(source="options"))
+        planner = self.planner.planner(source="options")
+        solution = plan_at(prepared.graph, self.budget, planner, link=prepared.link, offload=prepared.options.offload)
         if solution.result.schedule is None or solution.trace is None:
             raise no_plan(solution)
         _log.info(
@@ -222,7 +226,13 @@ def _exact(size: int) -> str:
 
 
 def graph_options(
-    optimizer: object, *, accumulate: bool, device: str | None, measurements: str | None = None
+    optimizer: object,
+    *,
+    accumulate: bool,
+    device: str | None,
+    measurements: str | None = None,
+    link_bandwidth: str | float | None = None,
+    offload: bool = False,
 ) -> GraphOptions:
     """Return how a captured step becomes the graph that is planned.
 
@@ -231,6 +241,8 @@ def graph_options(
         accumulate: whether gradients are there before the step.
         device: a device profile; None: the one for the device that torch would use.
         measurements: a file of what was measured, which gives times instead.
+        link_bandwidth: of the link to the host; None: that of the device profile, where there is one.
+        offload: plans may use it.
 
     Raises:
         UsageError: there is no such optimizer.
@@ -242,7 +254,14 @@ def graph_options(
     name = optimizer if isinstance(optimizer, str) else None
     if measurements is None:
         device = device or default_profile()
-    return GraphOptions(optimizer=name, accumulate=accumulate, device=device, measurements=measurements)
+    return GraphOptions(
+        optimizer=name,
+        accumulate=accumulate,
+        device=device,
+        measurements=measurements,
+        link_bandwidth=link_bandwidth,
+        offload=offload,
+    )
 
 
 def default_profile() -> str:

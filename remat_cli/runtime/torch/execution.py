@@ -21,6 +21,7 @@ from remat_cli.formats.torch.reader import callable_of, explaining_failure, modu
 from remat_cli.formats.torch.reference import check_dims, load_function
 from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.graph import BOUNDARY_TYPE, Graph
+from remat_cli.link import Link
 from remat_cli.problem import Observer
 from remat_cli.runtime.torch.choice import check_structure
 from remat_cli.runtime.torch.memory import Allocations, allocations_of, peak_of, time_of
@@ -28,7 +29,7 @@ from remat_cli.runtime.torch.planned import self_test
 from remat_cli.runtime.torch.program import Watch, divided
 from remat_cli.schedule import Compute, Schedule, plain_run
 from remat_cli.settings import Setting
-from remat_cli.simulate import simulate
+from remat_cli.simulate import Trace, simulate
 from remat_cli.units import format_bytes
 
 # What a measured peak may differ by from the predicted one: the larger of the two.
@@ -80,6 +81,7 @@ class Execution:
         eager_difference: the largest difference to eager, as a share of the largest result of its kind.
         eager_tolerance: what that may be.
         parted_at: the op at which the plan's measured memory departs from the predicted one; None where it does not.
+        moves: whether the plan moves tensors to the host.
         predicted_overhead: of the plan, as a share of the plain schedule's time.
         measured_overhead: the same, measured.
     """
@@ -99,6 +101,7 @@ class Execution:
     eager_difference: float
     eager_tolerance: float
     parted_at: str | None
+    moves: bool
     predicted_overhead: float
     measured_overhead: float
 
@@ -143,6 +146,7 @@ def execute_step(
     graph: Graph,
     schedule: Schedule,
     *,
+    link: Link | None = None,
     accumulate: bool = False,
     seed: int = 0,
     observe: Observer | None = None,
@@ -154,6 +158,7 @@ def execute_step(
         dims: its keyword arguments.
         graph: that was planned.
         schedule: verified on it.
+        link: to the host; needed by schedules with transfers only.
         accumulate: gradients are there before the step.
         seed: of the weights, the inputs and what the step draws.
         observe: is told what runs.
@@ -170,7 +175,7 @@ def execute_step(
     torch.manual_seed(seed)
     with explaining_failure(reference):
         step = as_step(function(**dims), reference)
-    runs = StepRuns(step, reference, graph, seed, accumulate)
+    runs = StepRuns(step, reference, graph, seed, accumulate, link)
     with forgetting(), explained(reference):
         return runs.compare(schedule, observe)
 
@@ -185,6 +190,7 @@ class StepRuns:
         graph: that was planned.
         seed: of what the step draws.
         accumulate: whether gradients are there before the step.
+        link: to the host; None: schedules have no transfers.
     """
 
     step: Step
@@ -192,6 +198,7 @@ class StepRuns:
     graph: Graph
     seed: int
     accumulate: bool
+    link: Link | None = None
     changing: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -253,6 +260,7 @@ class StepRuns:
             eager_difference=difference,
             eager_tolerance=self.tolerance(),
             parted_at=None if plan_peak.agrees or self.device != "cpu" else self.parting(schedule),
+            moves=schedule.has_transfers,
             predicted_overhead=predicted,
             measured_overhead=measured,
         )
@@ -310,9 +318,13 @@ class StepRuns:
         self.reset()
         return peak_of(lambda: self.run(call), self.device)
 
+    def replay(self, schedule: Schedule) -> Trace:
+        """Return what the simulator says of a schedule."""
+        return simulate(self.graph, schedule, link=self.link)
+
     def predicted(self, schedule: Schedule) -> int:
         """Return the peak that the simulator gives a schedule, beside what is there before, in bytes."""
-        return simulate(self.graph, schedule).peak_bytes - self.graph.fixed_bytes
+        return self.replay(schedule).peak_bytes - self.graph.fixed_bytes
 
     def tolerance(self) -> float:
         """Return what results may differ by from eager's, as a share of the largest of their kind."""
@@ -321,7 +333,7 @@ class StepRuns:
 
     def overheads(self, schedule: Schedule, plain: Callable[..., Any], plan: Callable[..., Any]) -> tuple[float, float]:
         """Return the overhead of a plan, predicted and measured."""
-        predicted = simulate(self.graph, schedule).time / max(1, simulate(self.graph, plain_run(self.graph)).time) - 1
+        predicted = self.replay(schedule).time / max(1, self.replay(plain_run(self.graph)).time) - 1
         return predicted, self.overhead(plain, plan)
 
     def overhead(self, plain: Callable[..., Any], other: Callable[..., Any]) -> float:
@@ -356,12 +368,14 @@ class StepRuns:
         ran.clear()
         self.reset()
         allocations = allocations_of(lambda: self.run(call))
-        return _parting(allocations, ran, self.graph, schedule)
+        return _parting(allocations, ran, self.graph, schedule, self.replay(schedule))
 
 
-def _parting(allocations: Allocations, ran: Sequence[tuple[str, int]], graph: Graph, schedule: Schedule) -> str | None:
-    predicted = simulate(graph, schedule).memory_bytes[1:]
-    steps = [(step.op, size) for step, size in zip(schedule.steps, predicted, strict=True) if isinstance(step, Compute)]
+def _parting(
+    allocations: Allocations, ran: Sequence[tuple[str, int]], graph: Graph, schedule: Schedule, trace: Trace
+) -> str | None:
+    sizes = zip(schedule.steps, trace.memory_bytes[1:], strict=True)
+    steps = [(step.op, size) for step, size in sizes if isinstance(step, Compute)]
     of_ops = [(op, size - graph.fixed_bytes) for op, size in steps if graph.op[op].type != BOUNDARY_TYPE]
     apart: dict[str, int] = {}
     start = allocations.times_ns[0] if allocations.times_ns else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from remat_cli.runtime.torch.choice import Choice, FromFile, WithinBudget, graph
 from remat_cli.runtime.torch.program import divided
 from remat_cli.units import BudgetSpec, parse_budget
 
+_log = logging.getLogger("remat")
+
 Model = TypeVar("Model", bound=Callable[..., Any])
 
 _ONE_OF_BOTH = "planned(model, 'schedule.json') or planned(model, budget='8GB')"
@@ -39,6 +42,8 @@ def planned(
     options: Mapping[str, Any] | None = None,
     device: str | None = None,
     measurements: str | Path | None = None,
+    offload: bool = False,
+    link_bandwidth: str | float | None = None,
     plans: str | Path | None = None,
 ) -> Model:
     """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
@@ -60,6 +65,8 @@ def planned(
         device: device profile that gives ops their times, such as "h100".
         measurements: a file that `remat measure` has written for these sizes: times, and memory that kernels take for
             themselves, are then those of the machine.
+        offload: plans may move tensors to the host and back.
+        link_bandwidth: of the link to the host, such as "12GB/s"; by default the device profile's.
         plans: a folder in which plans are kept between runs of Python.
 
     Raises:
@@ -75,14 +82,19 @@ def planned(
         choice = FromFile.at(Path(schedule))
     else:
         assert budget is not None
+        made_by = named_planner(planner, "planner").with_options(options or {})
+        if offload:
+            made_by.check_can_offload()
         choice = WithinBudget(
             _budget(budget),
-            named_planner(planner, "planner").with_options(options or {}),
+            made_by,
             graph_options(
                 optimizer,
                 accumulate=accumulate,
                 device=device,
                 measurements=None if measurements is None else str(measurements),
+                link_bandwidth=link_bandwidth,
+                offload=offload,
             ),
             optimizer=type(optimizer).__name__ if isinstance(optimizer, torch.optim.Optimizer) else None,
             state_bytes=optimizer_state_bytes(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else 0,
@@ -148,7 +160,10 @@ class PlannedCall:
 
     def _divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
         joint = Joint.of(captured)
-        graphs = divided(joint, self.choice.schedule(joint, captured, self._modules))
+        schedule = self.choice.schedule(joint, captured, self._modules)
+        if schedule.has_transfers and joint.device == "cpu":
+            _log.warning("the plan moves tensors to the host, which is the device here: that saves no memory")
+        graphs = divided(joint, schedule)
         self.graphs += 1
         return graphs
 

@@ -4,21 +4,27 @@ Nodes of the joint graph are copied in the order of the schedule, what runs agai
 last reader, as the boxed convention of torch's generated code has it, so frees need no nodes of their own. Views are
 derived anew from the instance of their memory that is there: one that was kept would keep the memory of an instance
 that the schedule has freed.
+
+What is offloaded goes to the host with all the memory that it is in, and comes back as a new instance. A host copy is a
+value like others: what the backward pass prefetches of the forward pass is handed over as such. A wait names the
+tensor, too, which so stays until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 from torch.fx.node import map_arg
 
 from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.formats.torch.internals import save_without_version_check
 from remat_cli.formats.torch.joint import BOUNDARY, Joint, JointOp
-from remat_cli.schedule import Compute, Free, Inplace, Schedule, Step
+from remat_cli.runtime.torch import transfers
+from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
 
 # Is told after each run of an op: its name, and what it made.
 Watch = Callable[[str, tuple[Any, ...]], None]
@@ -35,29 +41,28 @@ def divided(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> tup
         watch: is told what runs, in order; None where nobody looks on.
 
     Raises:
-        UsageError: the schedule moves tensors to the host.
+        UsageError: the schedule offloads what cannot be: on this kind of device, or after it was returned.
         InvalidSchedule: it runs an op that is not in the joint graph, or before what it reads.
     """
-    for number, step in enumerate(schedule.steps):
-        _check_step(number, step)
-    computes = schedule.computes
-    boundary = computes.index(BOUNDARY)
-    ops = {op.name: op for op in joint.ops}
+    steps = _carried_out(joint, schedule.steps)
+    boundary = steps.index(Compute(BOUNDARY))
+    forward_steps, backward_steps = steps[:boundary], steps[boundary + 1 :]
+    _check_transfers(joint, steps, backward_steps)
     told = None if watch is None else _as_function(watch)
     forward, backward = _Half(joint, told), _Half(joint, told)
     for primal in joint.primals:
         forward.input(primal)
-    forward.run(ops[name] for name in computes[:boundary])
+    forward.run(forward_steps)
     outputs = [forward.read(value) for value in joint.forward_outputs]
-    backward_ops = [ops[name] for name in computes[boundary + 1 :]]
-    saved = _saved(joint, backward_ops)
-    for value in saved:
+    copied, saved = _saved(joint, backward_steps)
+    for value in copied:
+        backward.host_input(value)
+    for value in (*saved, *joint.tangents):
         backward.input(value)
-    for tangent in joint.tangents:
-        backward.input(tangent)
-    backward.run(backward_ops)
+    backward.run(backward_steps)
     gradients = [backward.read(value) for value in joint.backward_outputs]
-    return forward.module([*outputs, *(forward.kept(value) for value in saved)]), backward.module(gradients)
+    handed_over = [*(forward.hosts[value] for value in copied), *(forward.kept(value) for value in saved)]
+    return forward.module([*outputs, *handed_over]), backward.module(gradients)
 
 
 def _as_function(watch: Watch) -> Watch:
@@ -69,35 +74,92 @@ def _as_function(watch: Watch) -> Watch:
     return told
 
 
-def _check_step(number: int, step: Step) -> None:
-    if not isinstance(step, Compute | Inplace | Free):
-        raise UsageError(
-            f"step {number} moves tensor {step.tensor!r} between device and host, which is not carried out yet",
-            hint="plan without transfers: leave out the planners and options that offload",
-        )
+def _carried_out(joint: Joint, steps: Sequence[Step]) -> list[Step]:
+    """Return the steps that do something here: computes, copies that are read afterwards, and one wait for each.
 
-
-def _saved(joint: Joint, backward: Sequence[JointOp]) -> list[fx.Node]:
-    """Return the values that the backward pass takes from the forward pass: those that it reads before it makes them.
-
-    Those whose memory changes in the forward pass, where only what does not look at them reads them again, come last:
-    torch does not check that they are what they were.
+    An offload counts that a prefetch follows, a prefetch that is waited for. Nothing else may be copied: the memory of
+    an instance is given back where nothing names it any more, and only a wait names what is copied.
     """
-    known = set(joint.tangents)
-    needed: dict[fx.Node, None] = {}
+    useful: list[Step] = []
+    waited_for, prefetched = set[str](), set[str]()  # before another copy of that tensor, seen from the end
+    for step in reversed(steps):
+        if isinstance(step, Offload | Prefetch | Wait) and step.tensor not in joint.values_in:
+            continue  # an input, which stays on the device, or a token
+        match step:
+            case Free():
+                continue
+            case Wait(tensor=name):
+                waited_for.add(name)
+            case Prefetch(tensor=name) if name in waited_for:
+                waited_for.remove(name)
+                prefetched.add(name)
+            case Offload(tensor=name) if name in prefetched:
+                waited_for.discard(name)
+                prefetched.remove(name)
+            case Prefetch() | Offload():
+                continue
+        useful.append(step)
+    return list(_with_first_waits(reversed(useful)))
+
+
+def _with_first_waits(steps: Iterable[Step]) -> Iterator[Step]:
+    under_way: set[str] = set()
+    for step in steps:
+        if isinstance(step, Offload | Prefetch):
+            under_way.add(step.tensor)
+        elif isinstance(step, Wait):
+            if step.tensor not in under_way:
+                continue
+            under_way.remove(step.tensor)
+        yield step
+
+
+def _check_transfers(joint: Joint, steps: Sequence[Step], backward: Sequence[Step]) -> None:
+    hint = "plan without transfers: leave out the planners and options that offload"
+    returned = {storage.name for storage in joint.returned}
+    for step in backward:
+        if isinstance(step, Prefetch) and step.tensor in returned:
+            raise UsageError(
+                f"the schedule has {step.tensor!r} on the host during the backward pass, but the step has returned it, "
+                "and the caller may hold it on the device",
+                hint=hint,
+            )
+    if joint.device not in transfers.COPIES and any(isinstance(step, Offload) for step in steps):
+        raise UsageError(f"the schedule offloads, which cannot be done from device {joint.device!r}", hint=hint)
+
+
+def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Return what the backward pass takes from the forward pass: values by their host copies, and values themselves.
+
+    It takes those that it reads before it makes them. Values whose memory changes in the forward pass, where only what
+    does not look at them reads them again, come last: torch does not check that they are what they were.
+    """
+    known, copied = set(joint.tangents), set[fx.Node]()
+    needed, needed_copies = dict[fx.Node, None](), dict[fx.Node, None]()
 
     def note(nodes: Iterable[fx.Node]) -> None:
-        for node in nodes:
-            for root in _roots(joint, node):
-                if root not in known:
-                    needed[root] = None
+        needed.update((root, None) for node in nodes for root in _roots(joint, node) if root not in known)
 
-    for op in backward:
-        assert op.node is not None
-        note(op.node.all_input_nodes)
-        known.update(op.values)
+    def note_copies(nodes: Iterable[fx.Node]) -> None:
+        needed_copies.update((node, None) for node in nodes if node not in copied)
+
+    for step in backward:
+        match step:
+            case Compute(op=name) | Inplace(op=name):
+                op = joint.op[name]
+                note(() if op.node is None else op.node.all_input_nodes)
+                known.update(op.values)
+            case Offload(tensor=name):
+                note(joint.values_in[name])
+                copied.update(joint.values_in[name])
+            case Prefetch(tensor=name):
+                note_copies(joint.values_in[name])
+                known.update(joint.values_in[name])
+            case Wait(tensor=name):
+                note_copies(joint.values_in[name][:1])
+                note(joint.values_in[name][:1])
     note(value for value in joint.backward_outputs if isinstance(value, fx.Node))
-    return sorted(needed, key=lambda node: joint.storage(node) in joint.changed)
+    return list(needed_copies), sorted(needed, key=lambda node: joint.storage(node) in joint.changed)
 
 
 def _roots(joint: Joint, node: fx.Node) -> list[fx.Node]:
@@ -118,6 +180,7 @@ class _Half:
         watch: see `divided`.
         graph: what is written.
         values: for each value of the joint graph that is there, its copy.
+        hosts: for each value that was offloaded, its copy on the host.
         views: the same for views; they go when the instance goes that they are derived from.
     """
 
@@ -125,6 +188,7 @@ class _Half:
     watch: Watch | None
     graph: fx.Graph = field(default_factory=fx.Graph)
     values: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    hosts: dict[fx.Node, fx.Node] = field(default_factory=dict)
     views: dict[fx.Node, tuple[tuple[fx.Node, ...], fx.Node]] = field(default_factory=dict)
 
     def input(self, node: fx.Node) -> None:
@@ -133,17 +197,53 @@ class _Half:
         copy.meta = dict(node.meta)
         self.values[node] = copy
 
-    def run(self, ops: Iterable[JointOp]) -> None:
-        """Add ops in this order."""
-        for op in ops:
-            if op.node is None:
-                raise InvalidSchedule(f"the schedule runs {op.name!r} twice", hint="it stands for the caller")
-            run = self.copy(op.node)
-            for value in op.values:
-                self.values[value] = run if value is op.node else self.item(value, run)
-            if self.watch is not None:
-                made = tuple(self.values[value] for value in op.values)
-                self.graph.call_function(self.watch, (op.name, made))
+    def host_input(self, node: fx.Node) -> None:
+        """Add the host copy of a value, which comes in."""
+        copy = self.graph.placeholder(f"{node.name}_on_host")
+        copy.meta = {"val": _on_host(node.meta["val"])}
+        self.hosts[node] = copy
+
+    def run(self, steps: Iterable[Step]) -> None:
+        """Add steps in this order."""
+        for step in steps:
+            match step:
+                case Compute(op=name) | Inplace(op=name):
+                    self.compute(self.joint.op[name])
+                case Offload(tensor=name):
+                    self.offload(*self.joint.values_in[name])
+                case Prefetch(tensor=name):
+                    self.prefetch(*self.joint.values_in[name])
+                case Wait(tensor=name):
+                    first = self.joint.values_in[name][0]
+                    self.graph.call_function(transfers.wait, (self.hosts[first], self.values[first]))
+
+    def compute(self, op: JointOp) -> None:
+        """Add a run of an op."""
+        if op.node is None:
+            raise InvalidSchedule(f"the schedule runs {op.name!r} twice", hint="it stands for the caller")
+        run = self.copy(op.node)
+        for value in op.values:
+            self.values[value] = run if value is op.node else self.item(value, run)
+        if self.watch is not None:
+            made = tuple(self.values[value] for value in op.values)
+            self.graph.call_function(self.watch, (op.name, made))
+
+    def offload(self, first: fx.Node, *others: fx.Node) -> None:
+        """Add a copy to the host of the memory that these values are in."""
+        self.hosts[first] = self.graph.call_function(transfers.offload, (self.values[first],))
+        for value in others:
+            self.hosts[value] = self.graph.call_function(transfers.beside, (self.hosts[first], self.values[value]))
+        for value in (first, *others):
+            self.hosts[value].meta["val"] = _on_host(value.meta["val"])
+
+    def prefetch(self, first: fx.Node, *others: fx.Node) -> None:
+        """Add a copy back from the host of the memory that these values are in."""
+        device = first.meta["val"].device
+        self.values[first] = self.graph.call_function(transfers.prefetch, (self.hosts[first], device))
+        for value in others:
+            self.values[value] = self.graph.call_function(transfers.beside, (self.values[first], self.hosts[value]))
+        for value in (first, *others):
+            self.values[value].meta = dict(value.meta)
 
     def copy(self, node: fx.Node) -> fx.Node:
         """Add a run of a node, on what is there."""
@@ -187,3 +287,8 @@ class _Half:
         """Return what was written as a module with these outputs."""
         self.graph.output(map_arg(tuple(outputs), lambda node: node))
         return fx.GraphModule(self.joint.module, self.graph)
+
+
+def _on_host(value: torch.Tensor) -> torch.Tensor:
+    """Return what stands for the host copy of a fake tensor."""
+    return value.new_empty_strided(value.shape, value.stride(), device="cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import torch
 
 from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError
+from remat_cli.link import Link
 from remat_cli.prepare import prepare
 from remat_cli.runtime.torch import execution as execution_module
 from remat_cli.runtime.torch.execution import Execution, execute_step
 from remat_cli.runtime.torch.memory import allocations_of, peak_of
 from remat_cli.runtime.torch.program import divided
 from remat_cli.schedule import Schedule, with_frees
-from tests.torch_steps import run_again
+from tests.torch_steps import moved, run_again
 
 # Wide enough that activations, not parameters, make the peak.
 MODEL = """
@@ -65,6 +67,18 @@ def test_measured_peaks_are_the_predicted_ones(execution: Execution) -> None:
     assert execution.predicted_overhead > 0.3
     assert execution.results == 11
     assert execution.changed == execution.beside_eager == execution.unrepeatable == ()
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt"])
+def test_memory_on_the_host_does_not_count(reference: str, name: str) -> None:
+    graph = prepare(Path(f"{reference}:{name}"), GraphOptions()).graph
+    execution = execute_step(f"{reference}:{name}", {}, graph, moved(graph), link=Link(Fraction(1)))
+    assert execution.holds
+    assert execution.plan.predicted is not None
+    assert execution.plain.predicted is not None
+    assert execution.plan.predicted < 0.7 * execution.plain.predicted
+    assert 0 <= execution.plan.measured - execution.plan.predicted < 0.05 * execution.plan.predicted
+    assert execution.predicted_overhead > 0
 
 
 def test_dropout_is_the_same_every_time(reference: str) -> None:

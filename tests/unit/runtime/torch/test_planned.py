@@ -222,6 +222,29 @@ def test_budget_is_planned_for_each_shape(caplog: pytest.LogCaptureFixture) -> N
     assert all(len(schedule.computes) > 20 for schedule in call.choice.plans.values())
 
 
+@pytest.mark.parametrize(("bandwidth", "moves"), [(None, True), ("1MB/s", False)])
+def test_budget_is_planned_with_the_link(
+    bandwidth: str | None, moves: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The device profile's link costs nothing, a slow one more than running again."""
+    model, twin = twins(lambda: MLP(depth=4))
+    x = torch.randn(64, 16)
+    for _ in range(2):  # the second time, the plan comes from the folder
+        planned(
+            model, budget="60%", offload=True, planner="pofo", device="a100", link_bandwidth=bandwidth, plans=tmp_path
+        )
+        model(x).backward()
+        twin(x).backward()
+        call: Any = model._compiled_call_impl
+        assert [schedule.has_transfers for schedule in call.choice.plans.values()] == [moves]
+    assert ("saves no memory" in caplog.text) is moves
+    assert same(gradients(model), gradients(twin))
+    (kept,) = tmp_path.iterdir()
+    planned(model, kept)(x).backward()
+    twin(x).backward()
+    assert same(gradients(model), gradients(twin))
+
+
 def test_plans_are_kept_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(8, 16)
     planned(MLP(), budget="100%", plans=tmp_path)(x)
