@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -20,41 +19,36 @@ from remat_cli.schedule import Compute, Free, Inplace, Schedule, Step, with_free
 _PRESSURE = 24
 
 
-class CanonicalStrategy:
-    """Turns chains of one family into sequences of computes: the canonical strategy of Kusumoto et al. 2019, section 3.
+def canonical_phases(sets: LowerSets, chain: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return what the canonical strategy of a chain runs: Kusumoto et al. 2019, section 3.
 
     The forward blocks run one after the other, and only the boundaries are kept; then, from the last block to the
     first, what the block dropped is recomputed and its backward ops run. When tensors are freed follows from that.
     The backward ops of a block are those that differentiate its forward ops; a backward op without `grad_of` (a sum
     of gradients) runs as soon as its inputs are there. The last block is not dropped, and of a dropped block only what
     its backward needs is recomputed. Ops that must run once are never dropped.
+
+    Args:
+        sets: the family that the chain is taken from.
+        chain: numbers of the sets L_1 to L_k = V.
+
+    Returns:
+        Numbers of the graph's ops, by phase: the forward phases 1 to k, then the backward phases k to 1, which begin
+        with what they recompute.
     """
-
-    def __init__(self, sets: LowerSets) -> None:
-        self._sets = sets
-
-    def phases(self, chain: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the numbers of the graph's ops in the order in which the strategy of `chain` runs them, by phase.
-
-        Args:
-            chain: numbers of the sets L_1 to L_k = V.
-
-        Returns:
-            The forward phases 1 to k, then the backward phases k to 1, which begin with what they recompute.
-        """
-        forward, sets = self._sets.forward, list(chain)
-        block = np.argmax(self._sets.members[sets], axis=0)  # of each vertex
-        is_kept = (block == len(sets) - 1) | self._sets.boundary[sets].any(axis=0)
-        is_kept[forward.must_stay] = True
-        is_there = is_kept.tolist()
-        phases = [tuple(forward.ops[block == number].tolist()) for number in range(len(sets))]
-        blocks: list[list[int]] = [[] for _ in sets]
-        for op, number in forward.places_of_backward(block.tolist(), len(sets) - 1).items():
-            blocks[number].append(op)
-        for ops in reversed(blocks):
-            again = forward.missing((v for op in ops for v in forward.reads[op]), is_there)
-            phases.append((*forward.ops[again].tolist(), *ops))
-        return tuple(phases)
+    forward, chosen = sets.forward, list(chain)
+    block = np.argmax(sets.members[chosen], axis=0)  # of each vertex
+    is_kept = (block == len(chosen) - 1) | sets.boundary[chosen].any(axis=0)
+    is_kept[forward.must_stay] = True
+    is_there = is_kept.tolist()
+    phases = [tuple(forward.ops[block == number].tolist()) for number in range(len(chosen))]
+    blocks: list[list[int]] = [[] for _ in chosen]
+    for op, number in forward.places_of_backward(block.tolist(), len(chosen) - 1).items():
+        blocks[number].append(op)
+    for ops in reversed(blocks):
+        again = forward.missing((v for op in ops for v in forward.reads[op]), is_there)
+        phases.append((*forward.ops[again].tolist(), *ops))
+    return tuple(phases)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +88,6 @@ class ChainPlans:
         self._liveness = liveness
         self._measured: dict[tuple[int, ...], ChainPlan] = {}  # by chain
 
-    @cached_property
-    def _canonical(self) -> CanonicalStrategy:
-        return CanonicalStrategy(self.sets)
-
     def measure(self, chain: Sequence[int]) -> ChainPlan:
         """Measure the plan of one chain; keep it if it is the best so far.
 
@@ -106,7 +96,7 @@ class ChainPlans:
         """
         key = tuple(chain)
         if key not in self._measured:
-            self._measured[key] = self._measure(self._canonical.phases(chain))
+            self._measured[key] = self._measure(canonical_phases(self.sets, chain))
             best = self._measured.get(self.best_chain)
             if best is None or self.merit(self._measured[key]) < self.merit(best):
                 self.best_chain = key

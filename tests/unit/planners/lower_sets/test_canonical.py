@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remat_cli.planners.lower_sets.chain_plans import CanonicalStrategy, ChainPlans
+from remat_cli.planners.lower_sets.chain_plans import ChainPlans, canonical_phases
 from remat_cli.planners.lower_sets.families import pruned_family
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.problem import Budget, Observer, Problem
@@ -27,7 +27,7 @@ def plans(budget: int, *, liveness: bool = True) -> ChainPlans:
 
 
 def test_blocks_run_forward_then_each_is_made_again_before_its_backward() -> None:
-    assert names(CanonicalStrategy(SETS).phases([2, 4])) == [
+    assert names(canonical_phases(SETS, [2, 4])) == [
         ["f1", "f2"],
         ["f3", "f4"],
         # The last block is not dropped.
