@@ -60,7 +60,7 @@ def test_no_plan_is_better_than_the_bound_nor_than_the_truth(
     counted, valued = bounds_of(graph, budget, link)
     assert counted <= truth - graph.total_time
     assert valued <= (truth - graph.total_time) * (1 + 1e-9) + 1e-9
-    solution = solve(Problem(graph, Budget(budget), link, offload=True), Offload(moves_limit=16))
+    solution = solve(Problem(graph, Budget(budget), link, offload=True), Offload(work_limit=16))
     assert solution.warnings == ()
     if solution.trace is not None:
         assert solution.trace.time >= truth

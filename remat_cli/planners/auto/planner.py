@@ -14,10 +14,10 @@ class Auto:
 
     Source: ours; the planners are those of this list.
     Takes: any graph.
-    Searches: what its planners do: keep_all, dtr, min_cut, on training graphs pofo (where plans may offload), rotor
-        and approx_dp, then retention from the best of their plans.
-    Proves: how much any plan must recompute, or that none fits (scope any-order); where plans may offload, nothing
-        more than holds for every plan.
+    Searches: what its planners do: keep_all, dtr, min_cut, on training graphs rotor and approx_dp, then retention from
+        the best of their plans; where plans may offload, first offload, and on training graphs pofo.
+    Proves: how much any plan must recompute, or that none fits (scope any-order); where plans may offload, what
+        offload proves (scope any-plan).
     Complexity: that of its planners; it ends when the time is up, nothing is left to try, or more search does not pay.
 
     Attributes:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from remat_cli.planners.shared.option_checks import check_least
 from remat_cli.problem import Observer, PlanResult, Problem
@@ -28,20 +26,18 @@ class Offload:
 
     Attributes:
         time_limit: seconds.
-        moves_limit: moves of the search; without one it ends when it no longer pays.
+        work_limit: moves of the search; without one it ends when it no longer pays.
         gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
         seed: of random choices.
     """
 
     time_limit: float = 60.0
-    moves_limit: int | None = None
+    work_limit: float | None = None
     gap: float = 0.0001
     seed: int = 0
 
-    starved: ClassVar[Mapping[str, object]] = {"time_limit": 0.0}
-
     def __post_init__(self) -> None:
-        check_least(self, time_limit=0, moves_limit=0, gap=0, seed=0)
+        check_least(self, time_limit=0, work_limit=0, gap=0, seed=0)
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`.

@@ -216,6 +216,7 @@ class OffloadSearch:
 
     @property
     def _is_done(self) -> bool:
-        if self.limits.is_over or self._moves == self._options.moves_limit:
+        work_limit = self._options.work_limit
+        if self.limits.is_over or (work_limit is not None and self._moves >= work_limit):
             return True
         return self._incumbent.gap <= self._options.gap

@@ -70,16 +70,16 @@ def test_without_a_link_it_refuses() -> None:
 def test_moves_are_counted_and_limited() -> None:
     graph = training_unet(6)
     tight = Problem(graph, Budget(530), Link(Fraction(1)), offload=True)
-    counts = [solve(tight, Offload(moves_limit=limit, gap=0)).result.stats["moves"] for limit in (0, 5)]
+    counts = [solve(tight, Offload(work_limit=limit, gap=0)).result.stats["moves"] for limit in (0, 5)]
     assert counts == [0, 5]
-    with pytest.raises(UsageError, match="moves_limit is -1"):
-        Offload(moves_limit=-1)
+    with pytest.raises(UsageError, match="work_limit is -1"):
+        Offload(work_limit=-1)
 
 
 def test_a_search_goes_on_from_the_plan_of_another() -> None:
     asked = problem(20, 1)
     incumbent = Incumbent(asked, Observer(), Scope.ANY_PLAN)
-    search = OffloadSearch(incumbent, Limits(), Offload(moves_limit=0))
+    search = OffloadSearch(incumbent, Limits(), Offload(work_limit=0))
     search.start_from(RematSequence.plain(asked.graph))
     assert incumbent.best is not None
     assert incumbent.best.peak_bytes <= 20
