@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from remat_cli.formats.onnx.aliasing import overwritten_input, viewed_inputs
 from remat_cli.formats.onnx.attributes import plain_attributes
 from remat_cli.formats.onnx.contrib import full_type
+from remat_cli.formats.onnx.dropped_casts import dropped_casts
 from remat_cli.formats.onnx.inference import OperatorSets
 from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
 from remat_cli.formats.onnx.structure import Node
@@ -66,8 +67,12 @@ class Conversion:
     def _storage(self, sized: SizedGraph) -> dict[str, str | None]:
         """Return the base of each view, None where that is a resident value."""
         storage: dict[str, str | None] = {}
+        dropped: Mapping[str, str] = {}
+        if self.profile is Aliasing.ORT_CPU:
+            dropped = dropped_casts((one.node for one in sized.nodes), sized.values, sized.outputs)
         for node in sized.nodes:
             views = viewed_inputs(node.node.proto, sized.values, self.opsets.version(""), self.profile, sized.outputs)
+            views |= {name: dropped[name] for name in node.node.outputs if name in dropped}
             for view, source in views.items():
                 base = source if sized.values[source].is_activation else None
                 storage[view] = storage.get(source, base)
