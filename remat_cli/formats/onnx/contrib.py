@@ -26,6 +26,11 @@ def full_type(node: onnx.NodeProto) -> str:
     return ".".join(filter(None, (node.domain, node.op_type)))
 
 
+def is_contributed(node: onnx.NodeProto) -> bool:
+    """Whether a node's op is one of onnxruntime's own."""
+    return node.domain.split(".")[:2] == ["com", "microsoft"]
+
+
 def standard_form(node: Node) -> Node | None:
     """Return a node of ONNX's own set whose result has the type of this node's first; None where there is none."""
     form = _FORMS.get(full_type(node.proto))

@@ -11,13 +11,14 @@ from remat_cli.formats.onnx.convert import Conversion, parameters
 from remat_cli.formats.onnx.dims import bind_inputs
 from remat_cli.formats.onnx.estimates import in_words
 from remat_cli.formats.onnx.expansion import WITHOUT_KERNEL
+from remat_cli.formats.onnx.half_precision import run_in_float32
 from remat_cli.formats.onnx.inference import OperatorSets
 from remat_cli.formats.onnx.load import Model, load_model
 from remat_cli.formats.onnx.shapes import ShapeInference
 from remat_cli.formats.onnx.sized_graph import SizedGraph
 from remat_cli.formats.onnx.stored_values import weights_read
 from remat_cli.formats.onnx.structure import stored_names
-from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
 from remat_cli.settings import Setting
 
 
@@ -74,7 +75,7 @@ def read_model(path: Path, options: ReadOptions) -> Reading:
         graph=graph,
         operators=conversion.operators(sized),
         parameters=parameters(sized),
-        notes=tuple(_notes(model, inference, sized, estimated)),
+        notes=(*_notes(model, inference, sized, estimated), *_half_precision_notes(sized, options)),
         estimated=tuple(estimated),
     )
 
@@ -92,3 +93,16 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
     if estimated:
         notes.append(f"estimated: {in_words(estimated)}")
     return notes
+
+
+def _half_precision_notes(sized: SizedGraph, options: ReadOptions) -> tuple[str, ...]:
+    if options.storage is not Aliasing.ORT_CPU:
+        return ()
+    nodes = run_in_float32((one.node for one in sized.nodes), sized.values)
+    if not nodes:
+        return ()
+    return (
+        f"{len(nodes):,} ops of float16 ({nodes[0].proto.op_type} and others) have no kernel in onnxruntime's CPU "
+        "provider, which runs them in float32, with casts around them: the run takes more memory than predicted; plan "
+        "the model that 'remat fuse' writes, in which the casts stand",
+    )

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
+from remat_cli.formats.onnx.contrib import is_contributed
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
 from remat_cli.formats.onnx.reader import SizedModel
 from remat_cli.formats.onnx.structure import stored_names
@@ -38,6 +39,7 @@ TOLERANCE_BYTES = 2 * 2**20
 TOLERANCE_SHARE = 0.03
 # What two runs of the same model may differ by; they came to within 110 KiB of each other.
 NOISE_BYTES = 2**18
+_TIMED_RUNS = 5
 
 _RANDOM_TYPES = frozenset(
     ("float32", "float64", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -62,14 +64,33 @@ class Peak:
         return abs(self.measured - self.predicted) <= max(TOLERANCE_BYTES, TOLERANCE_SHARE * self.predicted)
 
 
+@dataclass(frozen=True, slots=True)
+class UsualRun:
+    """What the model takes as onnxruntime runs it where nobody sets an option: optimised, with an arena.
+
+    Attributes:
+        peak_bytes: what the process comes to hold beside weights and graph inputs; None where it does not run.
+        time_ns: of one run.
+        failure: why it does not run.
+    """
+
+    peak_bytes: int | None = None
+    time_ns: int | None = None
+    failure: str = ""
+
+
 @dataclass(frozen=True)
 class Execution:
     """What came of running a model as it is and as rewritten, on the same inputs.
 
     Attributes:
         version: of onnxruntime.
-        plain: the model as it is.
+        usual: the model as it is, with onnxruntime's own options; None where that was not asked for.
+        plain: the model as it is, with ours.
         plan: the model as rewritten.
+        plain_time_ns: of one run of the model as it is; None where that was not asked for.
+        plan_time_ns: of one run of the rewritten model, likewise.
+        fused: whether the model has ops that onnxruntime's optimiser fused.
         nodes: number of nodes of the rewritten model that ran.
         outputs: names of the outputs that were compared.
         changed: those of them that are not the same bit by bit.
@@ -84,8 +105,12 @@ class Execution:
     runtime: ClassVar[Literal["onnxruntime"]] = "onnxruntime"
 
     version: str
+    usual: UsualRun | None
     plain: Peak
     plan: Peak
+    plain_time_ns: int | None
+    plan_time_ns: int | None
+    fused: bool
     nodes: int
     outputs: tuple[str, ...]
     changed: tuple[str, ...]
@@ -119,7 +144,7 @@ class Execution:
             return InvalidSchedule(
                 f"at place {place} of the executed order ran {ran!r}, where the schedule has {planned!r}",
                 hint="onnxruntime runs an op as several nodes, not one: it has no kernel for it or its type "
-                "(float16 on the CPU); export the model without it",
+                "(float16 on the CPU); plan the model that 'remat fuse' writes, or export it without such ops",
             )
         peak = self.plan
         if peak.agrees and self.takes_more:
@@ -134,7 +159,8 @@ class Execution:
         return InvalidSchedule(
             f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, "
             f"{format_bytes(peak.predicted)}; they part at {at}",
-            hint="its kernel takes memory that is not known to remat, or shares it in another way; please report it",
+            hint="its kernel takes memory that is not known to remat, or shares it in another way (float16 on the CPU: "
+            "see 'remat fuse'); please report it",
         )
 
 
@@ -147,6 +173,7 @@ def execute(
     *,
     seed: int = 0,
     time_limit: float = 600,
+    beside_usual: bool = False,
     observe: Observer | None = None,
 ) -> Execution:
     """Run a model as it is and as rewritten.
@@ -159,6 +186,7 @@ def execute(
         computes: the schedule that it was rewritten for.
         seed: of the random inputs and, where there are none, weights.
         time_limit: seconds that each process may take.
+        beside_usual: run it with onnxruntime's own options, too, and take the time of all three.
         observe: is told what runs.
 
     Raises:
@@ -167,17 +195,21 @@ def execute(
         InvalidSchedule: it cannot run the rewritten model, or a process was killed or took too long.
     """
     check_can_measure()
-    observe = observe or Observer()
+    observe, timed_runs = observe or Observer(), _TIMED_RUNS if beside_usual else 0
     with TemporaryDirectory(prefix="remat-") as folder:
         child = _Child(Path(folder), _request(path, model, seed), time_limit)
         observe.phase("running the model as it is")
         try:
-            plain = child.run(path)
+            plain = child.run(path, timed_runs=timed_runs)
         except _Failed as failed:
             raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
+        usual = None
+        if beside_usual:
+            observe.phase("running the model with onnxruntime's own options")
+            usual = _usual_run(child, path)
         try:
             observe.phase("running the rewritten model")
-            plan = child.run_proto(rewritten.proto)
+            plan = child.run_proto(rewritten.proto, timed_runs=timed_runs)
             observe.phase("following the order of the rewritten model")
             order = child.run_proto(rewritten.proto, profile=True)["order"]
             schedule = with_frees(graph, computes)
@@ -190,8 +222,12 @@ def execute(
     outputs = {name: found for name, found in plain["outputs"].items() if found is not None}
     return Execution(
         version=plan["version"],
+        usual=usual,
         plain=Peak(_peak(graph, plain_run(graph)), plain["peak_bytes"]),
         plan=peak,
+        plain_time_ns=plain["time_ns"],
+        plan_time_ns=plan["time_ns"],
+        fused=any(is_contributed(node) for node in rewritten.proto.graph.node),
         nodes=len(rewritten.order),
         outputs=tuple(outputs),
         changed=tuple(name for name, found in outputs.items() if plan["outputs"].get(name) != found),
@@ -322,14 +358,14 @@ class _Child:
     request: Mapping[str, Any]
     time_limit: float
 
-    def run_proto(self, model: onnx.ModelProto, *, profile: bool = False, runs: int = 1) -> dict[str, Any]:
+    def run_proto(self, model: onnx.ModelProto, *, profile: bool = False, **particular: Any) -> dict[str, Any]:
         """Run a model that is not in a file yet: for its peak, or with `profile` for its order and times."""
         path = self.folder / "model.onnx"
         path.write_bytes(model.SerializeToString())
         read = _read_in(model)
         weights = [weight for weight in self.request["random_weights"] if weight[0] in read]
         prefix = str(self.folder / "profile") if profile else None
-        return self.run(path, random_weights=weights, profile_prefix=prefix, runs=runs)
+        return self.run(path, random_weights=weights, profile_prefix=prefix, **particular)
 
     def run(self, model: Path, **particular: Any) -> dict[str, Any]:
         """Run the model in a file.
@@ -338,7 +374,8 @@ class _Child:
             _Failed: see there.
         """
         asked, result = self.folder / "request.json", self.folder / "result.json"
-        request = {"profile_prefix": None, "runs": 1, **self.request, "model": str(model), **particular}
+        usual = {"profile_prefix": None, "runs": 1, "timed_runs": 0, "as_it_comes": False}
+        request = {**usual, **self.request, "model": str(model), **particular}
         asked.write_text(json.dumps(request), encoding="utf-8")
         result.unlink(missing_ok=True)
         command = [sys.executable, "-P", "-m", "remat_cli.runtime.onnx.measured_process", str(asked), str(result)]
@@ -363,6 +400,14 @@ class _Child:
         if "error" in answer:
             raise _refusal(answer["error"])
         return answer
+
+
+def _usual_run(child: _Child, path: Path) -> UsualRun:
+    try:
+        found = child.run(path, as_it_comes=True, timed_runs=_TIMED_RUNS)
+    except _Failed as failed:
+        return UsualRun(failure=failed.reason)
+    return UsualRun(found["peak_bytes"], found["time_ns"])
 
 
 def _crash(code: int, said: str) -> _Failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.graph import Graph
 from remat_cli.runtime.onnx.apply import apply_schedule, read_for
-from remat_cli.runtime.onnx.execution import NOISE_BYTES, Execution, Peak, execute
+from remat_cli.runtime.onnx.execution import NOISE_BYTES, Execution, Peak, UsualRun, execute
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.schedule import input_order, with_frees
 from tests.places import GRAPHS
@@ -52,6 +53,7 @@ def run(
     believed: Callable[[Graph], Graph] = lambda graph: graph,
     tampered: Callable[[Rewritten], Rewritten] = lambda rewritten: rewritten,
     time_limit: float = 600,
+    beside_usual: bool = False,
     **options: Any,
 ) -> Execution:
     """Execute a model by a schedule, by default the plain run.
@@ -62,6 +64,7 @@ def run(
         believed: changes the graph that predicts.
         tampered: changes the rewritten model.
         time_limit: of each process.
+        beside_usual: run it with onnxruntime's own options, too.
         options: how the model is read.
     """
     given = GraphOptions(mode="inference", **options)
@@ -69,7 +72,7 @@ def run(
     computes = computes or input_order(graph)
     rewritten = tampered(apply_schedule(path, given, graph, with_frees(graph, computes), {}))
     model = read_for(path, given, keep_data=False)
-    return execute(path, model, rewritten, believed(graph), computes, time_limit=time_limit)
+    return execute(path, model, rewritten, believed(graph), computes, time_limit=time_limit, beside_usual=beside_usual)
 
 
 def test_a_schedule_runs_in_the_memory_that_was_predicted() -> None:
@@ -81,6 +84,31 @@ def test_a_schedule_runs_in_the_memory_that_was_predicted() -> None:
     assert found.outputs == ("up1.relu",)
     assert (found.changed, found.not_finite, found.out_of_order, found.parted_at) == ((), (), None, None)
     assert (found.nodes, found.random_weights) == (73, 46)
+
+
+def test_what_onnxruntime_takes_by_itself_stands_beside() -> None:
+    found = run(LONG_SKIP, beside_usual=True, dims={"batch": 1, "height": 128, "width": 128})
+    assert found.usual is not None
+    # The first run fills the arena, and the second one takes a block beside it: the plain peak twice.
+    assert found.usual.peak_bytes is not None
+    assert found.usual.peak_bytes > 1.5 * found.plain.measured
+    assert all(time is not None and time > 0 for time in (found.usual.time_ns, found.plain_time_ns, found.plan_time_ns))
+    assert not found.fused
+
+
+def test_that_onnxruntime_does_not_run_a_model_by_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_process = subprocess.run
+
+    def dying(command: Sequence[str], **more: Any) -> Any:
+        asked = json.loads(Path(command[-2]).read_text())
+        if asked["as_it_comes"]:
+            command = [command[0], "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+        return run_process(command, **more)
+
+    monkeypatch.setattr(subprocess, "run", dying)
+    found = run(LONG_SKIP, beside_usual=True, dims={"batch": 1, "height": 8, "width": 8})
+    assert found.holds
+    assert found.usual == UsualRun(failure="its process was killed")
 
 
 def with_scratch(op: str, size: int) -> Callable[[Graph], Graph]:
