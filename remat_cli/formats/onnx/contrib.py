@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remat_cli.formats.onnx.attributes import integer_attribute, integers_attribute
+from remat_cli.formats.onnx.dtypes import FLOAT32
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import TensorType, Value, ValueType, broadcast
 
@@ -68,7 +69,6 @@ def _reordered_input(node: onnx.NodeProto) -> onnx.NodeProto:
 _FORMS: Mapping[str, _Form] = {
     "com.microsoft.FusedConv": _as("Conv", 0, 1, 2, without=_ACTIVATION),
     "com.microsoft.FusedGemm": _as("Gemm", 0, 1, 2, without=_ACTIVATION),
-    "com.microsoft.DynamicQuantizeMatMul": _as("MatMul", 0, 1),
     "com.microsoft.QLinearAdd": _as("Add", 0, 3),
     "com.microsoft.QLinearMul": _as("Mul", 0, 3),
     "com.microsoft.nchwc.Conv": _as("Conv", 0, 1, 2, without=_ACTIVATION),
@@ -111,7 +111,8 @@ def result_type(node: onnx.NodeProto, inputs: Sequence[Value | None]) -> ValueTy
         return None
     weights = inputs[1].type.shape if len(inputs) > 1 and inputs[1] is not None else None
     shape = rule(node, kind.shape, weights)
-    return None if shape is None else TensorType(kind.element, shape)
+    element = FLOAT32 if full_type(node) in _TO_FLOATS else kind.element
+    return None if shape is None else TensorType(element, shape)
 
 
 _Shape = tuple[int, ...]
@@ -156,10 +157,24 @@ def _packed_attention(node: onnx.NodeProto, shape: _Shape, weights: _Shape | Non
     return None if not weights else (*shape[:-1], weights[-1] // 3)
 
 
+def _recurrent_states(_: onnx.NodeProto, shape: _Shape, weights: _Shape | None) -> _Shape | None:
+    """The states of all steps by direction; weights are [directions, in, 4 gates of hidden]."""
+    if len(shape) != 3 or weights is None or len(weights) != 3:
+        return None
+    steps, batch, _width = shape
+    return steps, weights[0], batch, weights[2] // 4
+
+
 _RESULTS: Mapping[str, Callable[[onnx.NodeProto, _Shape, _Shape | None], _Shape | None]] = {
     "com.microsoft.Attention": _packed_attention,
+    "com.microsoft.DynamicQuantizeLSTM": _recurrent_states,
+    "com.microsoft.DynamicQuantizeMatMul": _matrix_product,
     "com.microsoft.FusedMatMul": _matrix_product,
+    "com.microsoft.MatMulIntegerToFloat": _matrix_product,
     "com.microsoft.MatMulNBits": _packed_product,
+    "com.microsoft.QAttention": _packed_attention,
     "com.microsoft.nchwc.ReorderOutput": _reordered_output,
     "com.microsoft.nchwc.Upsample": _enlarged,
 }
+# Of these the result is in floats, though the first input is quantized.
+_TO_FLOATS = frozenset(("com.microsoft.MatMulIntegerToFloat", "com.microsoft.QAttention"))

@@ -37,11 +37,12 @@ class ElementType:
 
 # What one std::string takes in onnxruntime; the text itself is not known.
 STRING = ElementType(8, "string", 32 * 8)
+FLOAT32 = ElementType(1, "float32", 32)
 BOOL = ElementType(9, "bool", 8)
 INT64 = ElementType(7, "int64", 64)
 
 _TYPES = (
-    ElementType(1, "float32", 32),
+    FLOAT32,
     ElementType(2, "uint8", 8),
     ElementType(3, "int8", 8),
     ElementType(4, "uint16", 16),

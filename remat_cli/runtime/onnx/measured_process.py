@@ -107,7 +107,7 @@ def _session(runtime: Any, asked: Mapping[str, Any]) -> Any:
     if asked["profile_prefix"] is not None:
         options.enable_profiling, options.profile_file_prefix = True, asked["profile_prefix"]
     weights = {
-        name: runtime.OrtValue.ortvalue_from_numpy(_random_weight(name, dtype, dims, asked["seed"]))
+        name: runtime.OrtValue.ortvalue_from_numpy(random_weight(name, dtype, dims, asked["seed"]))
         for name, dtype, dims in asked["random_weights"]
     }
     options.add_external_initializers(list(weights), list(weights.values()))
@@ -137,7 +137,7 @@ def _time_ns(session: Any, feeds: Mapping[str, Any], runs: int) -> int | None:
     return int(median(times)) if times else None
 
 
-def _random_weight(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.ndarray[Any, Any]:
+def random_weight(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.ndarray[Any, Any]:
     """Return weights with which values neither vanish nor explode; vectors are positive, as variances are."""
     source = np.random.default_rng((seed, crc32(name.encode())))
     if not np.issubdtype(np.dtype(dtype), np.floating):
