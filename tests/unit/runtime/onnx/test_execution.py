@@ -127,6 +127,19 @@ def test_the_op_by_which_memory_departs_is_named() -> None:
     assert (found.changed, found.out_of_order) == ((), None)
 
 
+def test_that_a_size_depends_on_data_is_told() -> None:
+    found = run(LONG_SKIP, dims={"batch": 1, "height": 8, "width": 8})
+    graph = planned(LONG_SKIP, dims={"batch": 1, "height": 8, "width": 8})
+    far = replace(found, plan=Peak(0, 100 * MIB), plain=Peak(0, 100 * MIB), parted_at="up5.conv")
+    kernel = far.broken(graph)
+    assert kernel is not None
+    assert "report it" in kernel.hint
+    loop = far.broken(replace(graph, ops=tuple(replace(one, type="Loop") for one in graph.ops)))
+    assert loop is not None
+    assert "depends on its data" in loop.message
+    assert "drawn at random" in loop.hint
+
+
 def test_a_plan_that_takes_more_than_the_model_as_it_is_does_not_hold() -> None:
     found = run(LONG_SKIP, few_kept(), dims=DIMS)
     as_much = replace(found, plain=replace(found.plain, measured=found.plan.measured - NOISE_BYTES))
