@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from remat_cli.errors import GraphError
+from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.convert import Conversion, parameters
 from remat_cli.formats.onnx.dims import bind_inputs
 from remat_cli.formats.onnx.estimates import in_words
@@ -18,6 +19,7 @@ from remat_cli.formats.onnx.shapes import ShapeInference
 from remat_cli.formats.onnx.sized_graph import SizedGraph
 from remat_cli.formats.onnx.stored_values import weights_read
 from remat_cli.formats.onnx.structure import stored_names
+from remat_cli.formats.onnx.workspace import WITHOUT_RULE
 from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
 from remat_cli.settings import Setting
 
@@ -75,7 +77,7 @@ def read_model(path: Path, options: ReadOptions) -> Reading:
         graph=graph,
         operators=conversion.operators(sized),
         parameters=parameters(sized),
-        notes=(*_notes(model, inference, sized, estimated), *_half_precision_notes(sized, options)),
+        notes=(*_notes(model, inference, sized, estimated), *_onnxruntime_notes(sized, options)),
         estimated=tuple(estimated),
     )
 
@@ -95,14 +97,19 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
     return notes
 
 
-def _half_precision_notes(sized: SizedGraph, options: ReadOptions) -> tuple[str, ...]:
+def _onnxruntime_notes(sized: SizedGraph, options: ReadOptions) -> Iterator[str]:
+    """Yield what makes a run in onnxruntime take more memory than predicted."""
     if options.storage is not Aliasing.ORT_CPU:
-        return ()
-    nodes = run_in_float32((one.node for one in sized.nodes), sized.values)
-    if not nodes:
-        return ()
-    return (
-        f"{len(nodes):,} ops of float16 ({nodes[0].proto.op_type} and others) have no kernel in onnxruntime's CPU "
-        "provider, which runs them in float32, with casts around them: the run takes more memory than predicted; plan "
-        "the model that 'remat fuse' writes, in which the casts stand",
-    )
+        return
+    nodes = [one.node for one in sized.nodes]
+    if single := run_in_float32(nodes, sized.values):
+        yield (
+            f"{len(single):,} ops of float16 ({single[0].proto.op_type} and others) have no kernel in onnxruntime's "
+            "CPU provider, which runs them in float32, with casts around them: the run takes more memory than "
+            "predicted; plan the model that 'remat fuse' writes, in which the casts stand"
+        )
+    if unknown := sorted({full_type(node.proto) for node in nodes} & WITHOUT_RULE):
+        yield (
+            f"what kernels of {', '.join(unknown)} take for themselves is not known: 'remat measure' measures it, and "
+            "--measurements gives it to other verbs"
+        )

@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute, integers_attribute
+from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.einsum_memory import einsum_elements
 from remat_cli.formats.onnx.values import TensorType, Values, broadcast
 from remat_cli.formats.reader import Aliasing
@@ -72,7 +73,7 @@ def scratch_bytes(node: onnx.NodeProto, values: Values, opset: int, profile: Ali
         opset: version of ONNX's own operator set.
         profile: the runtime; without onnxruntime's nothing is counted.
     """
-    rule = _RULES.get(node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}")
+    rule = _RULES.get(full_type(node))
     if profile is not Aliasing.ORT_CPU or rule is None:
         return 0
 
@@ -341,3 +342,17 @@ _RULES: Mapping[str, Callable[[_Call], int]] = {
     **dict.fromkeys(("Max", "Mean", "Min", "Sum"), _partial_results),
     **dict.fromkeys(_GATES, _recurrence),
 }
+
+# Ops whose kernels may take memory that no rule tells: how much depends on values, or was not looked at.
+# fmt: off
+_OWN_WITHOUT_RULE = (
+    "AttnLSTM", "BranchwiseRMSNorm", "CausalConvWithState", "ConvTransposeWithDynamicPads",
+    "DecoderMaskedMultiHeadAttention", "DequantizeLinear", "DynamicTimeWarping", "EmbedLayerNormalization",
+    "EngramGate", "GatedAdd", "GatedRMSNorm", "GatherBlockQuantized", "HyperConnectionPostMix",
+    "HyperConnectionPreMix", "LinearAttention", "LinearAttentionGate", "MRotaryEmbedding", "MatMulBnb4",
+    "MatMulFpQ4", "MatMulInteger16", "MoE", "NGramHashMapping", "NGramRepeatBlock", "QEmbedLayerNormalization",
+    "QLinearConcat", "QLinearWhere", "QMoE", "QuantizeLinear", "SampleOp", "ScaledSiLU", "SparseAttention",
+    "SparseToDenseMatMul", "Unique", "VarlenNGramHashMapping", "WordConvEmbedding",
+)
+# fmt: on
+WITHOUT_RULE = frozenset(("Unique", *(f"com.microsoft.{name}" for name in _OWN_WITHOUT_RULE)))

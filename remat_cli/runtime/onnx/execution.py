@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -18,8 +18,8 @@ from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.onnx.contrib import is_contributed
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
 from remat_cli.formats.onnx.reader import SizedModel
-from remat_cli.formats.onnx.structure import stored_names
-from remat_cli.formats.onnx.values import TensorType
+from remat_cli.formats.onnx.structure import Node, stored_names
+from remat_cli.formats.onnx.values import TensorType, Value, type_proto
 from remat_cli.formats.onnx.walk import all_graphs, all_nodes
 from remat_cli.graph import Graph
 from remat_cli.problem import Observer
@@ -275,6 +275,64 @@ def times_of(
         except _Failed as failed:
             raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
     return found["version"], found["times_ns"]
+
+
+def kernels_of(
+    path: Path, model: SizedModel, nodes: Iterable[Node], *, seed: int = 0, time_limit: float = 600
+) -> dict[str, int]:
+    """Run some nodes each by itself, on random inputs, and return what their kernels take for themselves, by name.
+
+    A node that does not run by itself is left out.
+
+    Args:
+        path: the model.
+        model: what was read of it, its data kept.
+        nodes: nodes of its main graph, without bodies.
+        seed: of the random inputs and, where there are none, weights.
+        time_limit: seconds that each may take.
+
+    Raises:
+        UsageError: as `check_can_measure`, or an input is of a type that cannot be drawn.
+    """
+    values, found = model.graph.values, {}
+    with TemporaryDirectory(prefix="remat-") as folder:
+        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        for node in nodes:
+            given = [name for name in node.reads if values[name].is_activation]
+            try:
+                answer = child.run_proto(_alone(model, node), inputs=[_drawn_input(name, model) for name in given])
+            except _Failed:
+                continue
+            found[node.name] = max(0, answer["peak_bytes"] - sum(values[name].type.bytes for name in node.outputs))
+    return found
+
+
+def _alone(model: SizedModel, node: Node) -> onnx.ModelProto:
+    """Return a model of one node; the weights that it reads are those of the whole."""
+    import onnx
+    from onnx import helper
+
+    values, whole = model.graph.values, model.model
+    alone = onnx.ModelProto(ir_version=whole.proto.ir_version)
+    alone.opset_import.extend(whole.proto.opset_import)
+    alone.graph.name = node.name
+    alone.graph.node.append(node.proto)
+    alone.graph.initializer.extend(one for one in whole.graph.initializer if one.name in node.reads)
+    stored = {one.name for one in alone.graph.initializer}
+    for name in node.reads:
+        if values[name].is_activation:
+            alone.graph.input.append(helper.make_value_info(name, _type_of(values[name])))
+        elif name not in stored:
+            data = values[name].data
+            assert data is not None
+            alone.graph.initializer.append(onnx.numpy_helper.from_array(data, name))
+    alone.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in node.outputs)
+    return alone
+
+
+def _type_of(value: Value) -> onnx.TypeProto:
+    assert isinstance(value.type, TensorType)
+    return type_proto(value.type)
 
 
 def check_can_measure() -> None:
