@@ -18,6 +18,9 @@ from remat_cli.formats.onnx.values import TensorType, Value, ValueType, broadcas
 if TYPE_CHECKING:
     import onnx
 
+# Metadata of a model that `remat fuse` wrote.
+FUSED_BY = "remat_fused_by"
+
 _Form = Callable[["onnx.NodeProto"], "onnx.NodeProto"]
 _ACTIVATION = ("activation", "activation_params", "activation_alpha", "activation_beta", "activation_gamma")
 
@@ -30,6 +33,12 @@ def full_type(node: onnx.NodeProto) -> str:
 def is_contributed(node: onnx.NodeProto) -> bool:
     """Whether a node's op is one of onnxruntime's own."""
     return node.domain.split(".")[:2] == ["com", "microsoft"]
+
+
+def is_fused(model: onnx.ModelProto) -> bool:
+    """Whether onnxruntime's optimiser has worked on a model: it says so, or has ops that only the optimiser makes."""
+    said = any(entry.key == FUSED_BY for entry in model.metadata_props)
+    return said or any(map(is_contributed, model.graph.node))
 
 
 def standard_form(node: Node) -> Node | None:

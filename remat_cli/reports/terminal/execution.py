@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from remat_cli.formats.native import graph_sha256
-from remat_cli.formats.onnx.contrib import is_contributed
+from remat_cli.formats.onnx.contrib import is_fused
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean, shorten
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
@@ -74,7 +74,7 @@ def apply_report(
         ),
         indented(columns(["predicted", "plain run", "schedule"], rows, right=(1, 2))),
         section("To run it", Text(_HOW_TO_RUN.format(path=clean(str(output))), overflow="fold")),
-        bullets([*_WARNINGS, *([] if any(map(is_contributed, rewritten.proto.graph.node)) else [_FUSE_FIRST])]),
+        bullets([*_WARNINGS, *([] if is_fused(rewritten.proto) else [_FUSE_FIRST])]),
         *([section("Notes", bullets([clean(note) for note in prepared.notes]))] if prepared.notes else []),
     )
 

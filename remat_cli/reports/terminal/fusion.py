@@ -23,7 +23,7 @@ def fusion_report(model: Path, fused: Fused, output: Path) -> Report:
                 ("model", clean(str(model))),
                 ("fused by", f"onnxruntime {clean(fused.version)}"),
                 ("nodes", f"{fused.nodes_before:,} before, {len(fused.proto.graph.node):,} now"),
-                ("its own ops", ops or "none: there was nothing to fuse"),
+                ("its own ops", ops or "none"),
                 ("written", written),
             ]
         ),

@@ -13,9 +13,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats.onnx.contrib import full_type, is_contributed
+from remat_cli.formats.onnx.contrib import FUSED_BY, full_type, is_contributed
 from remat_cli.formats.onnx.errors import one_line
 from remat_cli.formats.onnx.load import load_model
+from remat_cli.formats.onnx.walk import all_nodes
 from remat_cli.formats.source import Source
 from remat_cli.runtime.onnx.external_data import absent_files
 from remat_cli.runtime.onnx.session import import_onnxruntime
@@ -66,7 +67,14 @@ def fuse(path: Path, *, for_this_machine: bool = False) -> Fused:
     levels = runtime.GraphOptimizationLevel
     level = levels.ORT_ENABLE_ALL if for_this_machine else levels.ORT_ENABLE_EXTENDED
     with TemporaryDirectory(prefix="remat-") as folder:
-        proto = _optimised(runtime, path, Path(folder) / "model.onnx", level)
+        first, second = (Path(folder) / name for name in ("first.onnx", "second.onnx"))
+        weights = str(path.resolve().parent)
+        _optimise(runtime, path, path, first, level, weights)
+        # Casts for ops without a kernel of float16 are put in at the end: only now those of weights can be computed.
+        _optimise(runtime, path, first, second, level, weights)
+        proto = _tidied(load_model(second, keep_data=True).proto)
+    if not any(entry.key == FUSED_BY for entry in proto.metadata_props):
+        proto.metadata_props.add(key=FUSED_BY, value=f"onnxruntime {runtime.__version__}")
     return Fused(
         proto=proto,
         version=runtime.__version__,
@@ -75,19 +83,24 @@ def fuse(path: Path, *, for_this_machine: bool = False) -> Fused:
     )
 
 
-def _optimised(runtime: Any, path: Path, target: Path, level: Any) -> onnx.ModelProto:
+def _optimise(runtime: Any, path: Path, source: Path, target: Path, level: Any, weights: str) -> None:
+    """Write what the optimiser makes of one file to another; `path` is what messages name."""
     options = runtime.SessionOptions()
     options.graph_optimization_level, options.log_severity_level = level, _FATAL
     options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
     try:
-        runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        runtime.InferenceSession(source.read_bytes(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # whatever onnxruntime raises goes to the user as a message
         raise GraphError(
             f"{path} does not run in onnxruntime: {one_line(error)}",
             hint="does this version of onnxruntime have a kernel for each of its ops?",
         ) from None
-    proto = load_model(target, keep_data=True).proto
-    used = {node.domain for node in proto.graph.node} | {""}
+
+
+def _tidied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without operator sets that it does not use: onnxruntime imports all that it knows."""
+    used = {node.domain for node in all_nodes(proto.graph.node)} | {""}
     imported = [(one.domain, one.version) for one in proto.opset_import if one.domain in used]
     del proto.opset_import[:]
     for domain, version in imported:

@@ -8,14 +8,16 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Aliasing, ReadOptions, read_graph
+from remat_cli.formats.onnx.contrib import is_fused
 from remat_cli.formats.onnx.half_precision import WITH_KERNEL
 from remat_cli.runtime.onnx.apply import model_bytes
 from remat_cli.runtime.onnx.external_data import external_tensors
@@ -88,6 +90,15 @@ def test_the_same_model_gives_the_same_file(tmp_path: Path) -> None:
     assert len({model_bytes(fuse(path).proto) for _ in range(2)}) == 1
 
 
+def test_a_fused_model_says_so_once(tmp_path: Path) -> None:
+    path = tmp_path / "fused.onnx"
+    onnx.save(fuse(TRANSFORMER.save(tmp_path)).proto, path)
+    again = fuse(path).proto
+    assert [entry.value for entry in again.metadata_props] == [f"onnxruntime {onnxruntime.__version__}"]
+    assert is_fused(again)
+    assert not is_fused(TRANSFORMER.proto())
+
+
 def test_sizes_stay_open(tmp_path: Path) -> None:
     fused = fuse(replace(CONVOLUTIONS, inputs=[float_input("x", "batch", 3, 16, 16)]).save(tmp_path))
     path = tmp_path / "fused.onnx"
@@ -97,8 +108,13 @@ def test_sizes_stay_open(tmp_path: Path) -> None:
 
 def test_ops_of_half_precision_are_run_as_onnxruntime_runs_them(tmp_path: Path) -> None:
     half = Model(
-        [node("Concat", ["x"], ["a"], "copy", axis=0), node("Exp", ["a"], ["b"], "exp"), node("Log", ["b"], ["y"])],
+        [
+            node("Concat", ["x"], ["a"], "copy", axis=0),
+            node("Exp", ["a"], ["b"], "exp"),
+            node("Mul", ["b", "w"], ["y"]),
+        ],
         inputs=[value("x", [4, 512, 512], TensorProto.FLOAT16)],
+        stored=[numpy_helper.from_array(np.ones((512, 512), np.float16), "w")],
     )
     proto = half.proto()
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
@@ -107,7 +123,8 @@ def test_ops_of_half_precision_are_run_as_onnxruntime_runs_them(tmp_path: Path) 
     onnx.save(fuse(path).proto, fused)
     assert [note for note in read_graph(path, ReadOptions(mode="inference")).notes if "2 ops of float16 (Exp" in note]
     assert not [note for note in read_graph(fused, ReadOptions(mode="inference")).notes if "float16" in note]
-    assert {one.op_type for one in onnx.load(fused).graph.node} == {"Cast", "Concat", "Exp", "Log"}
+    assert {one.op_type for one in onnx.load(fused).graph.node} == {"Cast", "Concat", "Exp", "Mul"}
+    assert [tensor.data_type for tensor in onnx.load(fused).graph.initializer] == [TensorProto.FLOAT]
     assert run(fused).holds
 
 
