@@ -282,7 +282,7 @@ def kernels_of(
 ) -> dict[str, int]:
     """Run some nodes each by itself, on random inputs, and return what their kernels take for themselves, by name.
 
-    A node that does not run by itself is left out.
+    A node that does not run by itself, or whose inputs cannot be drawn, is left out.
 
     Args:
         path: the model.
@@ -292,16 +292,17 @@ def kernels_of(
         time_limit: seconds that each may take.
 
     Raises:
-        UsageError: as `check_can_measure`, or an input is of a type that cannot be drawn.
+        UsageError: an input of the whole model is of a type that cannot be drawn.
     """
     values, found = model.graph.values, {}
     with TemporaryDirectory(prefix="remat-") as folder:
         child = _Child(Path(folder), _request(path, model, seed), time_limit)
         for node in nodes:
-            given = [name for name in node.reads if values[name].is_activation]
+            alone = _alone(model, node)
             try:
-                answer = child.run_proto(_alone(model, node), inputs=[_drawn_input(name, model) for name in given])
-            except _Failed:
+                inputs = [_drawn_input(given.name, model) for given in alone.graph.input]
+                answer = child.run_proto(alone, inputs=inputs)
+            except (_Failed, UsageError):
                 continue
             found[node.name] = max(0, answer["peak_bytes"] - sum(values[name].type.bytes for name in node.outputs))
     return found
