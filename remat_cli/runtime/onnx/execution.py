@@ -40,6 +40,8 @@ TOLERANCE_SHARE = 0.03
 # What two runs of the same model may differ by; they came to within 110 KiB of each other.
 NOISE_BYTES = 2**18
 _TIMED_RUNS = 5
+_ITERATIONS = 2
+_KEEP_NUMBERS = frozenset(("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 # How often these run, or how much they make, is told by values and not by sizes.
 _SIZED_BY_DATA = frozenset(("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique"))
 
@@ -360,8 +362,27 @@ def _request(path: Path, model: SizedModel, seed: int) -> dict[str, Any]:
         "dims": dict(model.inference.dims),
         "seed": seed,
         "inputs": [_drawn_input(name, model) for name in model.graph.inputs if name not in stored],
+        "filled": _trip_counts(model),
         "random_weights": [_drawn_weight(one) for one in outside if not (folder / location_of(one)).exists()],
     }
+
+
+def _trip_counts(model: SizedModel) -> dict[str, int]:
+    """Return the inputs that say how often a Loop runs, each with a number that fits the sizes that were planned.
+
+    That is the length of what a Loop collects. Where it collects nothing, two iterations take all that more would.
+    """
+    maker = {name: node.node for node in model.graph.nodes for name in node.node.outputs}
+    counts = {}
+    for node in (one.node.proto for one in model.graph.nodes if one.node.proto.op_type == "Loop"):
+        name = node.input[0]
+        while name in maker and maker[name].proto.op_type in _KEEP_NUMBERS:
+            name = maker[name].proto.input[0]
+        kinds = [model.graph.values[made].type for made in node.output[len(node.input) - 2 :] if made]
+        lengths = [kind.shape[0] for kind in kinds if isinstance(kind, TensorType) and kind.shape]
+        if name in model.graph.inputs:
+            counts[name] = max(lengths, default=_ITERATIONS)
+    return counts
 
 
 def _read_in(model: onnx.ModelProto) -> set[str]:

@@ -63,7 +63,8 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         asked: `model`, a path; `weights_folder`, for its external data; `dims`, sizes of symbols; `seed`; `inputs` and
-            `random_weights`, as lists of name, type and shape; `profile_prefix`, a path or None; `runs`, how often it
+            `random_weights`, as lists of name, type and shape; `filled`, the number in all of an input, by name, where
+            it is not drawn; `profile_prefix`, a path or None; `runs`, how often it
             is run with a profile; `timed_runs`, how often at most it is run again for its time; `as_it_comes`, whether
             with onnxruntime's own options instead of ours.
 
@@ -75,7 +76,11 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     runtime.set_default_logger_severity(4)
     session = _session(runtime, asked)
     feeds = {
-        name: runtime.OrtValue.ortvalue_from_numpy(_random_input(name, dtype, dims, asked["seed"]))
+        name: runtime.OrtValue.ortvalue_from_numpy(
+            np.full(dims, asked["filled"][name], dtype)
+            if name in asked["filled"]
+            else _random_input(name, dtype, dims, asked["seed"])
+        )
         for name, dtype, dims in asked["inputs"]
     }
     said: dict[str, Any] = {"version": runtime.__version__}

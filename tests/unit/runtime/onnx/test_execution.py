@@ -24,7 +24,7 @@ from remat_cli.runtime.onnx.execution import NOISE_BYTES, Execution, Peak, Usual
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.schedule import input_order, with_frees
 from tests.places import GRAPHS
-from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node, value
+from tests.unit.formats.onnx.models import Model, body, elsewhere, float_input, node, value
 from tests.unit.runtime.onnx.rewriting import planned
 
 LONG_SKIP = GRAPHS / "long_skip.onnx"
@@ -125,6 +125,31 @@ def test_the_op_by_which_memory_departs_is_named() -> None:
     assert not found.plan.agrees
     assert found.parted_at == "up5.conv"
     assert (found.changed, found.out_of_order) == ((), None)
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_a_loop_runs_as_often_as_was_planned(collects: bool, tmp_path: Path) -> None:
+    size = [256, 1024]
+    made = ["more", "next", *(["item"] if collects else [])]
+    steps = [node("Identity", ["go"], ["more"]), node("Sin", ["state"], ["next"]), node("Cos", ["state"], ["item"])]
+    inner = body(
+        steps if collects else steps[:2],
+        [value("i", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), value("state", size)],
+        made,
+    )
+    inner.output[0].type.tensor_type.elem_type = TensorProto.BOOL
+    model = Model(
+        [
+            node("Squeeze", ["count"], ["n"], "scalar"),
+            node("Exp", ["x"], ["e"], "exp"),
+            node("Loop", ["n", "", "e"], ["last", *(["all"] if collects else [])], "loop", body=inner),
+            node("ReduceSum", ["all" if collects else "last"], ["y"], "sum"),
+        ],
+        inputs=[value("x", size), value("count", [1], TensorProto.INT64)],
+    )
+    found = run(model.save(tmp_path), value_shapes={"all": (20, *size)} if collects else {})
+    assert found.plain.predicted >= (44 if collects else 4) * MIB
+    assert abs(found.plain.measured - found.plain.predicted) < 0.5 * MIB
 
 
 def test_that_a_size_depends_on_data_is_told() -> None:

@@ -175,9 +175,15 @@ CASES = [
       for rows, depth, columns in ((1024, 512, 1024), (2048, 1024, 256), (512, 2048, 512)) for level in (0, 4)),
     *(Case("FastGelu", constants=bias, attributes={"domain": "com.microsoft"}) for bias in ([], [(256,)])),
     Case("GridSample", (1, 8, 256, 256), [(1, 256, 256, 2)], attributes={"domain": "com.microsoft"}),
-    Case("DynamicQuantizeMatMul", (1024, 512),
+    Case("DynamicQuantizeMatMul", (4096, 512),
          [ints(512, 1024, dtype=np.uint8), np.full(1, 0.1, np.float32), np.zeros(1, np.uint8)],
          attributes={"domain": "com.microsoft"}),
+    *(
+        Case("QAttention", h,
+             [ints(256, 768, dtype=np.uint8), (768,), np.float32(0.1), np.float32(0.1), None, np.uint8(0), np.uint8(0)],
+             element=U8, attributes=HEADS)
+        for h in ((1, 512, 256), (2, 256, 256))
+    ),
     Case("MatMulIntegerToFloat", (1024, 512),
          [ints(512, 1024, dtype=np.uint8), np.float32(0.1), np.float32(0.1), np.uint8(0), np.uint8(0)], element=U8,
          attributes={"domain": "com.microsoft"}),
