@@ -34,6 +34,7 @@ VERBS: Mapping[str, str] = {
     "check": "Hold the models of a project to budgets and limits: memory as a CI check.",
     "report": "Write a schedule as an HTML page: memory, the life of every tensor, overhead by op.",
     "batch": "Plan many graphs, on one machine or a cluster; what fails is recorded, the rest goes on.",
+    "fuse": "Write an ONNX model as onnxruntime's optimiser leaves it, to be planned.",
     "apply": "Write an ONNX model that runs a schedule.",
     "generate": "Write a synthetic graph of any size.",
     "completion": "Print the script by which a shell completes verbs, options and names.",

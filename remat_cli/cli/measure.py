@@ -41,7 +41,8 @@ def command(graph: Path, output: Path, time_limit: str, as_json: bool, quiet: bo
     The ops of a PyTorch step (pip install 'remat[torch]') run one at a time, with no more memory than one needs; what
     its kernel takes for itself is measured too, and counts in the peaks that are predicted. An ONNX model (pip install
     'remat[run]') runs as a whole in onnxruntime, with one thread; in training, the backward of an op counts as twice
-    its forward. The file holds for the sizes that were measured.
+    its forward. Ops whose kernels take memory that no rule tells run by themselves, too. The file holds for the sizes
+    that were measured.
 
     \b
     Examples:

@@ -48,7 +48,7 @@ def command(
     With --execute the model is run by onnxruntime (pip install 'remat[run]') as it is and as 'remat apply' writes it,
     on the same random inputs, and random weights where the file has none: the outputs must be the same bit by bit, the
     order that of the schedule, and the measured peak the predicted one, to within 2 MiB or 3 %, and not above that of
-    the model as it is.
+    the model as it is. Beside it stands what onnxruntime takes with its own options.
 
     A PyTorch step is run by torch (pip install 'remat[torch]') as it is, by the plain schedule and by SCHEDULE: what it
     returns, all gradients and buffers must be the same bit by bit, and the peak as above.
@@ -87,6 +87,7 @@ def command(
                 link=prepared.link,
                 seed=seed,
                 time_limit=limit,
+                beside_usual=True,
                 observe=observe,
             )
     streams.report(

@@ -47,6 +47,7 @@ def execute_plan(
     link: Link | None = None,
     seed: int = 0,
     time_limit: float = 600,
+    beside_usual: bool = False,
     observe: Observer | None = None,
 ) -> ModelExecution | StepExecution:
     """Run a model or step as it is and as planned, and hold the two against each other.
@@ -59,6 +60,7 @@ def execute_plan(
         link: to the host; needed by schedules with transfers only.
         seed: of what is drawn: inputs, weights, and what the step itself draws.
         time_limit: seconds that each run of an ONNX model may take.
+        beside_usual: run an ONNX model with onnxruntime's own options, too, and time it. A step is run as it is anyway.
         observe: is told what runs.
 
     Raises:
@@ -88,5 +90,6 @@ def execute_plan(
         schedule.computes,
         seed=seed,
         time_limit=time_limit,
+        beside_usual=beside_usual,
         observe=observe,
     )

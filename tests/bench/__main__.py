@@ -34,6 +34,7 @@ from remat_cli.training import training_graph
 from remat_cli.units import format_bytes, format_share
 from tests.bench.commands import commands
 from tests.bench.execution import execution
+from tests.bench.kernels import kernels
 from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
 from tests.bench.portfolio import portfolio
@@ -174,6 +175,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "commands": commands,
     "execution": execution,
     "transfers": lambda console: transfers(console, linked_files()),
+    "kernels": kernels,
     "torch": torch_table,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import onnxruntime
 import pytest
 
 from remat_cli import session_options
+from remat_cli.formats.onnx import workspace
 from remat_cli.schedule import STEP_NAMES, with_frees
 from tests.cli.calls import Remat
 from tests.documents import changed
@@ -182,6 +184,9 @@ class TestExecute:
         assert "1 of 1 the same bit by bit" in ended.out
         assert "that of the schedule, 7 nodes" in ended.out
         assert "The model runs as planned." in ended.out
+        rows = re.findall(r"^  (as onnxruntime comes|the plain run|the schedule) .*\d (?:s|ms|µs)$", ended.out, re.M)
+        assert len(rows) == 3
+        assert re.search(r"The schedule needs .* less than onnxruntime as it comes\.|less than the schedule", ended.out)
 
     def test_the_summary(self, model: Path, schedule: Path, remat: Remat) -> None:
         found = remat("verify", model, schedule, *DIM, "--execute", "--json").json["execution"]
@@ -189,9 +194,14 @@ class TestExecute:
         assert found["outputs"] == ["y"]
         assert found["plan"]["agrees"]
         assert found["plan"]["predicted_bytes"] == 3 * 4 * 16 * 4
+        assert found["as_it_comes"]["failure"] is None
+        assert min(found[run]["time_ns"] for run in ("as_it_comes", "plain", "plan")) > 0
 
-    def test_memory_that_is_not_known_ends_with_5_and_names_the_op(self, tmp_path: Path, remat: Remat) -> None:
-        # What Einsum takes for itself is not known to remat: four times its operands here.
+    def test_memory_that_is_not_known_ends_with_5_and_names_the_op(
+        self, tmp_path: Path, remat: Remat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Einsum takes four times its operands for itself here.
+        monkeypatch.delitem(workspace._RULES, "Einsum")
         einsum = Model(
             [node("Sin", ["x"], ["a"], "sin"), node("Einsum", ["a", "a"], ["y"], "sum", equation="bij,bkj->bik")],
             inputs=[float_input("x", 4, 512, 512)],
@@ -232,3 +242,50 @@ class TestExecute:
     def test_a_time_limit_that_is_none(self, model: Path, schedule: Path, remat: Remat) -> None:
         ended = remat("verify", model, schedule, *DIM, "--execute", "--time-limit", "soon")
         assert ended.code == 2
+
+
+class TestFuse:
+    """`remat fuse`."""
+
+    def test_what_it_writes_is_planned_and_applied(self, tmp_path: Path, remat: Remat) -> None:
+        fusible = Model(
+            [node("Gemm", ["x", "w"], ["a"], "one"), node("Relu", ["a"], ["y"], "two")],
+            inputs=[float_input("x", "rows", 16)],
+            stored=[weight("w", 16, 16)],
+        )
+        path, fused, schedule = fusible.save(tmp_path), tmp_path / "fused.onnx", tmp_path / "s.json"
+        ended = remat("fuse", path, "-o", fused)
+        assert (ended.code, ended.err) == (0, "")
+        assert "2 before, 1 now" in ended.out
+        assert "1 FusedGemm" in ended.out
+        found = remat("fuse", path, "-o", fused, "--json").json
+        assert found["nodes"] == {"before": 2, "after": 1}
+        assert found["fused"] == {"com.microsoft.FusedGemm": 1}
+        call = ("plan", fused, *DIM, "--mode", "inference", "-c", "keep_all", "--budget", "100%", "-o", schedule)
+        assert remat(*call).code == 0
+        applied = remat("apply", fused, schedule, "-o", tmp_path / "p.onnx")
+        assert applied.code == 0
+        assert "remat fuse" not in applied.out
+
+    def test_apply_tells_of_it(self, model: Path, schedule: Path, tmp_path: Path, remat: Remat) -> None:
+        assert "`remat fuse`" in remat("apply", model, schedule, *DIM, "-o", tmp_path / "p.onnx").out
+
+    def test_weights_are_never_lost(self, tmp_path: Path, remat: Remat) -> None:
+        path = skip_model().save(tmp_path)
+        assert "would be lost" in remat("fuse", path, "-o", path).err
+        outside = Model([node("MatMul", ["x", "w"], ["y"], "one")], stored=[elsewhere("w", [3, 8], "weights.bin")])
+        path = outside.save(tmp_path)
+        (tmp_path / "weights.bin").write_bytes(bytes(3 * 8 * 4))
+        assert "would be lost" in remat("fuse", path, "-o", tmp_path / "weights.bin").err
+        (tmp_path / "other").mkdir()
+        refused = remat("fuse", path, "-o", tmp_path / "other" / "model.onnx")
+        assert refused.code == 2
+        assert "new_model.onnx" in refused.err
+
+    def test_what_cannot_be_fused(self, tmp_path: Path, remat: Remat) -> None:
+        path = tmp_path / "graph.json"
+        path.write_text("{}")
+        ended = remat("fuse", path, "-o", tmp_path / "p.onnx")
+        assert ended.code == 2
+        assert "is no ONNX model" in ended.err
+        assert not (tmp_path / "p.onnx").exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.cli.calls import Remat
 from tests.places import GRAPHS
+from tests.unit.formats.onnx.models import Model, float_input, node, weight
 
 GPT = GRAPHS / "gpt.onnx"
 
@@ -30,3 +31,22 @@ def test_measurements_go_to_stdout(remat: Remat) -> None:
     ended = remat("measure", GPT, "--dim", "batch=1", "--dim", "seq=8", "-o", "-")
     assert json.loads(ended.out)["format"] == "remat.measurements/1"
     assert "The most time" in ended.err
+
+
+def test_what_no_rule_tells_of_a_kernel_is_measured(remat: Remat, tmp_path: Path) -> None:
+    # With 4 experts of which 2 are asked, the kernel keeps what each of them makes.
+    rows, width, inner = 256, 128, 256
+    model = Model(
+        [node("MoE", ["x", "router", "up", "", "down"], ["y"], "experts", domain="com.microsoft", k=2)],
+        inputs=[float_input("x", rows, width), float_input("router", rows, 4)],
+        stored=[weight("up", 4, inner, width), weight("down", 4, width, inner)],
+        other_opsets={"com.microsoft": 1},
+    )
+    path, measured = model.save(tmp_path), tmp_path / "m.json"
+    call = ("inspect", path, "--mode", "inference", "--value-shape", f"y:{rows},{width}")
+    assert "take for themselves is not known" in " ".join(remat(*call).out.split())
+    assert remat("measure", path, *call[-2:], "-o", measured).code == 0
+    kernel = json.loads(measured.read_text())["ops"]["experts"]["workspace_bytes"]
+    assert kernel > 2**18
+    peaks = [remat(*call, *more, "--json").json["plain"]["peak_bytes"] for more in ((), ("--measurements", measured))]
+    assert peaks[1] - peaks[0] == kernel

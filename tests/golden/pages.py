@@ -51,6 +51,7 @@ PAGE_OF_VERB = {
     "check": "remat_cli/checks",
     "report": "remat_cli/reports",
     "batch": "remat_cli/batch",
+    "fuse": "remat_cli/runtime",
     "apply": "remat_cli/runtime",
     "generate": "remat_cli/generate",
     "completion": "remat_cli/cli",

@@ -23,8 +23,8 @@ _RESHAPES = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 _STRIDED = frozenset({"Transpose", "Expand", "Split"})
 # fmt: off
 _IN_PLACE_ORT = frozenset((
-    "Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "ScatterElements", "Selu", "Shrink",
-    "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh", "ThresholdedRelu", "Trilu",
+    "BitCast", "Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "ScatterElements", "Selu",
+    "Shrink", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh", "TensorScatter", "ThresholdedRelu", "Trilu",
 ))
 # fmt: on
 # The addend of a fused convolution; the position of the input that its result can replace.

@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remat_cli.formats.onnx.attributes import integer_attribute, integers_attribute
+from remat_cli.formats.onnx.dtypes import FLOAT32
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import TensorType, Value, ValueType, broadcast
 
 if TYPE_CHECKING:
     import onnx
+
+# Metadata of a model that `remat fuse` wrote.
+FUSED_BY = "remat_fused_by"
 
 _Form = Callable[["onnx.NodeProto"], "onnx.NodeProto"]
 _ACTIVATION = ("activation", "activation_params", "activation_alpha", "activation_beta", "activation_gamma")
@@ -24,6 +28,17 @@ _ACTIVATION = ("activation", "activation_params", "activation_alpha", "activatio
 def full_type(node: onnx.NodeProto) -> str:
     """Return the name of a node's op with its domain in front, where that is not ONNX's own."""
     return ".".join(filter(None, (node.domain, node.op_type)))
+
+
+def is_contributed(node: onnx.NodeProto) -> bool:
+    """Whether a node's op is one of onnxruntime's own."""
+    return node.domain.split(".")[:2] == ["com", "microsoft"]
+
+
+def is_fused(model: onnx.ModelProto) -> bool:
+    """Whether onnxruntime's optimiser has worked on a model: it says so, or has ops that only the optimiser makes."""
+    said = any(entry.key == FUSED_BY for entry in model.metadata_props)
+    return said or any(map(is_contributed, model.graph.node))
 
 
 def standard_form(node: Node) -> Node | None:
@@ -63,7 +78,6 @@ def _reordered_input(node: onnx.NodeProto) -> onnx.NodeProto:
 _FORMS: Mapping[str, _Form] = {
     "com.microsoft.FusedConv": _as("Conv", 0, 1, 2, without=_ACTIVATION),
     "com.microsoft.FusedGemm": _as("Gemm", 0, 1, 2, without=_ACTIVATION),
-    "com.microsoft.DynamicQuantizeMatMul": _as("MatMul", 0, 1),
     "com.microsoft.QLinearAdd": _as("Add", 0, 3),
     "com.microsoft.QLinearMul": _as("Mul", 0, 3),
     "com.microsoft.nchwc.Conv": _as("Conv", 0, 1, 2, without=_ACTIVATION),
@@ -106,7 +120,8 @@ def result_type(node: onnx.NodeProto, inputs: Sequence[Value | None]) -> ValueTy
         return None
     weights = inputs[1].type.shape if len(inputs) > 1 and inputs[1] is not None else None
     shape = rule(node, kind.shape, weights)
-    return None if shape is None else TensorType(kind.element, shape)
+    element = FLOAT32 if full_type(node) in _TO_FLOATS else kind.element
+    return None if shape is None else TensorType(element, shape)
 
 
 _Shape = tuple[int, ...]
@@ -151,10 +166,24 @@ def _packed_attention(node: onnx.NodeProto, shape: _Shape, weights: _Shape | Non
     return None if not weights else (*shape[:-1], weights[-1] // 3)
 
 
+def _recurrent_states(_: onnx.NodeProto, shape: _Shape, weights: _Shape | None) -> _Shape | None:
+    """The states of all steps by direction; weights are [directions, in, 4 gates of hidden]."""
+    if len(shape) != 3 or weights is None or len(weights) != 3:
+        return None
+    steps, batch, _width = shape
+    return steps, weights[0], batch, weights[2] // 4
+
+
 _RESULTS: Mapping[str, Callable[[onnx.NodeProto, _Shape, _Shape | None], _Shape | None]] = {
     "com.microsoft.Attention": _packed_attention,
+    "com.microsoft.DynamicQuantizeLSTM": _recurrent_states,
+    "com.microsoft.DynamicQuantizeMatMul": _matrix_product,
     "com.microsoft.FusedMatMul": _matrix_product,
+    "com.microsoft.MatMulIntegerToFloat": _matrix_product,
     "com.microsoft.MatMulNBits": _packed_product,
+    "com.microsoft.QAttention": _packed_attention,
     "com.microsoft.nchwc.ReorderOutput": _reordered_output,
     "com.microsoft.nchwc.Upsample": _enlarged,
 }
+# Of these the result is in floats, though the first input is quantized.
+_TO_FLOATS = frozenset(("com.microsoft.MatMulIntegerToFloat", "com.microsoft.QAttention"))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from remat_cli.formats.onnx.aliasing import overwritten_input, viewed_inputs
 from remat_cli.formats.onnx.attributes import plain_attributes
 from remat_cli.formats.onnx.contrib import full_type
+from remat_cli.formats.onnx.dropped_casts import dropped_casts
 from remat_cli.formats.onnx.inference import OperatorSets
 from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
 from remat_cli.formats.onnx.structure import Node
@@ -66,8 +67,12 @@ class Conversion:
     def _storage(self, sized: SizedGraph) -> dict[str, str | None]:
         """Return the base of each view, None where that is a resident value."""
         storage: dict[str, str | None] = {}
+        dropped: Mapping[str, str] = {}
+        if self.profile is Aliasing.ORT_CPU:
+            dropped = dropped_casts((one.node for one in sized.nodes), sized.values, sized.outputs)
         for node in sized.nodes:
             views = viewed_inputs(node.node.proto, sized.values, self.opsets.version(""), self.profile, sized.outputs)
+            views |= {name: dropped[name] for name in node.node.outputs if name in dropped}
             for view, source in views.items():
                 base = source if sized.values[source].is_activation else None
                 storage[view] = storage.get(source, base)
@@ -104,8 +109,21 @@ class Conversion:
         if not node.bodies:
             return scratch_bytes(node.node.proto, values, self.opsets.version(""), self.profile)
         peaks = [self._body_peak_bytes(body, node.node.name) for body in node.bodies]
+        if node.node.proto.op_type == "Loop" and self.profile is Aliasing.ORT_CPU:
+            return self._loop_bytes(node, values, peaks[0])
         counted = sum(values[name].type.bytes for name in node.node.outputs) if node.node.proto.op_type == "If" else 0
         return max(0, max(peaks) - counted)
+
+    def _loop_bytes(self, node: SizedNode, values: Mapping[str, Value], body_peak: int) -> int:
+        """Return what onnxruntime's Loop needs: last and next state, and what it collects before it is put together."""
+        states = len(node.node.proto.input) - 2
+        made, collected = (
+            sum(values[name].type.bytes for name in names if name)
+            for names in (node.node.proto.output[:states], node.node.proto.output[states:])
+        )
+        (body,) = node.bodies
+        pieces = sum(body.values[name].type.bytes for name in body.outputs[1 + states :])
+        return collected + made + max(0, body_peak - pieces)
 
     def _body_peak_bytes(self, body: SizedGraph, name: str) -> int:
         if not body.nodes:

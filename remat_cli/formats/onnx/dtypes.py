@@ -46,7 +46,7 @@ _BITS = {
 }
 # fmt: on
 ELEMENT_TYPES = {number: ElementType(number, name, bits) for number, (name, bits) in enumerate(_BITS.items(), start=1)}
-INT64, STRING, BOOL = (ELEMENT_TYPES[number] for number in (7, 8, 9))
+FLOAT32, INT64, STRING, BOOL = (ELEMENT_TYPES[number] for number in (1, 7, 8, 9))
 
 
 def element_type(number: int, where: str) -> ElementType:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from remat_cli.errors import GraphError
+from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.convert import Conversion, parameters
 from remat_cli.formats.onnx.dims import bind_inputs
 from remat_cli.formats.onnx.estimates import in_words
 from remat_cli.formats.onnx.expansion import WITHOUT_KERNEL
+from remat_cli.formats.onnx.half_precision import run_in_float32
 from remat_cli.formats.onnx.inference import OperatorSets
 from remat_cli.formats.onnx.load import Model, load_model
 from remat_cli.formats.onnx.shapes import ShapeInference
 from remat_cli.formats.onnx.sized_graph import SizedGraph
 from remat_cli.formats.onnx.stored_values import weights_read
 from remat_cli.formats.onnx.structure import stored_names
-from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.formats.onnx.workspace import WITHOUT_RULE
+from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
 from remat_cli.settings import Setting
 
 
@@ -74,7 +77,7 @@ def read_model(path: Path, options: ReadOptions) -> Reading:
         graph=graph,
         operators=conversion.operators(sized),
         parameters=parameters(sized),
-        notes=tuple(_notes(model, inference, sized, estimated)),
+        notes=(*_notes(model, inference, sized, estimated), *_onnxruntime_notes(sized, options)),
         estimated=tuple(estimated),
     )
 
@@ -92,3 +95,21 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
     if estimated:
         notes.append(f"estimated: {in_words(estimated)}")
     return notes
+
+
+def _onnxruntime_notes(sized: SizedGraph, options: ReadOptions) -> Iterator[str]:
+    """Yield what makes a run in onnxruntime take more memory than predicted."""
+    if options.storage is not Aliasing.ORT_CPU:
+        return
+    nodes = [one.node for one in sized.nodes]
+    if single := run_in_float32(nodes, sized.values):
+        yield (
+            f"{len(single):,} ops of float16 ({single[0].proto.op_type} and others) have no kernel in onnxruntime's "
+            "CPU provider, which runs them in float32, with casts around them: the run takes more memory than "
+            "predicted; plan the model that 'remat fuse' writes, in which the casts stand"
+        )
+    if unknown := sorted({full_type(node.proto) for node in nodes} & WITHOUT_RULE):
+        yield (
+            f"what kernels of {', '.join(unknown)} take for themselves is not known: 'remat measure' measures it, and "
+            "--measurements gives it to other verbs"
+        )

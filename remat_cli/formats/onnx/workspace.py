@@ -12,6 +12,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute, integers_attribute
+from remat_cli.formats.onnx.contrib import full_type
+from remat_cli.formats.onnx.einsum_memory import einsum_elements
 from remat_cli.formats.onnx.values import TensorType, Values, broadcast
 from remat_cli.formats.reader import Aliasing
 
@@ -23,6 +25,14 @@ _INDEX_BYTES = 8
 # For each result of a bilinear GridSample: four corners as 64-bit indices, four weights, and a mask.
 _BILINEAR_BYTES = 4 * _INDEX_BYTES + 4 * _FLOAT_BYTES + 8
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+# An element of what is summed in 8-bit products.
+_SUM_BYTES = 4
+# An entry of the table of interpolated rows that a cubic Resize keeps: key, value, and the books of a hash table.
+_ENTRY_BYTES = 40
+# For each element of a kernel and each pixel of a DeformConv's result: four corners and four weights.
+_SAMPLE_BYTES = 4 * _FLOAT_BYTES + 4 * 4
+# The accuracy level at which the operands of a MatMulNBits are multiplied as integers.
+_INTEGER_PRODUCTS = 4
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ def scratch_bytes(node: onnx.NodeProto, values: Values, opset: int, profile: Ali
         opset: version of ONNX's own operator set.
         profile: the runtime; without onnxruntime's nothing is counted.
     """
-    rule = _RULES.get(node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}")
+    rule = _RULES.get(full_type(node))
     if profile is not Aliasing.ORT_CPU or rule is None:
         return 0
 
@@ -96,6 +106,45 @@ def _patches(call: _Call) -> int:
     if prod(kernel) == 1 and set(strides) <= {1} and set(pads) <= {0}:
         return 0
     return _pixels(call) * prod(call.shape(1)[1:])
+
+
+def _quantized_convolution(call: _Call) -> int:
+    """Input and result of one image with channels last, and then what its kernel needs.
+
+    Signed weights are read by a pointer for each element of a patch, where channels fill their blocks. Else the sums of
+    32 bits are kept, and all patches of one group; for groups of one channel, the pointers instead of these.
+    """
+    is_last = integer_attribute(call.node, "channels_last", 0)
+    image, result = call.shape(0)[1:], _shape(call.outputs[0])[1:]
+    pixels = prod(result[:-1] if is_last else result[1:])
+    filters, channels, *kernel = call.shape(3)
+    moved = 0 if is_last else prod(image) + prod(result)
+    groups = integer_attribute(call.node, "group", 1)
+    is_depthwise = groups > 1 and channels == 1 and filters == groups
+    pointers = _INDEX_BYTES * pixels * prod(kernel)
+    is_pointwise = prod(kernel) == 1 and set(integers_attribute(call.node, "strides")) <= {1}
+    weights = call.inputs[3]
+    if (
+        weights is not None
+        and weights.element.name == "int8"
+        and (is_depthwise or _fills_blocks(groups, call.shape(3)))
+    ):
+        return moved + (0 if is_pointwise else pointers)
+    patches = 0 if is_pointwise else pointers if is_depthwise else pixels * channels * prod(kernel)
+    return moved + _SUM_BYTES * pixels * filters + patches
+
+
+def _fills_blocks(groups: int, weights: tuple[int, ...]) -> bool:
+    """Whether the channels of a convolution in one group can be read and made by blocks."""
+    filters, channels = weights[:2]
+    return groups == 1 and channels % 4 == 0 and filters % 8 == 0
+
+
+def _deformed_patches(call: _Call) -> int:
+    """All patches of an image, and where each of their elements is sampled, for each group of offsets."""
+    kernel = call.shape(1)[2:]
+    samples = _SAMPLE_BYTES * max(1, integer_attribute(call.node, "offset_group", 1))
+    return _pixels(call) * prod(kernel) * (_FLOAT_BYTES * call.shape(0)[1] + samples)
 
 
 def _filters(call: _Call) -> int:
@@ -162,7 +211,7 @@ def _packed_attention(call: _Call) -> int:
 
 def _separate_attention(call: _Call) -> int:
     """Queries, keys and values by head; under a mask or with a bias on the scores, as packed ones beside."""
-    by_head = sum(kind.bytes for kind in call.inputs[:3] if kind is not None)
+    by_head = _by_head(call)
     if all(kind is None for kind in call.inputs[4:6]):
         return by_head
     query, key = call.shape(0), call.shape(1)
@@ -177,10 +226,71 @@ def _recurrence(call: _Call) -> int:
     gates = steps * batch * _GATES[call.node.op_type] * hidden * _FLOAT_BYTES
     if call.node.op_type == "RNN":
         return gates
-    direction = attribute_of(call.node, "direction")
-    is_reversed = direction is not None and direction.s != b"forward"
-    in_reverse = _FLOAT_BYTES * (prod(call.shape(0)) + steps * batch * hidden) if is_reversed else 0
+    in_reverse = _FLOAT_BYTES * (prod(call.shape(0)) + steps * batch * hidden) if _runs_backwards(call) else 0
     return call.shape(1)[0] * gates + in_reverse
+
+
+def _runs_backwards(call: _Call) -> bool:
+    direction = attribute_of(call.node, "direction")
+    return direction is not None and direction.s != b"forward"
+
+
+def _quantized_recurrence(call: _Call) -> int:
+    """As without quantization, and the input in 8 bits; weights are [directions, in, gates of hidden]."""
+    steps, batch, width = call.shape(0)
+    directions, hidden, gates = call.shape(2)
+    made = directions * steps * batch * (gates * _FLOAT_BYTES + width)
+    in_reverse = _FLOAT_BYTES * steps * batch * (width + hidden) if _runs_backwards(call) else 0
+    return made + in_reverse
+
+
+def _einsum(call: _Call) -> int:
+    equation = attribute_of(call.node, "equation")
+    if equation is None:
+        raise ValueError("it has no equation")
+    shapes = [call.shape(position) for position in range(len(call.inputs))]
+    return einsum_elements(equation.s.decode(), shapes) * _element_bytes(call)
+
+
+def _resized(call: _Call) -> int:
+    """With antialiasing, an image that is resized in width alone; else, of a cubic one, each row of one channel so."""
+    source, result = call.shape(0), _shape(call.outputs[0])
+    mode = attribute_of(call.node, "mode")
+    if mode is None or mode.s == b"nearest" or len(source) != 4:
+        return 0
+    if integer_attribute(call.node, "antialias", 0):
+        return prod(source[1:3]) * result[3] * _element_bytes(call)
+    return source[2] * result[3] * _ENTRY_BYTES if mode.s == b"cubic" else 0
+
+
+def _element_bytes(call: _Call) -> int:
+    kind = call.inputs[0]
+    return _FLOAT_BYTES if kind is None else kind.element.bits // 8
+
+
+def _with_bias(call: _Call) -> int:
+    return call.bytes if len(call.inputs) > 1 and call.inputs[1] is not None else 0
+
+
+def _sums_of_the_result(call: _Call) -> int:
+    """Sums of 32 bits, which become the result of 8 bits."""
+    return _SUM_BYTES * prod(_shape(call.outputs[0]))
+
+
+def _as_floats(call: _Call) -> int:
+    return _FLOAT_BYTES * prod(call.shape(0))
+
+
+def _quantized_rows(call: _Call) -> int:
+    """The input in 8 bits, and for each block of it a scale and a sum, where integers are multiplied."""
+    if integer_attribute(call.node, "accuracy_level", 0) != _INTEGER_PRODUCTS:
+        return 0
+    elements = prod(call.shape(0))
+    return elements + 2 * _FLOAT_BYTES * elements // max(1, integer_attribute(call.node, "block_size", 1))
+
+
+def _by_head(call: _Call) -> int:
+    return sum(kind.bytes for kind in call.inputs[:3] if kind is not None)
 
 
 def _grid(call: _Call) -> int:
@@ -203,20 +313,48 @@ _RULES: Mapping[str, Callable[[_Call], int]] = {
     "Conv": _convolution,
     "ConvInteger": _integer_convolution,
     "ConvTranspose": _transposed_convolution,
+    "DeformConv": _deformed_patches,
     "Dropout": _mask,
+    "Einsum": _einsum,
     "GridSample": _grid,
     "LRN": _neighbours,
     "MeanVarianceNormalization": _as_large_as_the_result(2),
     "NonZero": _as_large_as_the_result(1),
     "OneHot": _indices(0),
-    "QLinearMatMul": _as_large_as_the_result(4),
+    "QLinearConv": _quantized_convolution,
+    "QLinearMatMul": _sums_of_the_result,
+    "Resize": _resized,
     "ScatterElements": _indices(1),
     "Where": _condition,
     "com.microsoft.Attention": _packed_attention,
     "com.microsoft.BiasGelu": _as_large_as_the_result(1),
+    "com.microsoft.DynamicQuantizeLSTM": _quantized_recurrence,
+    "com.microsoft.DynamicQuantizeMatMul": lambda call: prod(call.shape(0)),  # the input in 8 bits
+    "com.microsoft.FastGelu": _with_bias,
     "com.microsoft.FusedConv": _convolution,
+    "com.microsoft.GridSample": _grid,
+    "com.microsoft.GroupQueryAttention": _by_head,
+    "com.microsoft.MatMulNBits": _quantized_rows,
     "com.microsoft.MultiHeadAttention": _separate_attention,
+    "com.microsoft.QAttention": _packed_attention,
+    "com.microsoft.QGemm": _sums_of_the_result,
+    "com.microsoft.QLinearAveragePool": _as_floats,
+    "com.microsoft.QLinearConv": _quantized_convolution,
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _along_an_inner_axis),
     **dict.fromkeys(("Max", "Mean", "Min", "Sum"), _partial_results),
     **dict.fromkeys(_GATES, _recurrence),
 }
+
+# Ops whose kernels may take memory that no rule tells: how much depends on values, or was not looked at.
+# fmt: off
+_OWN_WITHOUT_RULE = (
+    "AttnLSTM", "BranchwiseRMSNorm", "CausalConvWithState", "ConvTransposeWithDynamicPads",
+    "DecoderMaskedMultiHeadAttention", "DequantizeLinear", "DynamicTimeWarping", "EmbedLayerNormalization",
+    "EngramGate", "GatedAdd", "GatedRMSNorm", "GatherBlockQuantized", "HyperConnectionPostMix",
+    "HyperConnectionPreMix", "LinearAttention", "LinearAttentionGate", "MRotaryEmbedding", "MatMulBnb4",
+    "MatMulFpQ4", "MatMulInteger16", "MoE", "NGramHashMapping", "NGramRepeatBlock", "QEmbedLayerNormalization",
+    "QLinearConcat", "QLinearWhere", "QMoE", "QuantizeLinear", "SampleOp", "ScaledSiLU", "SparseAttention",
+    "SparseToDenseMatMul", "Unique", "VarlenNGramHashMapping", "WordConvEmbedding",
+)
+# fmt: on
+WITHOUT_RULE = frozenset(("Unique", *(f"com.microsoft.{name}" for name in _OWN_WITHOUT_RULE)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from remat_cli.formats.native import graph_sha256
+from remat_cli.formats.onnx.contrib import is_fused
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean, shorten
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
@@ -18,10 +19,10 @@ from remat_cli.reports.terminal.step_execution import executed_step_report, step
 from remat_cli.settings import Setting
 from remat_cli.simulate import Trace
 from remat_cli.solve import baseline_of
-from remat_cli.units import format_bytes
+from remat_cli.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from remat_cli.runtime.onnx.execution import Execution, Peak
+    from remat_cli.runtime.onnx.execution import Execution, Peak, UsualRun
     from remat_cli.runtime.onnx.rewrite import Rewritten
     from remat_cli.runtime.torch.execution import Execution as StepExecution
 
@@ -31,6 +32,7 @@ from onnxruntime import InferenceSession
 from remat_cli import session_options
 
 session = InferenceSession({path!r}, session_options())"""
+_FUSE_FIRST = "To have fused ops as well, plan the model that `remat fuse` writes."
 _WARNINGS = (
     "With other options onnxruntime merges the repeats again, or runs in another order.",
     "session_options() also makes glibc give freed memory back, in the whole process; with another allocator the "
@@ -72,7 +74,7 @@ def apply_report(
         ),
         indented(columns(["predicted", "plain run", "schedule"], rows, right=(1, 2))),
         section("To run it", Text(_HOW_TO_RUN.format(path=clean(str(output))), overflow="fold")),
-        bullets(_WARNINGS),
+        bullets([*_WARNINGS, *([] if is_fused(rewritten.proto) else [_FUSE_FIRST])]),
         *([section("Notes", bullets([clean(note) for note in prepared.notes]))] if prepared.notes else []),
     )
 
@@ -109,8 +111,9 @@ def executed_report(report: RenderableType, execution: Execution | StepExecution
         report,
         section(
             f"Run by onnxruntime {clean(execution.version)} on one thread",
-            columns(["peak memory", "predicted", "measured", ""], _peaks(execution), right=(1, 2)),
+            columns(["peak memory", "predicted", "measured", "", "time of a run"], _peaks(execution), right=(1, 2, 4)),
             Text("Without weights and inputs, which are there before the run.", "dim"),
+            *(Text(sentence) for sentence in _beside_the_usual(execution)),
         ),
         facts([("outputs", _outputs(execution)), ("order", _order(execution)), *_weights(execution)]),
         Text(verdict, f"bold {style}"),
@@ -118,13 +121,50 @@ def executed_report(report: RenderableType, execution: Execution | StepExecution
 
 
 def _peaks(execution: Execution) -> list[list[Cell]]:
-    return [_peak("the model as it is", execution.plain), _peak("the schedule", execution.plan)]
+    return [
+        *([] if execution.usual is None else [_usual(execution.usual)]),
+        _peak("the plain run", execution.plain, execution.plain_time_ns),
+        _peak("the schedule", execution.plan, execution.plan_time_ns),
+    ]
 
 
-def _peak(label: str, peak: Peak) -> list[Cell]:
+def _usual(usual: UsualRun) -> list[Cell]:
+    measured = "failed" if usual.peak_bytes is None else format_bytes(usual.peak_bytes)
+    return ["as onnxruntime comes", "", measured, "", _time(usual.time_ns)]
+
+
+def _peak(label: str, peak: Peak, time_ns: int | None) -> list[Cell]:
     off = peak.measured - peak.predicted
     sign = "-" if off < 0 else "+"
-    return [label, format_bytes(peak.predicted), format_bytes(peak.measured), f"{sign}{format_bytes(abs(off))}"]
+    difference = f"{sign}{format_bytes(abs(off))}"
+    return [label, format_bytes(peak.predicted), format_bytes(peak.measured), difference, _time(time_ns)]
+
+
+def _time(time_ns: int | None) -> str:
+    return "" if time_ns is None else format_time(time_ns, "ns")
+
+
+def _beside_the_usual(execution: Execution) -> Iterator[str]:
+    """Yield what the schedule is worth beside the model with no option of onnxruntime changed."""
+    usual = execution.usual
+    if usual is None:
+        return
+    if usual.peak_bytes is None or usual.time_ns is None:
+        yield f"As it comes, onnxruntime does not run the model: {clean(usual.failure)}."
+        return
+    saved = usual.peak_bytes - execution.plan.measured
+    if saved < 0:
+        yield (
+            f"As it comes, onnxruntime needs {format_bytes(-saved)} less than the schedule: run the model without a "
+            "plan, with onnxruntime's own options."
+        )
+    else:
+        yield f"The schedule needs {format_bytes(saved)} less than onnxruntime as it comes."
+    if not execution.fused and execution.plan_time_ns is not None and usual.time_ns < execution.plan_time_ns:
+        yield (
+            "As it comes, onnxruntime fuses ops, which takes less time: plan the model of fused ops that `remat fuse` "
+            "writes."
+        )
 
 
 def _outputs(execution: Execution) -> str:
@@ -152,11 +192,16 @@ def execution_summary(execution: Execution | StepExecution | None) -> dict[str, 
     if execution.runtime == "torch":
         return step_execution_summary(execution)
     peaks = {"plain": execution.plain, "plan": execution.plan}
-    measured = {
+    measured: dict[str, dict[str, Any]] = {
         name: {"predicted_bytes": peak.predicted, "measured_bytes": peak.measured, "agrees": peak.agrees}
         for name, peak in peaks.items()
     }
     order = execution.out_of_order
+    if execution.usual is not None:
+        usual = execution.usual
+        measured["plain"]["time_ns"], measured["plan"]["time_ns"] = execution.plain_time_ns, execution.plan_time_ns
+        named = {"measured_bytes": usual.peak_bytes, "time_ns": usual.time_ns, "failure": usual.failure or None}
+        measured = {"as_it_comes": named, **measured}
     return {
         "execution": {
             "onnxruntime": execution.version,

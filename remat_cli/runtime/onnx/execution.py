@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -15,10 +15,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
+from remat_cli.formats.onnx.contrib import is_fused
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
 from remat_cli.formats.onnx.reader import SizedModel
-from remat_cli.formats.onnx.structure import stored_names
-from remat_cli.formats.onnx.values import TensorType
+from remat_cli.formats.onnx.structure import Node, stored_names
+from remat_cli.formats.onnx.values import TensorType, Value, type_proto
 from remat_cli.formats.onnx.walk import all_graphs, all_nodes
 from remat_cli.graph import Graph
 from remat_cli.problem import Observer
@@ -38,6 +39,11 @@ TOLERANCE_BYTES = 2 * 2**20
 TOLERANCE_SHARE = 0.03
 # What two runs of the same model may differ by; they came to within 110 KiB of each other.
 NOISE_BYTES = 2**18
+_TIMED_RUNS = 5
+_ITERATIONS = 2
+_KEEP_NUMBERS = frozenset(("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+# How often these run, or how much they make, is told by values and not by sizes.
+_SIZED_BY_DATA = frozenset(("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique"))
 
 _RANDOM_TYPES = frozenset(
     ("float32", "float64", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -62,14 +68,33 @@ class Peak:
         return abs(self.measured - self.predicted) <= max(TOLERANCE_BYTES, TOLERANCE_SHARE * self.predicted)
 
 
+@dataclass(frozen=True, slots=True)
+class UsualRun:
+    """What the model takes as onnxruntime runs it where nobody sets an option: optimised, with an arena.
+
+    Attributes:
+        peak_bytes: what the process comes to hold beside weights and graph inputs; None where it does not run.
+        time_ns: of one run.
+        failure: why it does not run.
+    """
+
+    peak_bytes: int | None = None
+    time_ns: int | None = None
+    failure: str = ""
+
+
 @dataclass(frozen=True)
 class Execution:
     """What came of running a model as it is and as rewritten, on the same inputs.
 
     Attributes:
         version: of onnxruntime.
-        plain: the model as it is.
+        usual: the model as it is, with onnxruntime's own options; None where that was not asked for.
+        plain: the model as it is, with ours.
         plan: the model as rewritten.
+        plain_time_ns: of one run of the model as it is; None where that was not asked for.
+        plan_time_ns: of one run of the rewritten model, likewise.
+        fused: whether onnxruntime's optimiser has worked on the model.
         nodes: number of nodes of the rewritten model that ran.
         outputs: names of the outputs that were compared.
         changed: those of them that are not the same bit by bit.
@@ -84,8 +109,12 @@ class Execution:
     runtime: ClassVar[Literal["onnxruntime"]] = "onnxruntime"
 
     version: str
+    usual: UsualRun | None
     plain: Peak
     plan: Peak
+    plain_time_ns: int | None
+    plan_time_ns: int | None
+    fused: bool
     nodes: int
     outputs: tuple[str, ...]
     changed: tuple[str, ...]
@@ -119,7 +148,7 @@ class Execution:
             return InvalidSchedule(
                 f"at place {place} of the executed order ran {ran!r}, where the schedule has {planned!r}",
                 hint="onnxruntime runs an op as several nodes, not one: it has no kernel for it or its type "
-                "(float16 on the CPU); export the model without it",
+                "(float16 on the CPU); plan the model that 'remat fuse' writes, or export it without such ops",
             )
         peak = self.plan
         if peak.agrees and self.takes_more:
@@ -131,10 +160,17 @@ class Execution:
         if peak.agrees:
             return None
         at = "no single op" if self.parted_at is None else f"op {self.parted_at!r}"
+        if self.parted_at is not None and graph.op[self.parted_at].type in _SIZED_BY_DATA:
+            return InvalidSchedule(
+                f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, "
+                f"{format_bytes(peak.predicted)}; they part at {at}, and what that makes depends on its data",
+                hint="the inputs are drawn at random here: run the model that 'remat apply' writes on data of your own",
+            )
         return InvalidSchedule(
             f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, "
             f"{format_bytes(peak.predicted)}; they part at {at}",
-            hint="its kernel takes memory that is not known to remat, or shares it in another way; please report it",
+            hint="its kernel takes memory that is not known to remat, or shares it in another way (float16 on the CPU: "
+            "see 'remat fuse'); please report it",
         )
 
 
@@ -147,6 +183,7 @@ def execute(
     *,
     seed: int = 0,
     time_limit: float = 600,
+    beside_usual: bool = False,
     observe: Observer | None = None,
 ) -> Execution:
     """Run a model as it is and as rewritten.
@@ -159,6 +196,7 @@ def execute(
         computes: the schedule that it was rewritten for.
         seed: of the random inputs and, where there are none, weights.
         time_limit: seconds that each process may take.
+        beside_usual: run it with onnxruntime's own options, too, and take the time of all three.
         observe: is told what runs.
 
     Raises:
@@ -167,17 +205,21 @@ def execute(
         InvalidSchedule: it cannot run the rewritten model, or a process was killed or took too long.
     """
     check_can_measure()
-    observe = observe or Observer()
+    observe, timed_runs = observe or Observer(), _TIMED_RUNS if beside_usual else 0
     with TemporaryDirectory(prefix="remat-") as folder:
         child = _Child(Path(folder), _request(path, model, seed), time_limit)
         observe.phase("running the model as it is")
         try:
-            plain = child.run(path)
+            plain = child.run(path, timed_runs=timed_runs)
         except _Failed as failed:
             raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
+        usual = None
+        if beside_usual:
+            observe.phase("running the model with onnxruntime's own options")
+            usual = _usual_run(child, path)
         try:
             observe.phase("running the rewritten model")
-            plan = child.run_proto(rewritten.proto)
+            plan = child.run_proto(rewritten.proto, timed_runs=timed_runs)
             observe.phase("following the order of the rewritten model")
             order = child.run_proto(rewritten.proto, profile=True)["order"]
             schedule = with_frees(graph, computes)
@@ -190,8 +232,12 @@ def execute(
     outputs = {name: found for name, found in plain["outputs"].items() if found is not None}
     return Execution(
         version=plan["version"],
+        usual=usual,
         plain=Peak(_peak(graph, plain_run(graph)), plain["peak_bytes"]),
         plan=peak,
+        plain_time_ns=plain["time_ns"],
+        plan_time_ns=plan["time_ns"],
+        fused=is_fused(rewritten.proto),
         nodes=len(rewritten.order),
         outputs=tuple(outputs),
         changed=tuple(name for name, found in outputs.items() if plan["outputs"].get(name) != found),
@@ -233,6 +279,65 @@ def times_of(
     return found["version"], found["times_ns"]
 
 
+def kernels_of(
+    path: Path, model: SizedModel, nodes: Iterable[Node], *, seed: int = 0, time_limit: float = 600
+) -> dict[str, int]:
+    """Run some nodes each by itself, on random inputs, and return what their kernels take for themselves, by name.
+
+    A node that does not run by itself, or whose inputs cannot be drawn, is left out.
+
+    Args:
+        path: the model.
+        model: what was read of it, its data kept.
+        nodes: nodes of its main graph, without bodies.
+        seed: of the random inputs and, where there are none, weights.
+        time_limit: seconds that each may take.
+
+    Raises:
+        UsageError: an input of the whole model is of a type that cannot be drawn.
+    """
+    values, found = model.graph.values, {}
+    with TemporaryDirectory(prefix="remat-") as folder:
+        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        for node in nodes:
+            alone = _alone(model, node)
+            try:
+                inputs = [_drawn_input(given.name, model) for given in alone.graph.input]
+                answer = child.run_proto(alone, inputs=inputs)
+            except (_Failed, UsageError):
+                continue
+            found[node.name] = max(0, answer["peak_bytes"] - sum(values[name].type.bytes for name in node.outputs))
+    return found
+
+
+def _alone(model: SizedModel, node: Node) -> onnx.ModelProto:
+    """Return a model of one node; the weights that it reads are those of the whole."""
+    import onnx
+    from onnx import helper
+
+    values, whole = model.graph.values, model.model
+    alone = onnx.ModelProto(ir_version=whole.proto.ir_version)
+    alone.opset_import.extend(whole.proto.opset_import)
+    alone.graph.name = node.name
+    alone.graph.node.append(node.proto)
+    alone.graph.initializer.extend(one for one in whole.graph.initializer if one.name in node.reads)
+    stored = {one.name for one in alone.graph.initializer}
+    for name in node.reads:
+        if values[name].is_activation:
+            alone.graph.input.append(helper.make_value_info(name, _type_of(values[name])))
+        elif name not in stored:
+            data = values[name].data
+            assert data is not None
+            alone.graph.initializer.append(onnx.numpy_helper.from_array(data, name))
+    alone.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in node.outputs)
+    return alone
+
+
+def _type_of(value: Value) -> onnx.TypeProto:
+    assert isinstance(value.type, TensorType)
+    return type_proto(value.type)
+
+
 def check_can_measure() -> None:
     """Check that there is an onnxruntime, and an operating system that tells what it takes.
 
@@ -257,8 +362,27 @@ def _request(path: Path, model: SizedModel, seed: int) -> dict[str, Any]:
         "dims": dict(model.inference.dims),
         "seed": seed,
         "inputs": [_drawn_input(name, model) for name in model.graph.inputs if name not in stored],
+        "filled": _trip_counts(model),
         "random_weights": [_drawn_weight(one) for one in outside if not (folder / location_of(one)).exists()],
     }
+
+
+def _trip_counts(model: SizedModel) -> dict[str, int]:
+    """Return the inputs that say how often a Loop runs, each with a number that fits the sizes that were planned.
+
+    That is the length of what a Loop collects. Where it collects nothing, two iterations take all that more would.
+    """
+    maker = {name: node.node for node in model.graph.nodes for name in node.node.outputs}
+    counts = {}
+    for node in (one.node.proto for one in model.graph.nodes if one.node.proto.op_type == "Loop"):
+        name = node.input[0]
+        while name in maker and maker[name].proto.op_type in _KEEP_NUMBERS:
+            name = maker[name].proto.input[0]
+        kinds = [model.graph.values[made].type for made in node.output[len(node.input) - 2 :] if made]
+        lengths = [kind.shape[0] for kind in kinds if isinstance(kind, TensorType) and kind.shape]
+        if name in model.graph.inputs:
+            counts[name] = max(lengths, default=_ITERATIONS)
+    return counts
 
 
 def _read_in(model: onnx.ModelProto) -> set[str]:
@@ -322,14 +446,14 @@ class _Child:
     request: Mapping[str, Any]
     time_limit: float
 
-    def run_proto(self, model: onnx.ModelProto, *, profile: bool = False, runs: int = 1) -> dict[str, Any]:
+    def run_proto(self, model: onnx.ModelProto, *, profile: bool = False, **particular: Any) -> dict[str, Any]:
         """Run a model that is not in a file yet: for its peak, or with `profile` for its order and times."""
         path = self.folder / "model.onnx"
         path.write_bytes(model.SerializeToString())
         read = _read_in(model)
         weights = [weight for weight in self.request["random_weights"] if weight[0] in read]
         prefix = str(self.folder / "profile") if profile else None
-        return self.run(path, random_weights=weights, profile_prefix=prefix, runs=runs)
+        return self.run(path, random_weights=weights, profile_prefix=prefix, **particular)
 
     def run(self, model: Path, **particular: Any) -> dict[str, Any]:
         """Run the model in a file.
@@ -338,7 +462,8 @@ class _Child:
             _Failed: see there.
         """
         asked, result = self.folder / "request.json", self.folder / "result.json"
-        request = {"profile_prefix": None, "runs": 1, **self.request, "model": str(model), **particular}
+        usual = {"profile_prefix": None, "runs": 1, "timed_runs": 0, "as_it_comes": False}
+        request = {**usual, **self.request, "model": str(model), **particular}
         asked.write_text(json.dumps(request), encoding="utf-8")
         result.unlink(missing_ok=True)
         command = [sys.executable, "-P", "-m", "remat_cli.runtime.onnx.measured_process", str(asked), str(result)]
@@ -365,6 +490,14 @@ class _Child:
         return answer
 
 
+def _usual_run(child: _Child, path: Path) -> UsualRun:
+    try:
+        found = child.run(path, as_it_comes=True, timed_runs=_TIMED_RUNS)
+    except _Failed as failed:
+        return UsualRun(failure=failed.reason)
+    return UsualRun(found["peak_bytes"], found["time_ns"])
+
+
 def _crash(code: int, said: str) -> _Failed:
     if code == -signal.SIGKILL:
         return _Failed("its process was killed", "most likely the machine ran out of memory: use smaller sizes")
@@ -385,9 +518,13 @@ def _peak(graph: Graph, schedule: Schedule) -> int:
 
 
 def _out_of_order(rewritten: Rewritten, executed: Sequence[str]) -> tuple[int, str, str] | None:
-    """Return where the executed order departs first from the file's; nodes in bodies are not looked at."""
+    """Return where the executed order departs first from the file's; nodes in bodies are not looked at.
+
+    Nor are casts that do not run at all: onnxruntime leaves out those that change nothing.
+    """
     in_bodies = {node.name for graph in islice(all_graphs(rewritten.proto.graph), 1, None) for node in graph.node}
-    expected = [name for name in rewritten.order if name not in in_bodies]
+    left_out = {node.name for node in rewritten.proto.graph.node if node.op_type == "Cast"} - set(executed)
+    expected = [name for name in rewritten.order if name not in in_bodies | left_out]
     known = set(expected)
     ran = [name for name in executed if name in known]
     for place, (should, did) in enumerate(zip_longest(expected, ran, fillvalue="nothing")):

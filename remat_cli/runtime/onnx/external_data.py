@@ -64,9 +64,10 @@ def rebase(model: onnx.ModelProto, source: Path, target: Path) -> None:
         if home == folder or not (home / location).exists():
             continue
         if _leads_out(below) or _leads_out(location):
+            name = target.name if target.name != source.name else f"new_{target.name}"
             raise UsageError(
                 f"the weights are in {str(home / location)!r}, which a model in {str(folder)!r} cannot refer to",
-                hint=f"write the model beside its weights: -o {home / target.name}",
+                hint=f"write the model beside its weights: -o {home / name}",
             )
         for entry in tensor.external_data:
             if entry.key == "location":

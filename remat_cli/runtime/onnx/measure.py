@@ -1,4 +1,4 @@
-"""What each op of an ONNX model takes in onnxruntime, by its profile: times only, as it does not tell of memory."""
+"""What each op of an ONNX model takes in onnxruntime: times by its profile, and memory where no rule tells it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from statistics import median
 
 from remat_cli.config import GraphOptions
 from remat_cli.costs import Measurements
+from remat_cli.formats.onnx.contrib import full_type
+from remat_cli.formats.onnx.workspace import WITHOUT_RULE
 from remat_cli.graph import Graph
 from remat_cli.problem import Observer
 from remat_cli.runtime.onnx.apply import apply_schedule, read_for
-from remat_cli.runtime.onnx.execution import times_of
+from remat_cli.runtime.onnx.execution import kernels_of, times_of
 from remat_cli.schedule import plain_run
 
 # The first run is not counted: it touches the weights.
@@ -23,7 +25,8 @@ def measure_model(
 ) -> Measurements:
     """Run a model's plain schedule several times in onnxruntime, with one thread; an op takes the median.
 
-    An op that onnxruntime runs as several nodes under names of its own is left out.
+    An op that onnxruntime runs as several nodes under names of its own is left out. What a kernel takes for itself is
+    measured only where no rule tells it: the op then runs by itself.
 
     Args:
         path: the model.
@@ -47,4 +50,7 @@ def measure_model(
     for node, position in zip(rewritten.proto.graph.node, rewritten.positions, strict=True):
         if position is not None and node.name in taken:
             times[computes[position]] = int(median(taken[node.name][1:]))
-    return Measurements(times, machine=f"onnxruntime {version} on {platform.machine()} CPU, 1 thread")
+    sized = read_for(path, options, keep_data=True)
+    unknown = [one.node for one in sized.graph.nodes if full_type(one.node.proto) in WITHOUT_RULE]
+    kernels = kernels_of(path, sized, unknown, time_limit=time_limit) if unknown else {}
+    return Measurements(times, kernels, machine=f"onnxruntime {version} on {platform.machine()} CPU, 1 thread")

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from math import prod
 from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
 from typing import Any
 from zlib import crc32
 
@@ -27,6 +29,8 @@ from remat_cli.runtime.onnx.session import import_onnxruntime, session_options
 # From linux/prctl.h: no huge pages, of which 2 MiB would count where one byte is touched.
 _PR_SET_THP_DISABLE = 41
 _KIB = 1024
+_RUNS_TO_SETTLE = 3
+_LONGEST_TIMING_NS = 2 * 10**9
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 # Types of outputs that are compared.
 _NUMBERS = frozenset(f"tensor({name})" for name in ("float", "double", "float16", "bool", *_INTEGERS))
@@ -59,32 +63,27 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         asked: `model`, a path; `weights_folder`, for its external data; `dims`, sizes of symbols; `seed`; `inputs` and
-            `random_weights`, as lists of name, type and shape; `profile_prefix`, a path or None; `runs`, how often it
-            is run with a profile.
+            `random_weights`, as lists of name, type and shape; `filled`, the number in all of an input, by name, where
+            it is not drawn; `profile_prefix`, a path or None; `runs`, how often it
+            is run with a profile; `timed_runs`, how often at most it is run again for its time; `as_it_comes`, whether
+            with onnxruntime's own options instead of ours.
 
     Returns:
-        `version` of onnxruntime; `outputs` by name; `peak_bytes` beyond what is there before the run, or `order` and
-        `times_ns`: for each node what every run of it took.
+        `version` of onnxruntime; `outputs` by name; `peak_bytes` beyond what is there before the run and `time_ns` of a
+        run, or `order` and `times_ns`: for each node what every run of it took.
     """
     runtime = import_onnxruntime()
     runtime.set_default_logger_severity(4)
-    options = session_options()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", asked["weights_folder"])
-    for name, size in asked["dims"].items():
-        options.add_free_dimension_override_by_name(name, size)
-    if asked["profile_prefix"] is not None:
-        options.enable_profiling, options.profile_file_prefix = True, asked["profile_prefix"]
-    weights = {
-        name: runtime.OrtValue.ortvalue_from_numpy(_random_weight(name, dtype, dims, asked["seed"]))
-        for name, dtype, dims in asked["random_weights"]
-    }
-    options.add_external_initializers(list(weights), list(weights.values()))
-    session = runtime.InferenceSession(Path(asked["model"]).read_bytes(), options, providers=["CPUExecutionProvider"])
+    session = _session(runtime, asked)
     feeds = {
-        name: runtime.OrtValue.ortvalue_from_numpy(_random_input(name, dtype, dims, asked["seed"]))
+        name: runtime.OrtValue.ortvalue_from_numpy(
+            np.full(dims, asked["filled"][name], dtype)
+            if name in asked["filled"]
+            else _random_input(name, dtype, dims, asked["seed"])
+        )
         for name, dtype, dims in asked["inputs"]
     }
+    said: dict[str, Any] = {"version": runtime.__version__}
     if asked["profile_prefix"] is not None:
         for _ in range(asked["runs"]):
             outputs = session.run_with_ort_values(None, feeds)
@@ -92,16 +91,58 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
         times: dict[str, list[int]] = {}
         for name, time_ns in nodes:
             times.setdefault(name, []).append(time_ns)
-        order = [name for name, _ in nodes]
-        return _described(session, outputs) | {"version": runtime.__version__, "order": order, "times_ns": times}
+        return said | _described(session, outputs) | {"order": [name for name, _ in nodes], "times_ns": times}
+    if asked["as_it_comes"]:
+        return said | _growth(session, feeds) | {"time_ns": _time_ns(session, feeds, asked["timed_runs"])}
     session.run_with_ort_values(None, feeds)
     before = _start_of_measurement()
     outputs = session.run_with_ort_values(None, feeds)
     peak = _status_bytes("VmHWM") - before
-    return _described(session, outputs) | {"version": runtime.__version__, "peak_bytes": peak}
+    said |= _described(session, outputs) | {"peak_bytes": peak}
+    del outputs
+    return said | {"time_ns": _time_ns(session, feeds, asked["timed_runs"])}
 
 
-def _random_weight(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.ndarray[Any, Any]:
+def _session(runtime: Any, asked: Mapping[str, Any]) -> Any:
+    options = runtime.SessionOptions() if asked["as_it_comes"] else session_options()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", asked["weights_folder"])
+    for name, size in asked["dims"].items():
+        options.add_free_dimension_override_by_name(name, size)
+    if asked["profile_prefix"] is not None:
+        options.enable_profiling, options.profile_file_prefix = True, asked["profile_prefix"]
+    weights = {
+        name: runtime.OrtValue.ortvalue_from_numpy(random_weight(name, dtype, dims, asked["seed"]))
+        for name, dtype, dims in asked["random_weights"]
+    }
+    options.add_external_initializers(list(weights), list(weights.values()))
+    return runtime.InferenceSession(Path(asked["model"]).read_bytes(), options, providers=["CPUExecutionProvider"])
+
+
+def _growth(session: Any, feeds: Mapping[str, Any]) -> dict[str, int]:
+    """Return what the process comes to hold at most, beyond what it holds before the first run.
+
+    The first run fills the arena, the second one takes a block in which it then puts all tensors that it can; both
+    stay. Weights that are read from their files only now are not counted.
+    """
+    before, mapped = _start_of_measurement(), _status_bytes("RssFile")
+    for _ in range(_RUNS_TO_SETTLE):
+        session.run_with_ort_values(None, feeds)
+    read = _status_bytes("RssFile") - mapped
+    return {"peak_bytes": _status_bytes("VmHWM") - before - read}
+
+
+def _time_ns(session: Any, feeds: Mapping[str, Any], runs: int) -> int | None:
+    """Return the median time of some runs, fewer where they take long; None where no run is asked for."""
+    times: list[int] = []
+    while len(times) < runs and sum(times) < _LONGEST_TIMING_NS:
+        start = perf_counter_ns()
+        session.run_with_ort_values(None, feeds)
+        times.append(perf_counter_ns() - start)
+    return int(median(times)) if times else None
+
+
+def random_weight(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.ndarray[Any, Any]:
     """Return weights with which values neither vanish nor explode; vectors are positive, as variances are."""
     source = np.random.default_rng((seed, crc32(name.encode())))
     if not np.issubdtype(np.dtype(dtype), np.floating):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from remat_cli.formats.onnx.einsum_memory import einsum_elements
 from remat_cli.formats.reader import Aliasing
 from tests.unit.formats.onnx.models import Model, float_input, node, op, weight
 
@@ -31,7 +32,8 @@ def test_of_other_runtimes_nothing_is_known(tmp_path: Path, profile: Aliasing) -
 
 @pytest.mark.parametrize("dims", [(), (4,), (2, 3), (2, 3, 4), (2, 3, 4, 5, 6)])
 @pytest.mark.parametrize(
-    "type_", ["Attention", "Conv", "ConvTranspose", "GridSample", "LRN", "LSTM", "Softmax", "Where"]
+    "type_",
+    ["Attention", "Conv", "ConvTranspose", "DeformConv", "GridSample", "LRN", "LSTM", "Softmax", "Where"],
 )
 def test_estimated_shapes_that_do_not_fit_are_no_fault(tmp_path: Path, type_: str, dims: tuple[int, ...]) -> None:
     operands = {"LRN": 1, "Softmax": 1, "GridSample": 2}.get(type_, 3)
@@ -49,3 +51,9 @@ def test_estimated_shapes_that_do_not_fit_are_no_fault(tmp_path: Path, type_: st
 def test_an_op_of_another_domain_is_another_op(tmp_path: Path) -> None:
     model = Model([node("NonZero", ["x"], ["y"], domain="com.acme")], other_opsets={"com.acme": 1})
     assert model.read(tmp_path, aliasing=Aliasing.ORT_CPU).graph.ops[0].workspace_bytes == 0
+
+
+@pytest.mark.parametrize("equation", ["...ij,jk->ik", "ii,ij->ij", "ij,jk->iz", "ijk,jk->i", "ij", "", "é,ij->i"])
+def test_an_equation_of_another_form_is_no_fault(equation: str) -> None:
+    with pytest.raises(ValueError, match=r"form|label|zip|argument"):
+        einsum_elements(equation, [(2, 2), (2, 2)])

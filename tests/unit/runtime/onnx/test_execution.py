@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,11 +20,11 @@ from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.graph import Graph
 from remat_cli.runtime.onnx.apply import apply_schedule, read_for
-from remat_cli.runtime.onnx.execution import NOISE_BYTES, Execution, Peak, execute
+from remat_cli.runtime.onnx.execution import NOISE_BYTES, Execution, Peak, UsualRun, execute
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.schedule import input_order, with_frees
 from tests.places import GRAPHS
-from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node, value
+from tests.unit.formats.onnx.models import Model, body, elsewhere, float_input, node, value
 from tests.unit.runtime.onnx.rewriting import planned
 
 LONG_SKIP = GRAPHS / "long_skip.onnx"
@@ -52,6 +53,7 @@ def run(
     believed: Callable[[Graph], Graph] = lambda graph: graph,
     tampered: Callable[[Rewritten], Rewritten] = lambda rewritten: rewritten,
     time_limit: float = 600,
+    beside_usual: bool = False,
     **options: Any,
 ) -> Execution:
     """Execute a model by a schedule, by default the plain run.
@@ -62,6 +64,7 @@ def run(
         believed: changes the graph that predicts.
         tampered: changes the rewritten model.
         time_limit: of each process.
+        beside_usual: run it with onnxruntime's own options, too.
         options: how the model is read.
     """
     given = GraphOptions(mode="inference", **options)
@@ -69,7 +72,7 @@ def run(
     computes = computes or input_order(graph)
     rewritten = tampered(apply_schedule(path, given, graph, with_frees(graph, computes), {}))
     model = read_for(path, given, keep_data=False)
-    return execute(path, model, rewritten, believed(graph), computes, time_limit=time_limit)
+    return execute(path, model, rewritten, believed(graph), computes, time_limit=time_limit, beside_usual=beside_usual)
 
 
 def test_a_schedule_runs_in_the_memory_that_was_predicted() -> None:
@@ -81,6 +84,31 @@ def test_a_schedule_runs_in_the_memory_that_was_predicted() -> None:
     assert found.outputs == ("up1.relu",)
     assert (found.changed, found.not_finite, found.out_of_order, found.parted_at) == ((), (), None, None)
     assert (found.nodes, found.random_weights) == (73, 46)
+
+
+def test_what_onnxruntime_takes_by_itself_stands_beside() -> None:
+    found = run(LONG_SKIP, beside_usual=True, dims={"batch": 1, "height": 128, "width": 128})
+    assert found.usual is not None
+    # The first run fills the arena, and the second one takes a block beside it: the plain peak twice.
+    assert found.usual.peak_bytes is not None
+    assert found.usual.peak_bytes > 1.5 * found.plain.measured
+    assert all(time is not None and time > 0 for time in (found.usual.time_ns, found.plain_time_ns, found.plan_time_ns))
+    assert not found.fused
+
+
+def test_that_onnxruntime_does_not_run_a_model_by_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_process = subprocess.run
+
+    def dying(command: Sequence[str], **more: Any) -> Any:
+        asked = json.loads(Path(command[-2]).read_text())
+        if asked["as_it_comes"]:
+            command = [command[0], "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+        return run_process(command, **more)
+
+    monkeypatch.setattr(subprocess, "run", dying)
+    found = run(LONG_SKIP, beside_usual=True, dims={"batch": 1, "height": 8, "width": 8})
+    assert found.holds
+    assert found.usual == UsualRun(failure="its process was killed")
 
 
 def with_scratch(op: str, size: int) -> Callable[[Graph], Graph]:
@@ -97,6 +125,44 @@ def test_the_op_by_which_memory_departs_is_named() -> None:
     assert not found.plan.agrees
     assert found.parted_at == "up5.conv"
     assert (found.changed, found.out_of_order) == ((), None)
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_a_loop_runs_as_often_as_was_planned(collects: bool, tmp_path: Path) -> None:
+    size = [256, 1024]
+    made = ["more", "next", *(["item"] if collects else [])]
+    steps = [node("Identity", ["go"], ["more"]), node("Sin", ["state"], ["next"]), node("Cos", ["state"], ["item"])]
+    inner = body(
+        steps if collects else steps[:2],
+        [value("i", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), value("state", size)],
+        made,
+    )
+    inner.output[0].type.tensor_type.elem_type = TensorProto.BOOL
+    model = Model(
+        [
+            node("Squeeze", ["count"], ["n"], "scalar"),
+            node("Exp", ["x"], ["e"], "exp"),
+            node("Loop", ["n", "", "e"], ["last", *(["all"] if collects else [])], "loop", body=inner),
+            node("ReduceSum", ["all" if collects else "last"], ["y"], "sum"),
+        ],
+        inputs=[value("x", size), value("count", [1], TensorProto.INT64)],
+    )
+    found = run(model.save(tmp_path), value_shapes={"all": (20, *size)} if collects else {})
+    assert found.plain.predicted >= (44 if collects else 4) * MIB
+    assert abs(found.plain.measured - found.plain.predicted) < 0.5 * MIB
+
+
+def test_that_a_size_depends_on_data_is_told() -> None:
+    found = run(LONG_SKIP, dims={"batch": 1, "height": 8, "width": 8})
+    graph = planned(LONG_SKIP, dims={"batch": 1, "height": 8, "width": 8})
+    far = replace(found, plan=Peak(0, 100 * MIB), plain=Peak(0, 100 * MIB), parted_at="up5.conv")
+    kernel = far.broken(graph)
+    assert kernel is not None
+    assert "report it" in kernel.hint
+    loop = far.broken(replace(graph, ops=tuple(replace(one, type="Loop") for one in graph.ops)))
+    assert loop is not None
+    assert "depends on its data" in loop.message
+    assert "drawn at random" in loop.hint
 
 
 def test_a_plan_that_takes_more_than_the_model_as_it_is_does_not_hold() -> None:

@@ -1,0 +1,89 @@
+"""What onnxruntime's Einsum takes for itself: operands with their dimensions in another order, and the product.
+
+Written after core/providers/cpu/math/einsum_utils of version 1.31. Dimensions are taken in the order in which their
+labels first come up. Each operand is brought into that order, and again into the order that a batched matrix product
+needs; the product is copied to the result at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import prod
+
+
+def einsum_elements(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return the elements that the kernel of an Einsum holds at most beside operands and result.
+
+    Args:
+        equation: such as `bij,bjk->bik`.
+        shapes: of the operands.
+
+    Raises:
+        ValueError: labels repeat within an operand, stand for several dimensions (`...`), or do not fit the shapes.
+    """
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if "." in equation or any(len(set(term)) < len(term) for term in terms):
+        raise ValueError("an equation of another form")
+    sizes = {
+        label: size for term, shape in zip(terms, shapes, strict=True) for label, size in zip(term, shape, strict=True)
+    }
+    order = "".join(dict.fromkeys("".join(terms)))
+    if not arrow:
+        result = "".join(sorted(label for label in order if inputs.count(label) == 1))
+    if not set(result) <= set(order):
+        raise ValueError("a label of the result is in no operand")
+    kept = _reordered(terms, order, sizes)
+    left = "".join(label for label in terms[0] if _is_read_later(label, terms[1:], result))
+    held = 0 if len(left) == len(terms[0]) else _elements(left, sizes)
+    if len(terms) == 1:
+        in_order = "".join(label for label in order if label in left)
+        return kept + held + (_elements(left, sizes) if in_order != result else 0)
+    most = 0
+    for number, right in enumerate(terms[1:], start=2):
+        stays = {label for label in order if _is_read_later(label, terms[number:], result)}
+        product, copied = _product(left, right, stays, order, sizes)
+        made = _elements(product, sizes)
+        in_other_order = number == len(terms) and "".join(product) != result
+        most = max(most, held + copied + made + (made if in_other_order else 0))
+        left, held = product, made
+    return kept + most
+
+
+def _product(left: str, right: str, stays: Collection[str], order: str, sizes: Mapping[str, int]) -> tuple[str, int]:
+    """Return the labels of the product of two operands, and the elements of those that are reordered for it.
+
+    Args:
+        left: labels of the one.
+        right: labels of the other.
+        stays: labels that are read later on.
+        order: of all labels.
+        sizes: by label.
+    """
+    wide = {label for label in order if sizes[label] > 1}
+    in_left, in_right = wide & set(left), wide & set(right)
+    summed = [label for label in order if label in in_left & in_right and label not in stays]
+    left_only = [label for label in order if label in in_left - in_right and label in stays]
+    right_only = [label for label in order if label in in_right - in_left and label in stays]
+    batch = [label for label in order if label not in (*summed, *left_only, *right_only)]
+    copied = 0
+    if [*batch, *left_only, *summed, *right_only] != list(order):
+        copied += _elements(left, sizes)
+    if [*batch, *summed, *right_only, *left_only] != list(order):
+        copied += _elements(right, sizes)
+    made = (label for label in (*batch, *left_only, *right_only) if label in stays and label in left + right)
+    return "".join(made), copied
+
+
+def _is_read_later(label: str, later: Iterable[str], result: str) -> bool:
+    return label in result or any(label in term for term in later)
+
+
+def _elements(labels: Iterable[str], sizes: Mapping[str, int]) -> int:
+    return prod(sizes[label] for label in labels)
+
+
+def _reordered(terms: Iterable[str], order: str, sizes: Mapping[str, int]) -> int:
+    """Return the elements of the operands whose labels do not stand in the order of first appearance."""
+    places = ([order.index(label) for label in term] for term in terms)
+    return sum(_elements(term, sizes) for term, place in zip(terms, places, strict=True) if place != sorted(place))
