@@ -16,8 +16,10 @@ from remat_cli.graph import Graph, Kind
 from remat_cli.operators import Operator
 from remat_cli.settings import Setting
 from remat_cli.training import (
+    Fused,
     KeptForBackward,
     annotate_saves,
+    fused,
     kept_for_backward,
     may_lack_norms,
     trainable_parameters,
@@ -147,6 +149,7 @@ def _with_operators(
         return graph, 0, None
     conservative: tuple[str, ...] = ()
     if mode == "training":
+        graph, operators = _fused(graph, operators, options, notes)
         graph, conservative = annotate_saves(graph, operators)
         if may_lack_norms(operators.values()):
             notes.append(
@@ -163,6 +166,17 @@ def _with_operators(
     optimizer = options.optimizer or _DEFAULT_OPTIMIZER
     resident = training_resident_bytes(graph.resident_bytes, trainable, optimizer)
     return replace(graph, resident_bytes=resident), sum(parameter.bytes for parameter in trainable), optimizer
+
+
+def _fused(
+    graph: Graph, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]
+) -> tuple[Graph, Mapping[str, Operator]]:
+    """Put one op in the place of nodes that training runs as one; adds to `notes`."""
+    found = fused(graph, operators, options.fused or Fused.EXPORTER)
+    if found.groups:
+        counts = ", ".join(f"{count} {type_}" for type_, count in sorted(found.groups.items()))
+        notes.append(f"{found.nodes} nodes count as the ops that training runs: {counts}")
+    return found.graph, found.operators
 
 
 def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> tuple[Graph, int, str | None]:

@@ -6,6 +6,7 @@ derives the training graph from those marks, which a native file carries as well
 
 from remat_cli.training.annotate import annotate_saves, may_lack_norms, trainable_parameters
 from remat_cli.training.derive import ACCUMULATION_TYPE, LOSS_TYPE, training_graph
+from remat_cli.training.fused import Fused, FusedGraph, fused
 from remat_cli.training.kept import KeptForBackward, KeptOfModule, kept_by_module, kept_for_backward
 from remat_cli.training.resident import OPTIMIZERS, training_resident_bytes
 
@@ -13,9 +14,12 @@ __all__ = [
     "ACCUMULATION_TYPE",
     "LOSS_TYPE",
     "OPTIMIZERS",
+    "Fused",
+    "FusedGraph",
     "KeptForBackward",
     "KeptOfModule",
     "annotate_saves",
+    "fused",
     "kept_by_module",
     "kept_for_backward",
     "may_lack_norms",

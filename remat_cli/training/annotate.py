@@ -7,8 +7,13 @@ from dataclasses import dataclass, replace
 
 from remat_cli.graph import Graph, Op, Tensor, build_graph
 from remat_cli.operators import Operand, Operator, Role
+from remat_cli.training.copies import copied_operands
 from remat_cli.training.names import Names
 from remat_cli.training.saved import Gradients, Saved, gradients_of, saved_for_backward
+from remat_cli.training.statistics import Statistic
+
+_NO_GRADIENT = Gradients(reads=(), results=())
+_SEVERAL = frozenset({"one", "another"})
 
 
 def is_differentiable(dtype: str | None) -> bool:
@@ -29,7 +34,9 @@ def annotate_saves(graph: Graph, operators: Mapping[str, Operator]) -> tuple[Gra
         graph: a forward pass.
         operators: one for each op.
     """
-    gradients = {op.name: gradients_of(operators[op.name]) for op in graph.ops}
+    waves = _waves(graph, operators)
+    gradients = {op.name: _NO_GRADIENT if op.name in waves else gradients_of(operators[op.name]) for op in graph.ops}
+    copies = copied_operands(graph, operators)
     with_gradient = _tensors_with_gradient(graph, operators, gradients)
     names = Names(graph.tensors)
     ops: list[Op] = []
@@ -41,7 +48,7 @@ def annotate_saves(graph: Graph, operators: Mapping[str, Operator]) -> tuple[Gra
             ops.append(replace(op, saves=(), grad_inputs=()))
             continue
         needed = _needed(operator, rule, with_gradient)
-        saved = saved_for_backward(operator, needed.positions)
+        saved = _with_copies(saved_for_backward(operator, needed.positions), copies.get(op.name, {}))
         made = _statistics(op, saved, names)
         statistics += made
         made_names = tuple(tensor.name for tensor in made)
@@ -88,6 +95,38 @@ def may_lack_norms(operators: Iterable[Operator]) -> bool:
     return "Conv" in types and not any("Normalization" in type_ for type_ in types)
 
 
+def _waves(graph: Graph, operators: Mapping[str, Operator]) -> set[str]:
+    """Return the sines and cosines of a table of frequencies, which a file stores as it stores weights.
+
+    Rotary and sinusoidal embeddings have such a table of one dimension, and nobody trains it: what they take the sine
+    of depends on no other weight.
+    """
+    waves: set[str] = set()
+    weights: dict[str, frozenset[str]] = {}  # on which an activation depends; several count as none that could be one
+    for op in graph.ops:
+        operator = operators[op.name]
+        found = frozenset().union(*(_weights_of(value, weights) for value in operator.inputs if value is not None))
+        if operator.type in ("Sin", "Cos") and len(found) < 2:
+            waves.add(op.name)
+            found = frozenset()
+        weights.update(dict.fromkeys(op.outputs, found if len(found) < 2 else _SEVERAL))
+    return waves
+
+
+def _weights_of(value: Operand, weights: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    if value.role is Role.PARAMETER:
+        is_vector = value.shape is not None and value.elements == max(value.shape, default=1)
+        return frozenset({value.name}) if is_vector else _SEVERAL
+    return weights.get(value.name, frozenset())
+
+
+def _with_copies(saved: Saved, copies: Mapping[str, Statistic]) -> Saved:
+    """Return what is saved where copies of some operands are saved in their place."""
+    made = (copies[value.name] for value in saved.operands if value.name in copies)
+    operands = tuple(value for value in saved.operands if value.name not in copies)
+    return Saved(operands, (*saved.statistics, *made))
+
+
 @dataclass(frozen=True, slots=True)
 class _Needed:
     """The operands of an op whose gradient is needed: their positions, and the names of the activations among them."""
@@ -99,7 +138,7 @@ class _Needed:
 def _needed(operator: Operator, rule: Gradients, with_gradient: set[str]) -> _Needed:
     operands = {
         position: operand
-        for position, (operand, reads) in enumerate(zip(operator.inputs, rule.reads, strict=True))
+        for position, (operand, reads) in enumerate(zip(operator.inputs, rule.reads, strict=False))
         if reads is not None and operand is not None and _has_gradient(operand, with_gradient)
     }
     activations = (value.name for value in operands.values() if value.role is Role.ACTIVATION)
