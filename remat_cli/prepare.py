@@ -21,7 +21,6 @@ from remat_cli.training import (
     annotate_saves,
     fused,
     kept_for_backward,
-    may_lack_norms,
     trainable_parameters,
     training_graph,
     training_resident_bytes,
@@ -90,7 +89,7 @@ def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, deri
         UsageError: the options contradict each other or the graph.
     """
     mode = _mode(reading.graph, options, where)
-    notes = list(reading.notes)
+    notes = [*(reading.training_notes if mode == "training" else ()), *reading.notes]
     graph, parameter_bytes, optimizer = _with_operators(reading, mode, options, notes)
     # Costs come first: what the backward takes is known of the forward op, which is also what its file can say.
     graph, costs, device = _with_costs(graph, options, has_operators=bool(reading.operators))
@@ -151,11 +150,6 @@ def _with_operators(
     if mode == "training":
         graph, operators = _fused(graph, operators, options, notes)
         graph, conservative = annotate_saves(graph, operators)
-        if may_lack_norms(operators.values()):
-            notes.append(
-                "there is no normalization beside the convolutions: if the model has any, an export for inference "
-                "folded it away, and training keeps more than this graph shows; export it in training mode"
-            )
     graph = _with_work(graph, operators, options, notes)
     if conservative:
         text = f"what the backward of {_listed(conservative)} reads is not known; taken to be all inputs and outputs"

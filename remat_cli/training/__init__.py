@@ -4,7 +4,7 @@
 derives the training graph from those marks, which a native file carries as well.
 """
 
-from remat_cli.training.annotate import annotate_saves, may_lack_norms, trainable_parameters
+from remat_cli.training.annotate import annotate_saves, trainable_parameters
 from remat_cli.training.derive import ACCUMULATION_TYPE, LOSS_TYPE, training_graph
 from remat_cli.training.fused import Fused, FusedGraph, fused
 from remat_cli.training.kept import KeptForBackward, KeptOfModule, kept_by_module, kept_for_backward
@@ -22,7 +22,6 @@ __all__ = [
     "fused",
     "kept_by_module",
     "kept_for_backward",
-    "may_lack_norms",
     "trainable_parameters",
     "training_graph",
     "training_resident_bytes",

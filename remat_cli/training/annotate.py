@@ -85,16 +85,6 @@ def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable
     return tuple(parameter for parameter in parameters if parameter.name in trained)
 
 
-def may_lack_norms(operators: Iterable[Operator]) -> bool:
-    """Tell whether there are convolutions, but no normalization beside them.
-
-    Exporters fold batch normalization into the convolutions of a model in evaluation mode; training the model itself
-    keeps more than such a graph shows.
-    """
-    types = {operator.type for operator in operators}
-    return "Conv" in types and not any("Normalization" in type_ for type_ in types)
-
-
 def _waves(graph: Graph, operators: Mapping[str, Operator]) -> set[str]:
     """Return the sines and cosines of a table of frequencies, which a file stores as it stores weights.
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from remat_cli.graph import Graph, Op
-from remat_cli.operators import AttributeValue, Operand, Operator
-from remat_cli.training import annotate_saves, may_lack_norms, trainable_parameters
+from remat_cli.operators import AttributeValue, Operand
+from remat_cli.training import annotate_saves, trainable_parameters
 from tests.operators import Model, constant, value, weight
 
 
@@ -379,16 +379,3 @@ def test_running_statistics_are_not_trainable() -> None:
     model.add("BatchNormalization", [value("x", 2, 8, 4, 4), *norm], value("y", 2, 8, 4, 4))
     trained = trainable_parameters(model.operators, norm)
     assert [parameter.name for parameter in trained] == ["scale", "bias"]
-
-
-@pytest.mark.parametrize(
-    ("types", "expected"),
-    [
-        (["Conv", "Relu"], True),
-        (["Conv", "BatchNormalization"], False),
-        (["Conv", "LayerNormalization"], False),
-        (["MatMul"], False),
-    ],
-)
-def test_convolutions_without_any_norm_may_come_from_an_export_for_inference(types: list[str], expected: bool) -> None:
-    assert may_lack_norms(Operator(type_, (), ()) for type_ in types) is expected
