@@ -16,14 +16,14 @@ from remat_cli.graph import Graph, Kind
 from remat_cli.operators import Operator
 from remat_cli.settings import Setting
 from remat_cli.training import (
-    Fused,
     KeptForBackward,
+    Kernels,
     annotate_saves,
-    fused,
     kept_for_backward,
     trainable_parameters,
     training_graph,
     training_resident_bytes,
+    with_kernels,
 )
 from remat_cli.units import parse_rate
 
@@ -148,7 +148,7 @@ def _with_operators(
         return graph, 0, None
     conservative: tuple[str, ...] = ()
     if mode == "training":
-        graph, operators = _fused(graph, operators, options, notes)
+        graph, operators = _with_kernels(graph, operators, options, notes)
         graph, conservative = annotate_saves(graph, operators)
     graph = _with_work(graph, operators, options, notes)
     if conservative:
@@ -162,11 +162,11 @@ def _with_operators(
     return replace(graph, resident_bytes=resident), sum(parameter.bytes for parameter in trainable), optimizer
 
 
-def _fused(
+def _with_kernels(
     graph: Graph, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]
 ) -> tuple[Graph, Mapping[str, Operator]]:
     """Put one op in the place of nodes that training runs as one; adds to `notes`."""
-    found = fused(graph, operators, options.fused or Fused.EXPORTER)
+    found = with_kernels(graph, operators, options.kernels or Kernels.ORIGINAL)
     if found.groups:
         counts = ", ".join(f"{count} {type_}" for type_, count in sorted(found.groups.items()))
         notes.append(f"{found.nodes} nodes count as the ops that training runs: {counts}")

@@ -11,7 +11,7 @@ from remat_cli.config.shipped import beside, shipped_names
 from remat_cli.costs import COST_MODELS
 from remat_cli.formats import ReadOptions
 from remat_cli.settings import setting
-from remat_cli.training import OPTIMIZERS, Fused
+from remat_cli.training import OPTIMIZERS, Kernels
 
 # Cost models by name, and the file's own times, which need no model.
 GIVEN_COSTS = "given"
@@ -25,8 +25,8 @@ class GraphOptions(ReadOptions):
 
     Attributes:
         optimizer: whose state is resident, where the file tells parameters apart (ONNX, PyTorch). By default sgd: none.
-        fused: which ops that the file holds as several nodes count as the one that training runs. By default those
-            that an exporter takes apart.
+        kernels: which ops training runs in one kernel, of those that a file may hold as several nodes. By default those
+            that an exporter took apart.
         accumulate: a PyTorch step adds to gradients that are there before; else it makes them.
         cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
         device: profile for the roofline model, and for the link to the host.
@@ -35,11 +35,11 @@ class GraphOptions(ReadOptions):
     """
 
     optimizer: str | None = setting(None, "Whose state stays in memory.", choices=tuple(OPTIMIZERS))
-    fused: Fused | None = setting(
+    kernels: Kernels | None = setting(
         None,
-        "Which ops of several nodes count as one in training: GELU, SiLU, attention, norms.",
-        choices=tuple(map(str, Fused)),
-        parse=Fused,
+        "What training runs in one kernel: nodes as written, what was one op before the export, or all it can.",
+        choices=tuple(map(str, Kernels)),
+        parse=Kernels,
     )
     accumulate: bool = setting(False, "A PyTorch step adds to gradients that are there before.")
     cost_model: str | None = setting(None, "What gives each op its time.", choices=(GIVEN_COSTS, *COST_MODELS))

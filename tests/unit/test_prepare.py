@@ -8,7 +8,7 @@ import pytest
 
 from remat_cli.config import GraphOptions
 from remat_cli.prepare import prepare
-from remat_cli.training import Fused
+from remat_cli.training import Kernels
 from tests.unit.formats.onnx.models import Model, float_input, node, weight
 
 
@@ -30,9 +30,13 @@ def test_what_is_missing_for_training_is_said_first_and_only_for_training(folded
     assert prepare(folded, GraphOptions(mode="inference")).notes == ()
 
 
-@pytest.mark.parametrize(("which", "silu_ops", "kept"), [(None, 1, 2), (Fused.EXPORTER, 1, 2), (Fused.NONE, 2, 3)])
-def test_fused_says_which_nodes_count_as_one_op(folded: Path, which: Fused | None, silu_ops: int, kept: int) -> None:
-    prepared = prepare(folded, GraphOptions(fused=which))
+@pytest.mark.parametrize(
+    ("which", "silu_ops", "kept"), [(None, 1, 2), (Kernels.ORIGINAL, 1, 2), (Kernels.WRITTEN, 2, 3)]
+)
+def test_the_kernels_say_which_nodes_count_as_one_op(
+    folded: Path, which: Kernels | None, silu_ops: int, kept: int
+) -> None:
+    prepared = prepare(folded, GraphOptions(kernels=which))
     assert sum(op.phase == "forward" for op in prepared.graph.ops) == 2 + silu_ops
     assert prepared.kept is not None
     assert prepared.kept.float_bytes == kept * 2 * 4 * 8 * 8 * 4
@@ -40,4 +44,4 @@ def test_fused_says_which_nodes_count_as_one_op(folded: Path, which: Fused | Non
 
 
 def test_a_graph_for_inference_is_left_as_its_runtime_runs_it(folded: Path) -> None:
-    assert len(prepare(folded, GraphOptions(mode="inference", fused=Fused.ALL)).graph.ops) == 4
+    assert len(prepare(folded, GraphOptions(mode="inference", kernels=Kernels.FUSED)).graph.ops) == 4

@@ -23,12 +23,12 @@ _CASTS = ("Cast", "CastLike", "Identity")
 _MOST_FACTORS = 8
 
 
-class Fused(StrEnum):
-    """Which groups of nodes count as one op."""
+class Kernels(StrEnum):
+    """Which ops training runs in one kernel, of those that a file may hold as several nodes."""
 
-    NONE = "none"
-    EXPORTER = "exporter"  # those that an exporter makes of one op
-    ALL = "all"  # those that a model spells out, too: there are kernels for these
+    WRITTEN = "written"  # none: the nodes as they stand
+    ORIGINAL = "original"  # those that were one op before an exporter took them apart
+    FUSED = "fused"  # those that the model spells out, too
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FusedGraph:
     nodes: int = 0
 
 
-def fused(graph: Graph, operators: Mapping[str, Operator], which: Fused) -> FusedGraph:
+def with_kernels(graph: Graph, operators: Mapping[str, Operator], which: Kernels) -> FusedGraph:
     """Put one op in the place of each group of nodes that stands for it.
 
     A group is left as it is where one of its inner values is read from outside, or is a result of the graph.
@@ -56,14 +56,14 @@ def fused(graph: Graph, operators: Mapping[str, Operator], which: Fused) -> Fuse
     Args:
         graph: a forward pass.
         operators: one for each op.
-        which: the groups to look for.
+        which: the groups that are put together.
     """
     nodes = _Nodes(graph, operators)
     groups: dict[str, _Group] = {}  # by the member in whose place the op runs
     taken: set[str] = set()
-    for op in graph.ops if which is not Fused.NONE else ():
+    for op in graph.ops if which is not Kernels.WRITTEN else ():
         group = _recognised(nodes, op.name)
-        if group is None or (group.spelled_out and which is not Fused.ALL):
+        if group is None or (group.spelled_out and which is not Kernels.FUSED):
             continue
         if taken.isdisjoint(group.members) and nodes.are_closed(group):
             taken.update(group.members)

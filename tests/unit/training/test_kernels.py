@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from remat_cli.operators import Operand
-from remat_cli.training import Fused, FusedGraph, annotate_saves, fused, kept_for_backward, training_graph
+from remat_cli.training import FusedGraph, Kernels, annotate_saves, kept_for_backward, training_graph, with_kernels
 from tests.operators import Model, constant, value, weight
 
 SHAPE = (2, 4, 8, 16)
@@ -31,8 +31,8 @@ class Net:
     def linear(self, x: Operand) -> Operand:
         return self.add("MatMul", x, weight(f"w{len(self.model.operators)}", SHAPE[-1], SHAPE[-1]))
 
-    def fused(self, which: Fused, *outputs: Operand) -> FusedGraph:
-        return fused(self.model.graph(*outputs), self.model.operators, which)
+    def fused(self, which: Kernels, *outputs: Operand) -> FusedGraph:
+        return with_kernels(self.model.graph(*outputs), self.model.operators, which)
 
 
 def swish(net: Net) -> Operand:
@@ -167,10 +167,10 @@ def saved_by_the_one_op(net: Net, y: Operand, found: FusedGraph, type_: str) -> 
     return {named.get(name, name.removeprefix(f"{op.name}.")) for name in annotated.op[op.name].saves or ()}
 
 
-@pytest.mark.parametrize("which", [Fused.EXPORTER, Fused.ALL])
+@pytest.mark.parametrize("which", [Kernels.ORIGINAL, Kernels.FUSED])
 @pytest.mark.parametrize(("form", "type_", "saved"), OF_EXPORTERS)
 def test_what_an_exporter_takes_apart_saves_what_the_one_op_saves(
-    form: Form, type_: str, saved: set[str], which: Fused
+    form: Form, type_: str, saved: set[str], which: Kernels
 ) -> None:
     net = Net()
     y = form(net)
@@ -187,8 +187,8 @@ def test_what_a_model_spells_out_is_one_op_where_that_is_asked_for(form: Form, t
     net = Net()
     y = form(net)
     net.linear(y)
-    assert net.fused(Fused.EXPORTER).groups == {}
-    found = net.fused(Fused.ALL)
+    assert net.fused(Kernels.ORIGINAL).groups == {}
+    found = net.fused(Kernels.FUSED)
     assert found.groups == {type_: 1}
     assert saved_by_the_one_op(net, y, found, type_) == saved
 
@@ -198,7 +198,7 @@ def test_nothing_is_put_together_where_the_nodes_are_meant_as_they_stand(form: F
     net = Net()
     net.linear(form(net))
     graph = net.model.graph()
-    found = fused(graph, net.model.operators, Fused.NONE)
+    found = with_kernels(graph, net.model.operators, Kernels.WRITTEN)
     assert (found.graph, found.operators, found.groups) == (graph, net.model.operators, {})
 
 
@@ -210,7 +210,7 @@ def test_nodes_whose_inner_value_is_a_result_of_the_graph_stay_as_they_are(form:
         leaked, last = made[inner], made[-1]
         assert leaked is not None
         assert last is not None
-        found = net.fused(Fused.ALL, leaked, last)
+        found = net.fused(Kernels.FUSED, leaked, last)
         assert leaked.name in found.graph.producer
         assert leaked.name in found.graph.outputs
 
@@ -224,7 +224,7 @@ def net_of(form: Form) -> Net:
 def test_a_product_of_two_sigmoids_is_no_swish() -> None:
     net = Net()
     net.add("Mul", net.linear(net.x), net.add("Sigmoid", net.x))
-    assert net.fused(Fused.ALL).groups == {}
+    assert net.fused(Kernels.FUSED).groups == {}
 
 
 def test_a_norm_over_other_dimensions_than_the_last_is_none_of_these() -> None:
@@ -233,7 +233,7 @@ def test_a_norm_over_other_dimensions_than_the_last_is_none_of_these() -> None:
     mean = net.add("ReduceMean", net.add("Pow", net.x, 2.0), shape=channels)
     root = net.add("Sqrt", net.add("Add", mean, 1e-5, shape=channels), shape=channels)
     net.add("Mul", net.x, net.add("Reciprocal", root, shape=channels))
-    assert net.fused(Fused.ALL).groups == {}
+    assert net.fused(Kernels.FUSED).groups == {}
 
 
 def test_attention_with_dropout_is_not_run_twice() -> None:
@@ -241,7 +241,7 @@ def test_attention_with_dropout_is_not_run_twice() -> None:
     masked_attention(net)
     graph = net.model.graph()
     drawn = replace(graph, ops=tuple(replace(op, recomputable=op.type != "Dropout") for op in graph.ops))
-    found = fused(drawn, net.model.operators, Fused.EXPORTER)
+    found = with_kernels(drawn, net.model.operators, Kernels.ORIGINAL)
     assert [op.type for op in found.graph.ops if not op.recomputable] == ["Attention"]
 
 
@@ -254,7 +254,7 @@ def test_a_sequence_of_parts_is_one_split_with_one_gradient() -> None:
         for one in range(3)
     ]
     model.add("Sum", [model.add("Tanh", [part], value(f"y{part.name}", 4, 8)) for part in taken], value("y", 4, 8))
-    found = fused(model.graph(), model.operators, Fused.EXPORTER)
+    found = with_kernels(model.graph(), model.operators, Kernels.ORIGINAL)
     assert [op.type for op in found.graph.ops] == ["MatMul", "Split", "Tanh", "Tanh", "Tanh", "Sum"]
     annotated, guessed = annotate_saves(found.graph, found.operators)
     training = training_graph(annotated)
@@ -269,7 +269,7 @@ def test_a_sequence_that_is_not_only_taken_apart_has_a_backward_too() -> None:
     parts = model.add("SplitToSequence", [packed, constant("size")], value("parts", 3, 4, 8), view_of=packed)
     model.add("SequenceAt", [parts, constant("i")], value("part", 4, 8), view_of=packed)
     model.add("ConcatFromSequence", [parts], value("y", 4, 24))
-    found = fused(model.graph(), model.operators, Fused.EXPORTER)
+    found = with_kernels(model.graph(), model.operators, Kernels.ORIGINAL)
     assert found.groups == {}
     annotated, guessed = annotate_saves(found.graph, found.operators)
     assert guessed == ()
