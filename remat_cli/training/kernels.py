@@ -18,7 +18,7 @@ from remat_cli.operators import AttributeValue, Operand, Operator, Role
 
 # The operator set that has all of these ops.
 _OPSET = 24
-# Nodes that change no value, or only its element type, and those that only drop some of the attention.
+# Nodes that change no value, but perhaps its element type.
 _CASTS = ("Cast", "CastLike", "Identity")
 _MOST_FACTORS = 8
 
@@ -300,6 +300,8 @@ def _normalization(nodes: _Nodes, root: str) -> _Group:
     plus_epsilon = nodes.maker(nodes.input(root, 0), "Add")
     square = nodes.maker(nodes.input(variance, 0), "Pow", "Mul")
     centred = nodes.input(square, 0)
+    if nodes.type(square) == "Mul" and nodes.beside(square, centred).name != centred.name:
+        raise _OtherForm
     try:
         x, centring = _centring(nodes, centred)
     except _OtherForm:
@@ -357,8 +359,10 @@ def _affine(nodes: _Nodes, node: str, most: int) -> tuple[tuple[Operand, ...], t
 
 def _first_reduced(whole: tuple[int, ...], reduced: tuple[int, ...]) -> int:
     """Return the first of the last dimensions, over which was reduced."""
+    if len(whole) != len(reduced):
+        raise _OtherForm
     kept = next((axis for axis, size in enumerate(reduced) if size != whole[axis]), len(whole))
-    if len(whole) != len(reduced) or set(reduced[kept:]) != {1}:
+    if set(reduced[kept:]) != {1}:
         raise _OtherForm
     return kept
 
@@ -372,7 +376,7 @@ def _group_norm(nodes: _Nodes, norm: str) -> _Group:
     weights = nodes.beside(scaled, nodes.output(joined)), nodes.beside(shifted, nodes.output(scaled))
     if nodes.output(joined).shape != x.shape:
         raise _OtherForm
-    groups = _shape(nodes.output(cut))[1]
+    _, groups, *_ = (*_shape(nodes.output(cut)), 1, 1)
     members = (cut, norm, joined, scaled, shifted)
     return _Group("GroupNormalization", (x, *weights), members, (nodes.output(shifted),), {"num_groups": groups})
 
