@@ -9,11 +9,11 @@ from remat_cli.graph import Graph, Op, Tensor, build_graph
 from remat_cli.operators import Operand, Operator, Role
 from remat_cli.training.copies import copied_operands
 from remat_cli.training.names import Names
-from remat_cli.training.saved import Gradients, Saved, gradients_of, saved_for_backward
+from remat_cli.training.saved import Gradients, Saved, gradients_of, no_gradients, saved_for_backward
 from remat_cli.training.statistics import Statistic
 
-_NO_GRADIENT = Gradients(reads=(), results=())
-_SEVERAL = frozenset({"one", "another"})
+# In the place of a weight's name: several weights, or one of several dimensions.
+_MORE = "*"
 
 
 def is_differentiable(dtype: str | None) -> bool:
@@ -35,7 +35,7 @@ def annotate_saves(graph: Graph, operators: Mapping[str, Operator]) -> tuple[Gra
         operators: one for each op.
     """
     waves = _waves(graph, operators)
-    gradients = {op.name: _NO_GRADIENT if op.name in waves else gradients_of(operators[op.name]) for op in graph.ops}
+    gradients = {name: (no_gradients if name in waves else gradients_of)(operators[name]) for name in graph.op}
     copies = copied_operands(graph, operators)
     with_gradient = _tensors_with_gradient(graph, operators, gradients)
     names = Names(graph.tensors)
@@ -92,22 +92,23 @@ def _waves(graph: Graph, operators: Mapping[str, Operator]) -> set[str]:
     of depends on no other weight.
     """
     waves: set[str] = set()
-    weights: dict[str, frozenset[str]] = {}  # on which an activation depends; several count as none that could be one
+    depends_on: dict[str, str] = {}  # by activation: the one weight, none, or more
     for op in graph.ops:
         operator = operators[op.name]
-        found = frozenset().union(*(_weights_of(value, weights) for value in operator.inputs if value is not None))
-        if operator.type in ("Sin", "Cos") and len(found) < 2:
+        weights = {_weight_of(value, depends_on) for value in operator.inputs if value is not None} - {""}
+        weight = _MORE if len(weights) > 1 else weights.pop() if weights else ""
+        if operator.type in ("Sin", "Cos") and weight != _MORE:
             waves.add(op.name)
-            found = frozenset()
-        weights.update(dict.fromkeys(op.outputs, found if len(found) < 2 else _SEVERAL))
+            weight = ""
+        depends_on.update(dict.fromkeys(op.outputs, weight))
     return waves
 
 
-def _weights_of(value: Operand, weights: Mapping[str, frozenset[str]]) -> frozenset[str]:
+def _weight_of(value: Operand, depends_on: Mapping[str, str]) -> str:
     if value.role is Role.PARAMETER:
         is_vector = value.shape is not None and value.elements == max(value.shape, default=1)
-        return frozenset({value.name}) if is_vector else _SEVERAL
-    return weights.get(value.name, frozenset())
+        return value.name if is_vector else _MORE
+    return depends_on.get(value.name, "")
 
 
 def _with_copies(saved: Saved, copies: Mapping[str, Statistic]) -> Saved:
@@ -128,7 +129,7 @@ class _Needed:
 def _needed(operator: Operator, rule: Gradients, with_gradient: set[str]) -> _Needed:
     operands = {
         position: operand
-        for position, (operand, reads) in enumerate(zip(operator.inputs, rule.reads, strict=False))
+        for position, (operand, reads) in enumerate(zip(operator.inputs, rule.reads, strict=True))
         if reads is not None and operand is not None and _has_gradient(operand, with_gradient)
     }
     activations = (value.name for value in operands.values() if value.role is Role.ACTIVATION)

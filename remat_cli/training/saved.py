@@ -89,7 +89,7 @@ _GRADIENT_READS: Mapping[str, tuple[str | EllipsisType | None, ...]] = {
     "LpNormalization": ("x0 y0",),
     "LRN": ("x0 y0",),
     # Pooling and reduction.
-    # PyTorch keeps the inputs of these two, though their gradients read no more than its shape.
+    # PyTorch keeps the inputs of these two, though their gradients read no more than their shape.
     "MaxPool": ("x0 indices",),
     "AveragePool": ("x0",),
     "GlobalMaxPool": ("indices",),
@@ -197,7 +197,7 @@ class Saved:
 def gradients_of(operator: Operator) -> Gradients:
     """Return which operands of `operator` have a gradient, whether or not anybody needs it."""
     if operator.type in _NOT_DIFFERENTIABLE:
-        return Gradients(reads=(None,) * len(operator.inputs), results=())
+        return no_gradients(operator)
     row = _GRADIENT_READS.get(_form(operator))
     if row is None or (operator.type in STATISTICS and _shapes_missing(operator)):
         everything = ("x*", "y*")
@@ -206,6 +206,11 @@ def gradients_of(operator: Operator) -> Gradients:
     if operator.type not in _SEVERAL_RESULTS:
         results = results[:1]
     return Gradients(_by_input(row, len(operator.inputs)), tuple(results))
+
+
+def no_gradients(operator: Operator) -> Gradients:
+    """Return what `gradients_of` returns of an operator without any."""
+    return Gradients(reads=(None,) * len(operator.inputs), results=())
 
 
 def saved_for_backward(operator: Operator, needed: Collection[int]) -> Saved:
