@@ -32,6 +32,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "dynamo, eval()": {"dynamo": True},
     "legacy, eval()": {"dynamo": False, "opset_version": 17},
 }
+TRAINING_RECIPES = tuple(recipe for recipe in RECIPES if "eval()" not in recipe)
 # By exporter: how a model is exported for training, and for inference.
 EXPORTERS = {
     "dynamo": ("dynamo, optimize=False, opset 23", "dynamo, eval()"),
@@ -78,7 +79,7 @@ def kept_float_bytes(case: Case) -> int:
 def export(case: Case, recipe: str, folder: Path) -> str:
     """Export the model; return why not, if it cannot be."""
     path = file_of(folder, recipe)
-    case.model.train("eval()" not in recipe)
+    case.model.train(recipe in TRAINING_RECIPES)
     quiet: dict[str, Any] = {"verbose": False} if RECIPES[recipe]["dynamo"] else {}
     names = [f"input{number}" for number in range(len(case.inputs))]
     try:

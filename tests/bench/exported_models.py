@@ -23,7 +23,7 @@ from rich.table import Table
 
 from remat_cli.cli import main
 from remat_cli.units import format_bytes, format_share
-from tests.bench.exported import EXPORTERS, FOUND, RECIPES, file_of
+from tests.bench.exported import EXPORTERS, FOUND, TRAINING_RECIPES, file_of
 from tests.bench.onnx_models import HELD, MODELS
 from tests.places import ROOT
 
@@ -88,10 +88,10 @@ def kept(console: Console, names: Sequence[str] = HELD) -> None:
     table = Table(title="Floats kept for the backward: predicted / kept by PyTorch", title_justify="left", box=MARKDOWN)
     table.add_column("model")
     table.add_column("PyTorch", justify="right")
-    for recipe in RECIPES:
+    for recipe in TRAINING_RECIPES:
         table.add_column(recipe, justify="right")
-    for model in exports(names, list(RECIPES)):
-        ratios = (_ratio(model, recipe) for recipe in RECIPES)
+    for model in exports(names, TRAINING_RECIPES):
+        ratios = (_ratio(model, recipe) for recipe in TRAINING_RECIPES)
         table.add_row(model.name, format_bytes(model.kept), *ratios)
     console.print(table)
 
