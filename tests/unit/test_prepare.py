@@ -14,20 +14,24 @@ from tests.unit.formats.onnx.models import Model, float_input, node, weight
 
 @pytest.fixture
 def folded(tmp_path: Path) -> Path:
-    """A convolution with a batch norm folded into it, SiLU, and a convolution."""
+    """A convolution with a batch norm folded into it, SiLU, a constant that nodes compute, and a convolution."""
     nodes = [
         node("Conv", ["x", "w", "w_bias"], ["c"]),
         node("Sigmoid", ["c"], ["s"]),
         node("Mul", ["c", "s"], ["silu"], name="silu"),
-        node("Conv", ["silu", "v"], ["y"]),
+        node("Neg", ["one"], ["minus_one"]),
+        node("Mul", ["silu", "minus_one"], ["turned"]),
+        node("Conv", ["turned", "v"], ["y"]),
     ]
-    stored = [weight("w", 4, 4, 1, 1), weight("w_bias", 4), weight("v", 4, 4, 1, 1)]
+    stored = [weight("w", 4, 4, 1, 1), weight("w_bias", 4), weight("v", 4, 4, 1, 1), weight("one", 1)]
     return Model(nodes, inputs=[float_input("x", 2, 4, 8, 8)], stored=stored).save(tmp_path)
 
 
 def test_what_is_missing_for_training_is_said_first_and_only_for_training(folded: Path) -> None:
-    assert prepare(folded, GraphOptions()).notes[0].startswith("the exporter folded a batch norm into 1 of 2")
-    assert prepare(folded, GraphOptions(mode="inference")).notes == ()
+    first, *others = prepare(folded, GraphOptions()).notes
+    assert first.startswith("the exporter folded a batch norm into 1 of 2")
+    assert others[0] == "1 of 6 nodes only compute constants or shapes, and are no ops"
+    assert prepare(folded, GraphOptions(mode="inference")).notes == (others[0],)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +41,11 @@ def test_the_kernels_say_which_nodes_count_as_one_op(
     folded: Path, which: Kernels | None, silu_ops: int, kept: int
 ) -> None:
     prepared = prepare(folded, GraphOptions(kernels=which))
-    assert sum(op.phase == "forward" for op in prepared.graph.ops) == 2 + silu_ops
+    assert sum(op.phase == "forward" for op in prepared.graph.ops) == 3 + silu_ops
     assert prepared.kept is not None
     assert prepared.kept.float_bytes == kept * 2 * 4 * 8 * 8 * 4
     assert ("2 nodes count as the ops that training runs: 1 Swish" in prepared.notes) is (silu_ops == 1)
 
 
 def test_a_graph_for_inference_is_left_as_its_runtime_runs_it(folded: Path) -> None:
-    assert len(prepare(folded, GraphOptions(mode="inference", kernels=Kernels.FUSED)).graph.ops) == 4
+    assert len(prepare(folded, GraphOptions(mode="inference", kernels=Kernels.FUSED)).graph.ops) == 5

@@ -107,8 +107,10 @@ def attention(
 ) -> Operand:
     q, k, v = net.linear(net.x), net.linear(net.x), net.linear(net.x)
     turned = net.add("Transpose", k, shape=(2, 4, 16, 8))
+    if scaled in ("both", "queries"):
+        q = net.add("Mul", q, 0.5)
     if scaled == "both":
-        q, turned = net.add("Mul", q, 0.5), net.add("Mul", turned, 0.5, shape=(2, 4, 16, 8))
+        turned = net.add("Mul", turned, 0.5, shape=(2, 4, 16, 8))
     scores = net.add("MatMul", q, turned, shape=HEADS)
     if scaled == "scores":
         scores = net.add("Div", scores, 4.0, shape=HEADS)
@@ -135,6 +137,10 @@ def filled_attention(net: Net) -> Operand:
     return attention(net, scaled="scores", mask=value("mask", 8, 8, dtype="bool"), masked_by="Where")
 
 
+def attention_of_scaled_queries(net: Net) -> Operand:
+    return attention(net, scaled="queries")
+
+
 Form = Callable[[Net], Operand]
 OF_EXPORTERS: list[tuple[Form, str, set[str]]] = [
     (swish, "Swish", {"x"}),
@@ -153,6 +159,7 @@ SPELLED_OUT: list[tuple[Form, str, set[str]]] = [
     (rms_norm_of_llama, "RMSNormalization", {"x", "inv_rms"}),
     (eager_attention, "Attention", {"q", "k", "v", "mask", "y", "logsumexp"}),
     (filled_attention, "Attention", {"q", "k", "v", "mask", "y", "logsumexp"}),
+    (attention_of_scaled_queries, "Attention", {"q", "k", "v", "y", "logsumexp"}),
 ]
 
 
