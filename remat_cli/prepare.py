@@ -19,12 +19,13 @@ from remat_cli.problem import Budget, Problem
 from remat_cli.settings import Setting
 from remat_cli.training import (
     KeptForBackward,
+    Kernels,
     annotate_saves,
     kept_for_backward,
-    may_lack_norms,
     trainable_parameters,
     training_graph,
     training_resident_bytes,
+    with_kernels,
 )
 from remat_cli.units import format_names, parse_rate
 
@@ -99,7 +100,7 @@ def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, deri
         UsageError: the options contradict each other or the graph.
     """
     mode = _mode(reading.graph, options, where)
-    notes = list(reading.notes)
+    notes = [*(reading.training_notes if mode == "training" else ()), *reading.notes]
     graph, parameter_bytes, optimizer = _with_operators(reading, mode, options, notes)
     # Costs come first: what the backward takes is known of the forward op, which is also what its file can say.
     graph, costs, device = _with_costs(graph, options, has_operators=bool(reading.operators))
@@ -160,12 +161,8 @@ def _with_operators(
         return graph, 0, None
     conservative: tuple[str, ...] = ()
     if mode == "training":
+        graph, operators = _with_kernels(graph, operators, options, notes)
         graph, conservative = annotate_saves(graph, operators)
-        if may_lack_norms(operators.values()):
-            notes.append(
-                "there is no normalization beside the convolutions: if the model has any, an export for inference "
-                "folded it away, and training keeps more than this graph shows; export it in training mode"
-            )
     graph = _with_work(graph, operators, options, notes)
     if conservative:
         unknown = format_names(conservative, _MOST_NAMED)
@@ -177,6 +174,17 @@ def _with_operators(
     optimizer = options.optimizer or _DEFAULT_OPTIMIZER
     resident = training_resident_bytes(graph.resident_bytes, trainable, optimizer)
     return replace(graph, resident_bytes=resident), sum(parameter.bytes for parameter in trainable), optimizer
+
+
+def _with_kernels(
+    graph: Graph, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]
+) -> tuple[Graph, Mapping[str, Operator]]:
+    """Put one op in the place of nodes that training runs as one; adds to `notes`."""
+    found = with_kernels(graph, operators, options.kernels or Kernels.ORIGINAL)
+    if found.groups:
+        counts = ", ".join(f"{count} {type_}" for type_, count in sorted(found.groups.items()))
+        notes.append(f"{found.nodes} nodes count as the ops that training runs: {counts}")
+    return found.graph, found.operators
 
 
 def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> tuple[Graph, int, str | None]:

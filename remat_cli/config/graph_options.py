@@ -12,7 +12,7 @@ from remat_cli.costs import COST_MODELS
 from remat_cli.formats import ReadOptions
 from remat_cli.link import Duplex
 from remat_cli.settings import setting
-from remat_cli.training import OPTIMIZERS
+from remat_cli.training import OPTIMIZERS, Kernels
 
 # Cost models by name, and the file's own times, which need no model.
 GIVEN_COSTS = "given"
@@ -26,6 +26,8 @@ class GraphOptions(ReadOptions):
 
     Attributes:
         optimizer: whose state is resident, where the file tells parameters apart (ONNX, PyTorch). By default sgd: none.
+        kernels: which ops training runs in one kernel, of those that a file may hold as several nodes. By default those
+            that an exporter took apart.
         accumulate: a PyTorch step adds to gradients that are there before; else it makes them.
         cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
         device: profile for the roofline model, and for the link to the host.
@@ -38,6 +40,12 @@ class GraphOptions(ReadOptions):
     """
 
     optimizer: str | None = setting(None, "Whose state stays in memory.", choices=tuple(OPTIMIZERS))
+    kernels: Kernels | None = setting(
+        None,
+        "What training runs in one kernel: nodes as written, what was one op before the export, or all it can.",
+        choices=tuple(map(str, Kernels)),
+        parse=Kernels,
+    )
     accumulate: bool = setting(False, "A PyTorch step adds to gradients that are there before.")
     cost_model: str | None = setting(None, "What gives each op its time.", choices=(GIVEN_COSTS, *COST_MODELS))
     device: str | None = setting(None, "Device profile, such as a100, or a YAML file.", metavar="NAME|FILE")

@@ -241,10 +241,11 @@ _PER_INPUT_ELEMENT: Mapping[str, int] = {
 }
 
 _DATA_MOVEMENT = frozenset((
-    "Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike",
-    "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxUnpool", "NegativeLogLikelihoodLoss", "OneHot",
-    "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth",
-    "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "com.microsoft.nchwc.ReorderInput",
+    "Cast", "CastLike", "Compress", "Concat", "ConcatFromSequence", "Constant", "ConstantOfShape", "DepthToSpace",
+    "Expand", "EyeLike", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxUnpool",
+    "NegativeLogLikelihoodLoss", "OneHot", "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND",
+    "SequenceAt", "SequenceConstruct", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "SplitToSequence", "Squeeze",
+    "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "com.microsoft.nchwc.ReorderInput",
     "com.microsoft.nchwc.ReorderOutput", BOUNDARY_TYPE,
 ))
 # fmt: on

@@ -87,6 +87,7 @@ class Reading:
         parameters: the trainable weights, each once.
         optimizer: name of the optimizer whose state is among the graph's resident bytes; None where none is.
         notes: what the user should know about the reading (what was scaled, sorted, ignored), one line each.
+        training_notes: what the user should know first where the graph is trained.
         estimated: names of ops whose sizes are estimates.
     """
 
@@ -95,4 +96,5 @@ class Reading:
     parameters: tuple[Operand, ...] = ()
     optimizer: str | None = None
     notes: tuple[str, ...] = ()
+    training_notes: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()

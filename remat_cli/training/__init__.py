@@ -4,22 +4,25 @@
 derives the training graph from those marks, which a native file carries as well.
 """
 
-from remat_cli.training.annotate import annotate_saves, may_lack_norms, trainable_parameters
+from remat_cli.training.annotate import annotate_saves, trainable_parameters
 from remat_cli.training.derive import ACCUMULATION_TYPE, LOSS_TYPE, training_graph
 from remat_cli.training.kept import KeptForBackward, KeptOfModule, kept_by_module, kept_for_backward
+from remat_cli.training.kernels import FusedGraph, Kernels, with_kernels
 from remat_cli.training.resident import OPTIMIZERS, training_resident_bytes
 
 __all__ = [
     "ACCUMULATION_TYPE",
     "LOSS_TYPE",
     "OPTIMIZERS",
+    "FusedGraph",
     "KeptForBackward",
     "KeptOfModule",
+    "Kernels",
     "annotate_saves",
     "kept_by_module",
     "kept_for_backward",
-    "may_lack_norms",
     "trainable_parameters",
     "training_graph",
     "training_resident_bytes",
+    "with_kernels",
 ]

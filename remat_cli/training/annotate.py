@@ -7,8 +7,13 @@ from dataclasses import dataclass, replace
 
 from remat_cli.graph import Graph, Op, Tensor, build_graph
 from remat_cli.operators import Operand, Operator, Role
+from remat_cli.training.copies import copied_operands
 from remat_cli.training.names import Names
-from remat_cli.training.saved import Gradients, Saved, gradients_of, saved_for_backward
+from remat_cli.training.saved import Gradients, Saved, gradients_of, no_gradients, saved_for_backward
+from remat_cli.training.statistics import Statistic
+
+# In the place of a weight's name: several weights, or one of several dimensions.
+_MORE = "*"
 
 
 def is_differentiable(dtype: str | None) -> bool:
@@ -29,7 +34,9 @@ def annotate_saves(graph: Graph, operators: Mapping[str, Operator]) -> tuple[Gra
         graph: a forward pass.
         operators: one for each op.
     """
-    gradients = {op.name: gradients_of(operators[op.name]) for op in graph.ops}
+    waves = _waves(graph, operators)
+    gradients = {name: (no_gradients if name in waves else gradients_of)(operators[name]) for name in graph.op}
+    copies = copied_operands(graph, operators)
     with_gradient = _tensors_with_gradient(graph, operators, gradients)
     names = Names(graph.tensors)
     ops: list[Op] = []
@@ -41,7 +48,7 @@ def annotate_saves(graph: Graph, operators: Mapping[str, Operator]) -> tuple[Gra
             ops.append(replace(op, saves=(), grad_inputs=()))
             continue
         needed = _needed(operator, rule, with_gradient)
-        saved = saved_for_backward(operator, needed.positions)
+        saved = _with_copies(saved_for_backward(operator, needed.positions), copies.get(op.name, {}))
         made = _statistics(op, saved, names)
         statistics += made
         made_names = tuple(tensor.name for tensor in made)
@@ -78,14 +85,37 @@ def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable
     return tuple(parameter for parameter in parameters if parameter.name in trained)
 
 
-def may_lack_norms(operators: Iterable[Operator]) -> bool:
-    """Tell whether there are convolutions, but no normalization beside them.
+def _waves(graph: Graph, operators: Mapping[str, Operator]) -> set[str]:
+    """Return the sines and cosines of a table of frequencies, which a file stores as it stores weights.
 
-    Exporters fold batch normalization into the convolutions of a model in evaluation mode; training the model itself
-    keeps more than such a graph shows.
+    Rotary and sinusoidal embeddings have such a table of one dimension, and nobody trains it: what they take the sine
+    of depends on no other weight.
     """
-    types = {operator.type for operator in operators}
-    return "Conv" in types and not any("Normalization" in type_ for type_ in types)
+    waves: set[str] = set()
+    depends_on: dict[str, str] = {}  # by activation: the one weight, none, or more
+    for op in graph.ops:
+        operator = operators[op.name]
+        weights = {_weight_of(value, depends_on) for value in operator.inputs if value is not None} - {""}
+        weight = _MORE if len(weights) > 1 else weights.pop() if weights else ""
+        if operator.type in ("Sin", "Cos") and weight != _MORE:
+            waves.add(op.name)
+            weight = ""
+        depends_on.update(dict.fromkeys(op.outputs, weight))
+    return waves
+
+
+def _weight_of(value: Operand, depends_on: Mapping[str, str]) -> str:
+    if value.role is Role.PARAMETER:
+        is_vector = value.shape is not None and value.elements == max(value.shape, default=1)
+        return value.name if is_vector else _MORE
+    return depends_on.get(value.name, "")
+
+
+def _with_copies(saved: Saved, copies: Mapping[str, Statistic]) -> Saved:
+    """Return what is saved where copies of some operands are saved in their place."""
+    made = (copies[value.name] for value in saved.operands if value.name in copies)
+    operands = tuple(value for value in saved.operands if value.name not in copies)
+    return Saved(operands, (*saved.statistics, *made))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
 
-from remat_cli.operators import Operand, Operator
+from remat_cli.operators import Operand, Operator, Role
 from remat_cli.training.statistics import STATISTICS, Statistic, statistic_of
 
 _FUSED_ATTENTION = "x0 x1 x2 x3 y0 logsumexp"
@@ -89,9 +89,10 @@ _GRADIENT_READS: Mapping[str, tuple[str | EllipsisType | None, ...]] = {
     "LpNormalization": ("x0 y0",),
     "LRN": ("x0 y0",),
     # Pooling and reduction.
-    "MaxPool": ("indices",),
+    # PyTorch keeps the inputs of these two, though their gradients read no more than their shape.
+    "MaxPool": ("x0 indices",),
+    "AveragePool": ("x0",),
     "GlobalMaxPool": ("indices",),
-    "AveragePool": ("",),
     "GlobalAveragePool": ("",),
     "LpPool": ("x0 y0",),
     "MaxUnpool": ("x1",),
@@ -119,6 +120,10 @@ _GRADIENT_READS: Mapping[str, tuple[str | EllipsisType | None, ...]] = {
     "Pad": ("",),
     "Concat": ("", ...),
     "Split": ("",),
+    "SplitToSequence": ("",),
+    "SequenceAt": ("",),
+    "SequenceConstruct": ("", ...),
+    "ConcatFromSequence": ("",),
     "Slice": ("",),
     "Trilu": ("",),
     "DepthToSpace": ("",),
@@ -135,13 +140,12 @@ _GRADIENT_READS: Mapping[str, tuple[str | EllipsisType | None, ...]] = {
     "Where": (None, "x0", "x0"),
     "GridSample": ("x0 x1", "x0 x1"),
     # Losses, attention, recurrence.
-    "Dropout": ("",),
-    "Dropout, training": ("mask",),
+    "Dropout": ("mask",),
     "SoftmaxCrossEntropyLoss": ("log_prob x1 x2",),
     "NegativeLogLikelihoodLoss": ("x1 x2",),
     "RotaryEmbedding": ("x1 x2 x3",),
     # Fused: the matrix of attention weights is not kept, but made again from the logsumexp of its rows.
-    "Attention": (_FUSED_ATTENTION, _FUSED_ATTENTION, _FUSED_ATTENTION),
+    "Attention": (_FUSED_ATTENTION,) * 4,
     "LSTM": ("x* y* gates", ...),
     "GRU": ("x* y* gates", ...),
     "RNN": ("x* y*", ...),
@@ -193,7 +197,7 @@ class Saved:
 def gradients_of(operator: Operator) -> Gradients:
     """Return which operands of `operator` have a gradient, whether or not anybody needs it."""
     if operator.type in _NOT_DIFFERENTIABLE:
-        return Gradients(reads=(None,) * len(operator.inputs), results=())
+        return no_gradients(operator)
     row = _GRADIENT_READS.get(_form(operator))
     if row is None or (operator.type in STATISTICS and _shapes_missing(operator)):
         everything = ("x*", "y*")
@@ -202,6 +206,11 @@ def gradients_of(operator: Operator) -> Gradients:
     if operator.type not in _SEVERAL_RESULTS:
         results = results[:1]
     return Gradients(_by_input(row, len(operator.inputs)), tuple(results))
+
+
+def no_gradients(operator: Operator) -> Gradients:
+    """Return what `gradients_of` returns of an operator without any."""
+    return Gradients(reads=(None,) * len(operator.inputs), results=())
 
 
 def saved_for_backward(operator: Operator, needed: Collection[int]) -> Saved:
@@ -241,13 +250,12 @@ def _form(operator: Operator) -> str:
     """Return the operator's key in the table: its type, and where its backward depends on more than that, its form."""
     match operator.type:
         case "BatchNormalization":
-            # Before opset 14 there was no attribute: more than one output meant training.
+            # Who trains its scale trains with the statistics of the batch, though many an exporter writes the form for
+            # inference. Before opset 14 there was no attribute: more than one output meant training.
             several = sum(output is not None for output in operator.outputs) > 1
+            scale = operator.inputs[1] if len(operator.inputs) > 1 else None
             training = operator.attributes.get("training_mode", 0) if operator.opset >= 14 else several
-        case "Dropout":
-            # From opset 12 an input says so; from 7 to 11 Dropout is for inference only.
-            switch = operator.inputs[2] if len(operator.inputs) > 2 else None
-            training = switch is not None if operator.opset >= 7 else not operator.attributes.get("is_test", 0)
+            training = training or (scale is not None and scale.role is Role.PARAMETER)
         case "ScatterElements" | "ScatterND" if operator.attributes.get("reduction", "none") not in ("none", "add"):
             return f"{operator.type}, reduction"
         case _:

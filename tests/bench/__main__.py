@@ -165,6 +165,15 @@ def torch_table(console: Console) -> None:
     torch_steps(console)
 
 
+def model_tables(console: Console) -> None:
+    """Models of public kinds, exported to ONNX, where what they come from is installed."""
+    try:
+        from tests.bench.exported_models import exported_models
+    except ImportError as error:
+        sys.exit(f"these tables need {error.name}: see 'Exported models' in tests/bench/README.md")
+    exported_models(console)
+
+
 TABLES: Mapping[str, Callable[[Console], None]] = {
     "planning": planning,
     "lower_sets": lower_sets,
@@ -177,12 +186,15 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "transfers": lambda console: transfers(console, linked_files()),
     "kernels": kernels,
     "torch": torch_table,
+    "models": model_tables,
 }
+# These take long, and need more than what is installed for development.
+ONLY_WHEN_NAMED = ("torch", "models")
 
 
 def main() -> None:
-    """Print the tables that are named, or all but that of PyTorch, which takes an hour."""
-    named = sys.argv[1:] or [name for name in TABLES if name != "torch"]
+    """Print the tables that are named, or all but those that take long."""
+    named = sys.argv[1:] or [name for name in TABLES if name not in ONLY_WHEN_NAMED]
     if unknown := [name for name in named if name not in TABLES]:
         sys.exit(f"there is no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
     console = Console(width=max(110, Console().width))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
 
 _RESHAPES = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
-_STRIDED = frozenset({"Transpose", "Expand", "Split"})
+_STRIDED = frozenset({"Transpose", "Expand", "Split", "SplitToSequence", "SequenceAt"})
 # fmt: off
 _IN_PLACE_ORT = frozenset((
     "BitCast", "Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "ScatterElements", "Selu",

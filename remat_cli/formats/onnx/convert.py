@@ -17,6 +17,7 @@ from remat_cli.formats.onnx.attributes import plain_attributes
 from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.dropped_casts import dropped_casts
 from remat_cli.formats.onnx.inference import OperatorSets
+from remat_cli.formats.onnx.randomness import is_inference_dropout
 from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import Origin, Value
@@ -132,9 +133,10 @@ class Conversion:
         return simulate(graph, with_frees(graph, input_order(graph))).peak_bytes - graph.fixed_bytes
 
     def _operator(self, node: Node, values: Mapping[str, Value]) -> Operator:
-        proto = node.proto
+        proto, version = node.proto, self.opsets.version("")
         return Operator(
-            type=full_type(node.proto),
+            # A dropout that drops nothing draws no mask.
+            type="Identity" if is_inference_dropout(proto, values, version) else full_type(proto),
             inputs=tuple(operand(name, values[name]) if name else None for name in (*proto.input, *node.captured)),
             outputs=tuple(operand(name, values[name]) if name else None for name in proto.output),
             attributes=plain_attributes(proto),

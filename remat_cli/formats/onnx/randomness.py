@@ -34,13 +34,17 @@ def repeats_itself(node: onnx.NodeProto, values: Values, opset: int) -> bool:
 def is_inference_dropout(node: onnx.NodeProto, values: Values, opset: int) -> bool:
     """Whether the node is a dropout that passes its input through.
 
-    Up to operator set 6 an attribute says so, from 7 to 11 it always does, from 12 on an input says so.
+    Up to operator set 6 an attribute says so, from 7 to 11 it always does, from 12 on an input says so. One that drops
+    a share of 0 does so, too.
     """
     if node.op_type != "Dropout" or node.domain != "":
         return False
     if opset < 7:
         return integer_attribute(node, "is_test", 0) != 0
-    if len(node.input) < 3 or not node.input[2]:
-        return True
-    data = values[node.input[2]].data
+    training = node.input[2] if len(node.input) > 2 else ""
+    return not training or _is_zero(values, training) or _is_zero(values, node.input[1])
+
+
+def _is_zero(values: Values, name: str) -> bool:
+    data = values[name].data if name else None
     return data is not None and not data.any()

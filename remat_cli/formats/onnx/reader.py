@@ -15,6 +15,7 @@ from remat_cli.formats.onnx.expansion import WITHOUT_KERNEL
 from remat_cli.formats.onnx.half_precision import run_in_float32
 from remat_cli.formats.onnx.inference import OperatorSets
 from remat_cli.formats.onnx.load import Model, load_model
+from remat_cli.formats.onnx.norms import missing_norms
 from remat_cli.formats.onnx.shapes import ShapeInference
 from remat_cli.formats.onnx.sized_graph import SizedGraph
 from remat_cli.formats.onnx.stored_values import weights_read
@@ -78,6 +79,7 @@ def read_model(path: Path, options: ReadOptions) -> Reading:
         operators=conversion.operators(sized),
         parameters=parameters(sized),
         notes=(*_notes(model, inference, sized, estimated), *_onnxruntime_notes(sized, options)),
+        training_notes=missing_norms(model),
         estimated=tuple(estimated),
     )
 

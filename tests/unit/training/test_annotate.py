@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from remat_cli.graph import Graph, Op
-from remat_cli.operators import AttributeValue, Operand, Operator
-from remat_cli.training import annotate_saves, may_lack_norms, trainable_parameters
+from remat_cli.operators import AttributeValue, Operand
+from remat_cli.training import annotate_saves, trainable_parameters
 from tests.operators import Model, constant, value, weight
 
 
@@ -136,7 +136,7 @@ def test_pooling_makes_and_saves_indices_of_8_bytes() -> None:
     graph = annotated(model, y)
     pool = graph.op["MaxPool.y"]
     assert pool.outputs == ("y", "MaxPool.y.indices")
-    assert pool.saves == ("MaxPool.y.indices",)
+    assert pool.saves == ("x", "MaxPool.y.indices")
     indices = graph.tensors["MaxPool.y.indices"]
     assert (indices.bytes, indices.shape, indices.dtype) == (2 * 8 * 2 * 2 * 8, (2, 8, 2, 2), "int64")
 
@@ -147,7 +147,11 @@ def test_pooling_that_has_indices_saves_those() -> None:
     y = model.add("MaxPool", [x], value("y", 2, 8, 2, 2), value("where", 2, 8, 2, 2, dtype="int64"))
     pool = annotated(model, y).op["MaxPool.y"]
     assert pool.outputs == ("y", "where")
-    assert pool.saves == ("where",)
+    assert pool.saves == ("x", "where")
+
+
+def test_average_pooling_saves_its_input_as_pytorch_does() -> None:
+    assert op_after_conv("AveragePool").saves == ("x",)
 
 
 def test_pooling_without_a_gradient_makes_no_indices() -> None:
@@ -182,7 +186,7 @@ def test_pooling_without_a_gradient_makes_no_indices() -> None:
         ("InstanceNormalization", [weight("s", 8), weight("b", 8)], 20, {}, {"mean": 64, "inv_std": 64}),
         ("RMSNormalization", [weight("s", 4)], 23, {}, {"inv_rms": 256}),
         # One byte an element.
-        ("Dropout", [constant("ratio"), constant("training", dtype="bool")], 20, {}, {"mask": 256}),
+        ("Dropout", [constant("ratio")], 20, {}, {"mask": 256}),
         # As many logarithms as scores.
         ("SoftmaxCrossEntropyLoss", [value("labels", 2, 4, 4, dtype="int64")], 20, {}, {"log_prob": 1024}),
     ],
@@ -227,11 +231,10 @@ def test_lstm_saves_what_goes_in_and_out_and_its_gates() -> None:
     assert graph.tensors["LSTM.y.gates"].bytes == 5 * 2 * (5 * 4) * 4
 
 
-def test_batch_normalization_for_inference_saves_its_input_for_the_scale() -> None:
+def test_batch_normalization_in_the_form_for_inference_is_trained_with_statistics_of_the_batch() -> None:
     running = [weight(name, 8) for name in ("scale", "bias", "mean", "variance")]
     op = op_after_conv("BatchNormalization", *running)
-    assert op.saves == ("x",)
-    assert op.outputs == ("y",)
+    assert op.saves == ("x", "BatchNormalization.y.mean", "BatchNormalization.y.inv_std")
 
 
 def test_batch_normalization_with_frozen_scale_saves_nothing() -> None:
@@ -249,10 +252,24 @@ def test_batch_normalization_before_opset_14_trains_where_it_has_more_outputs() 
     assert saves == ("x", "BatchNormalization.y.mean", "BatchNormalization.y.inv_std")
 
 
-def test_dropout_for_inference_saves_nothing() -> None:
-    op = op_after_conv("Dropout", constant("ratio"))
-    assert op.saves == ()
-    assert op.outputs == ("y",)
+@pytest.mark.parametrize("shape", [(16,), (1, 16, 1)])
+def test_rotary_frequencies_are_not_trained_so_that_queries_are_not_saved_for_them(shape: tuple[int, ...]) -> None:
+    model = Model()
+    angles = model.add("MatMul", [weight("frequencies", *shape), value("place", 1, 8)], value("angles", 16, 8))
+    wave = model.add("Cos", [angles], value("wave", 16, 8))
+    doubled = model.add("Concat", [wave, wave], value("doubled", 32, 8))
+    q = model.add("MatMul", [weight("v", 32, 32), value("in", 32, 8)], value("q", 32, 8))
+    graph = annotated(model, model.add("Mul", [q, doubled], value("y", 32, 8)))
+    assert graph.op["Cos.wave"].saves == ()
+    assert graph.op["Mul.y"].saves == ("doubled",)
+
+
+@pytest.mark.parametrize("others", [[weight("learned", 16, 16)], [weight("one", 16), weight("other", 16)]])
+def test_sines_of_what_is_trained_have_a_gradient(others: list[Operand]) -> None:
+    model = Model()
+    learned = model.add("Sum", [value("in", 16, 16), *others], value("learned_sum", 16, 16))
+    graph = annotated(model, model.add("Sin", [learned], value("y", 16, 16)))
+    assert graph.op["Sin.y"].saves == ("learned_sum",)
 
 
 def test_scatter_with_a_product_is_taken_to_read_everything() -> None:
@@ -362,16 +379,3 @@ def test_running_statistics_are_not_trainable() -> None:
     model.add("BatchNormalization", [value("x", 2, 8, 4, 4), *norm], value("y", 2, 8, 4, 4))
     trained = trainable_parameters(model.operators, norm)
     assert [parameter.name for parameter in trained] == ["scale", "bias"]
-
-
-@pytest.mark.parametrize(
-    ("types", "expected"),
-    [
-        (["Conv", "Relu"], True),
-        (["Conv", "BatchNormalization"], False),
-        (["Conv", "LayerNormalization"], False),
-        (["MatMul"], False),
-    ],
-)
-def test_convolutions_without_any_norm_may_come_from_an_export_for_inference(types: list[str], expected: bool) -> None:
-    assert may_lack_norms(Operator(type_, (), ()) for type_ in types) is expected

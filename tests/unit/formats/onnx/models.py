@@ -45,7 +45,7 @@ def integers(name: str, *numbers: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(numbers, dtype=np.int64), name)
 
 
-def scalar(name: str, number: int | bool) -> onnx.TensorProto:
+def scalar(name: str, number: float | bool) -> onnx.TensorProto:
     """Return an initializer of one element without dimensions."""
     return numpy_helper.from_array(np.array(number), name)
 

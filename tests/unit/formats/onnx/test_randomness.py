@@ -43,6 +43,16 @@ def test_dropout_says_by_an_input_whether_it_trains(tmp_path: Path, inputs: list
     assert recomputable(tmp_path, node("Dropout", inputs, ["y"])) is expected
 
 
+@pytest.mark.parametrize(("ratio", "type_"), [("zero", "Identity"), ("half", "Dropout"), ("", "Dropout")])
+def test_dropout_of_ratio_0_passes_its_input_through(tmp_path: Path, ratio: str, type_: str) -> None:
+    stored = [*STORED, scalar("zero", 0.0), scalar("half", 0.5)]
+    model = Model([node("Dropout", ["x", ratio, "true"], ["y"])], inputs=INPUTS, stored=stored)
+    reading = model.read(tmp_path)
+    (op,) = reading.graph.ops
+    assert reading.operators[op.name].type == type_
+    assert op.recomputable is (ratio == "zero")
+
+
 def test_training_dropout_with_a_seed(tmp_path: Path) -> None:
     assert recomputable(tmp_path, node("Dropout", ["x", "", "true"], ["y"], seed=3))
 
