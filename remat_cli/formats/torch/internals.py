@@ -23,7 +23,13 @@ from remat_cli.errors import UsageError
 TESTED_VERSIONS = ("2.13",)
 
 # Options of torch.compile under which a step is read and run, both times the same: one graph, recurrent layers too.
-_DYNAMO = {"allow_rnn": True, "recompile_limit": 64, "suppress_errors": False, "optimize_ddp": False}
+_DYNAMO = {
+    "allow_rnn": True,
+    "recompile_limit": 64,
+    "suppress_errors": False,
+    "optimize_ddp": False,
+    "run_gc_after_compile": False,  # seconds for large models, after each capture
+}
 # Checkpointing that the model asks for is left to the plan; nothing is computed in the memory of what is saved.
 _FUNCTORCH = {"donated_buffer": False, "debug_assert": False, "functionalize_rng_ops": False}
 
