@@ -21,7 +21,7 @@ from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.formats.torch.weightless import Weightless
 from remat_cli.graph import Graph, Kind, Phase
 from tests.places import GRAPHS
-from tests.torch_steps import CASES, Case, awkward, changing_buffer, conv, gpt, mlp
+from tests.torch_steps import CASES, Case, awkward, changing_buffer, conv, gpt, mlp, repetitive
 
 TRAIN = GRAPHS / "train.py"
 
@@ -100,6 +100,22 @@ def test_views_are_no_ops_and_share_their_base() -> None:
     (attention,) = [op for op in graph.ops if op.type == "aten._scaled_dot_product_flash_attention_for_cpu"]
     # Queries, keys and values are views of what one product made.
     assert [graph.producer[name].type for name in attention.inputs] == ["aten.addmm"]
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    graph = read(repetitive)[1]
+    types = [op.type for op in graph.ops if op.phase is Phase.FORWARD]
+    assert [types.count(f"aten.{kind}") for kind in ("exp", "arange", "lt", "cat")] == [1, 1, 1, 2]
+    assert types.count("aten.native_dropout") == 2
+    assert not {"aten.view", "aten.unbind"} & set(types)  # views of what took the place of what was merged
+
+
+def test_what_the_caller_gets_twice_has_memory_of_its_own() -> None:
+    def twice(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return layer(x).exp(), layer(x).exp()
+
+    graph = read(lambda: (twice, (nn.Linear(4, 4), torch.randn(3, 4))))[1]
+    assert len([name for name in graph.outputs if graph.producer[name].phase is Phase.FORWARD]) == 2
 
 
 def test_random_ops_run_once_and_in_order() -> None:
