@@ -153,7 +153,13 @@ def plans(console: Console, name: str, trial: Trial) -> None:
     beside = difference(trial.eager_results, trial.plain_results)
     plain = plain_run(graph)
     table.add_row(
-        "plain", format_bytes(runs.predicted(plain)), format_bytes(runs.peak(trial.plain)), "", "", "", f"eager: {beside}"
+        "plain",
+        format_bytes(runs.predicted(plain)),
+        format_bytes(runs.peak(trial.plain)),
+        "",
+        "",
+        "",
+        f"eager: {beside}",
     )
     done: list[Schedule] = []
     for share in SHARES:

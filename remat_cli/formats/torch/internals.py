@@ -16,11 +16,15 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
 from remat_cli.errors import UsageError
 
 TESTED_VERSIONS = ("2.13",)
+
+# What tensors without data raise when they are asked for their values.
+NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 
 # Options of torch.compile under which a step is read and run, both times the same: one graph, recurrent layers too.
 _DYNAMO = {

@@ -17,7 +17,7 @@ from remat_cli.errors import GraphError, RematError, UsageError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.torch.capture_errors import explained
 from remat_cli.formats.torch.convert import graph_of, operators_of, trained_parameters
-from remat_cli.formats.torch.internals import Captured, captured_call, check_supported, compiled, forgetting
+from remat_cli.formats.torch.internals import NO_DATA, Captured, captured_call, check_supported, compiled, forgetting
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
 from remat_cli.formats.torch.optimizer import optimizer_state_bytes
@@ -175,12 +175,14 @@ def capture(step: Step, device: str, where: str) -> tuple[Step, Captured]:
         seen.append(captured)
         raise _Seen
 
-    with forgetting(), mode, explained(where), suppress(_Seen):
+    # Where nothing needs a gradient, torch goes on and runs what it has captured.
+    with forgetting(), mode, explained(where), suppress(_Seen, *NO_DATA):
         compiled(callable_of(step.model), look)(*step.inputs, **step.keyword_inputs)
     if not seen:
         raise GraphError(
             f"{where}: nothing in the step needs a gradient",
-            hint="its model must have parameters that require gradients, and return what is computed from them",
+            hint="its model must have parameters that require gradients, and return what is computed from them: a loss "
+            "as a tensor, not its .item()",
         )
     return step, seen[0]
 

@@ -223,15 +223,18 @@ STEP = "def step(batch=2):\n    return f, (nn.Linear(4, 4), torch.ones(batch, 4)
         ("def f(m, x):\n    y = m(x)\n    return y if y.sum() > 0 else -y\n", "mine.py:5: Data-dependent", "where"),
         ("def f(m, x):\n    y = m(x)\n    return y[y > 0].sum()\n", "size depends on data", "mask"),
         ("def f(m, x):\n    return m(x) @ torch.ones(7, 7)\n", "mine.py:4: RuntimeError", "run by itself"),
+        ("def f(m, x):\n    return m(torch.ones(7, 7))\n", "mine.py:4: RuntimeError", "run by itself"),
+        ("def f(m, x):\n    print('shape', x.shape)\n    return m(x).sum()\n", "mine.py:4", "print takes tensors"),
         ("def f(m, x):\n    y = m(x).exp()\n    y.mul_(2)\n    return y.sum()\n", "mine.py:4: a value that", "clone"),
         (
             "def f(m, x):\n    with torch.no_grad():\n        return m(x)\n",
             "nothing in the step needs a gradient",
             "require",
         ),
+        ("def f(m, x):\n    return m(x).sum().item()\n", "nothing in the step needs a gradient", "not its .item()"),
         ("def f(m, x):\n    open('x')\n    return m(x)\n", "mine.py:4", "move it out of the step"),
     ],
-    ids=["branch", "size", "shape", "in place", "no gradient", "unsupported"],
+    ids=["branch", "size", "shape", "shape in a layer", "print", "in place", "no gradient", "number", "unsupported"],
 )
 def test_step_that_cannot_be_captured(tmp_path: Path, body: str, message: str, hint: str) -> None:
     error = failure(tmp_path, body + STEP)
