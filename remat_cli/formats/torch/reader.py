@@ -68,12 +68,29 @@ class TakenStep:
         )
 
 
+@contextmanager
+def _no_search_for_garbage() -> Iterator[None]:
+    """Keep Python from looking for garbage meanwhile.
+
+    What torch makes while it captures stays, and is millions of objects: to look through them again and again takes a
+    quarter of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_no_search_for_garbage()
 def read_step(reference: str, options: ReadOptions) -> Reading:
     """Read a training step; arguments and errors are those of `take_step`."""
-    with _no_search_for_garbage():
-        return take_step(reference, options).reading()
+    return take_step(reference, options).reading()
 
 
+@_no_search_for_garbage()
 def take_step(reference: str, options: ReadOptions) -> TakenStep:
     """Have torch capture a training step, without weights and without memory for its tensors.
 
@@ -99,22 +116,6 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
     device, notes = _device(weightless.device_type)
     step, captured = capture(step, device, reference)
     return TakenStep(reference, step, captured, Joint.of(captured), device, tuple(notes))
-
-
-@contextmanager
-def _no_search_for_garbage() -> Iterator[None]:
-    """Keep Python from looking for garbage meanwhile.
-
-    What torch makes while it captures stays, and is millions of objects: to look through them again and again takes a
-    quarter of the time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextmanager

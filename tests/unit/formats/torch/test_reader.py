@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,13 @@ def test_unused_parameters_and_optimizer_state_are_resident(tmp_path: Path) -> N
     of_one = (16 + 4) * 4
     assert reading.graph.resident_bytes == of_one + 2 * of_one
     assert reading.optimizer == "AdamW"
+
+
+def test_python_looks_for_no_garbage_while_a_step_is_read(tmp_path: Path) -> None:
+    body = "    assert not gc.isenabled()\n    return torch.nn.Linear(2, 2), torch.ones(2, 2)\n"
+    (tmp_path / "step.py").write_text(f"import gc, torch\ndef step():\n{body}")
+    read_graph(Path(f"{tmp_path}/step.py:step"))
+    assert gc.isenabled()
 
 
 def failure(tmp_path: Path, body: str, name: str = "step", **dims: int) -> Any:
