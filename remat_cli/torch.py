@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+try:
+    from remat_cli.runtime.torch.planned import planned
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError("remat_cli.torch needs torch: pip install 'remat[torch]'", name="torch") from None
+
 from remat_cli.formats.torch.step import Step
-from remat_cli.runtime.torch.planned import planned
 
 __all__ = ["Step", "planned"]

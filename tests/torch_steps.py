@@ -149,6 +149,22 @@ class Awkward(nn.Module):
         return (cubed * rest[0].t().contiguous().t()).sum() + rest[1].flatten()[::2].sum()
 
 
+class Repetitive(nn.Module):
+    """Makes the same mask and the same exponential twice, of the mask another view each time, and draws twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.layer(x)
+        for parts in (2, 4):
+            mask = (torch.arange(8) < 5).view(parts, -1).unbind(0)
+            hidden = hidden * torch.where(torch.cat(mask), x.exp(), 0.5)
+            hidden = hidden + F.dropout(x, 0.5)
+        return hidden.square().sum()
+
+
 class ManyOutputs(nn.Module):
     """Returns an input, a view of an input, a view of what it made, what it made, and a number."""
 
@@ -185,6 +201,10 @@ def awkward() -> Any:
     return Awkward(), (torch.randn(4, 8),)
 
 
+def repetitive() -> Any:
+    return Repetitive(), (torch.randn(4, 8),)
+
+
 def attention_dropout() -> Any:
     """Attention that drops out, written out by torch into single ops."""
 
@@ -195,7 +215,7 @@ def attention_dropout() -> Any:
     return loss, (nn.Linear(8, 8), torch.randn(5, 8))
 
 
-CASES: tuple[Case, ...] = (mlp, conv, gpt, changing_buffer, recurrent, awkward, attention_dropout)
+CASES: tuple[Case, ...] = (mlp, conv, gpt, changing_buffer, recurrent, awkward, repetitive, attention_dropout)
 
 
 class Plain:

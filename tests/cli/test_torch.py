@@ -58,6 +58,12 @@ def test_without_torch_the_step_is_refused(small: str) -> None:
     assert "pip install 'remat[torch]'" in done.stderr
 
 
+def test_without_torch_python_says_what_to_install() -> None:
+    script = "import sys; sys.modules['torch'] = None; import remat_cli.torch"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert "needs torch: pip install 'remat[torch]'" in done.stderr
+
+
 def test_plan_is_verified_by_running_it(remat: Remat, small: str, tmp_path: Path) -> None:
     schedule = tmp_path / "s.json"
     assert remat("plan", small, "--budget", "60%", "-o", schedule, "-q").code == 0

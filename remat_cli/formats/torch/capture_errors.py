@@ -12,7 +12,7 @@ from typing import Any
 from torch._dynamo import exc
 
 from remat_cli.errors import GraphError, RematError
-from remat_cli.formats.torch.places import last_place, shown_place
+from remat_cli.formats.torch.places import innermost, last_place
 
 _DATA_DEPENDENT = (
     "a plan needs sizes and branches that do not depend on data: use torch.where or a mask instead, or compute this "
@@ -21,6 +21,7 @@ _DATA_DEPENDENT = (
 _WHOLE = (
     "the whole step must be captured by torch.compile(fullgraph=True): change this line, or move it out of the step"
 )
+_PRINTING = 'in a step that is captured, print takes tensors, numbers and text: print(f"{x.shape}")'
 _INPLACE = "PyTorch itself could not differentiate this: do it out of place, or on a copy (clone)"
 _EXPLANATION = re.compile(r"^\s*Explanation: (.*)$", re.MULTILINE)
 
@@ -74,13 +75,14 @@ def _explained(error: exc.TorchDynamoException, what: str, warned: Sequence[str]
         hint = "does the step run by itself, without remat?"
     else:
         reason = f"{reason}: {details[1]}" if details else reason
-        hint = _DATA_DEPENDENT if _depends_on_data(text) else _WHOLE
+        hint = _PRINTING if "reorder" in reason else _DATA_DEPENDENT if _depends_on_data(text) else _WHOLE
     return GraphError(f"{what} cannot be captured{_where(error)}: {reason.rstrip('.:')}", hint=hint)
 
 
 def _where(error: Any) -> str:
-    frames = list(getattr(error, "real_stack", None) or ())
-    return f" at {shown_place(frames[-1].filename, frames[-1].lineno)}" if frames else ""
+    stack = getattr(error, "real_stack", None) or ()
+    place = innermost([(frame.filename, frame.lineno) for frame in stack])
+    return "" if place is None else f" at {place}"
 
 
 def _depends_on_data(text: str) -> bool:

@@ -16,14 +16,24 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
 from remat_cli.errors import UsageError
 
 TESTED_VERSIONS = ("2.13",)
 
+# What tensors without data raise when they are asked for their values.
+NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
+
 # Options of torch.compile under which a step is read and run, both times the same: one graph, recurrent layers too.
-_DYNAMO = {"allow_rnn": True, "recompile_limit": 64, "suppress_errors": False, "optimize_ddp": False}
+_DYNAMO = {
+    "allow_rnn": True,
+    "recompile_limit": 64,
+    "suppress_errors": False,
+    "optimize_ddp": False,
+    "run_gc_after_compile": False,  # seconds for large models, after each capture
+}
 # Checkpointing that the model asks for is left to the plan; nothing is computed in the memory of what is saved.
 _FUNCTORCH = {"donated_buffer": False, "debug_assert": False, "functionalize_rng_ops": False}
 

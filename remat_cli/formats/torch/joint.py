@@ -16,6 +16,7 @@ from torch import fx
 
 from remat_cli.errors import GraphError
 from remat_cli.formats.torch.dropout import apply_masks_apart
+from remat_cli.formats.torch.duplicates import merge_duplicates
 from remat_cli.formats.torch.internals import (
     Captured,
     mutated_input,
@@ -81,7 +82,8 @@ class Joint:
     """A training step that torch has captured.
 
     Attributes:
-        module: the joint graph, changed so that old values of mutated inputs are read from copies.
+        module: the joint graph, changed so that nothing is computed twice, and old values of mutated inputs are read
+            from copies.
         primals: inputs that are there before the step: parameters, buffers, and what the model is called with.
         inputs: primals and constants.
         tangents: gradients of the forward outputs, which come in from outside.
@@ -175,6 +177,7 @@ class _Reader:
         for node in self.graph.nodes:
             _check_value(self.module, node)
         mark_backward(self.graph)
+        merge_duplicates(self.graph)
         apply_masks_apart(self.graph)
         self.copies = keep_old_values(self.graph)
         outputs, described = outputs_of(self.graph), output_descriptions(self.graph)

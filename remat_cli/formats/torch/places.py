@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -54,7 +55,11 @@ def source_of(node: fx.Node) -> str | None:
 
 def last_place(trace: str) -> str | None:
     """Return "file:line" of the innermost frame of a trace that is not torch's or ours; None where there is none."""
-    frames = [(found["file"], int(found["line"])) for found in _FRAME.finditer(trace)]
+    return innermost([(found["file"], int(found["line"])) for found in _FRAME.finditer(trace)])
+
+
+def innermost(frames: Sequence[tuple[str, int]]) -> str | None:
+    """Return "file:line" of the last of these frames, of torch's or ours only where there is no other; None of none."""
     outside = [frame for frame in frames if not frame[0].startswith(_not_the_users())]
     return shown_place(*(outside or frames)[-1]) if frames else None
 

@@ -334,16 +334,24 @@ class StepRuns:
     def overheads(self, schedule: Schedule, plain: Callable[..., Any], plan: Callable[..., Any]) -> tuple[float, float]:
         """Return the overhead of a plan, predicted and measured."""
         predicted = self.replay(schedule).time / max(1, self.replay(plain_run(self.graph)).time) - 1
-        return predicted, self.overhead(plain, plan)
+        return predicted, median(self.overhead(plain, plan))
 
-    def overhead(self, plain: Callable[..., Any], other: Callable[..., Any]) -> float:
-        """Return how much more time one call takes than another, as a share: by medians of runs that take turns."""
-        took: tuple[list[int], list[int]] = ([], [])
-        for _ in range(_TIMED_RUNS):
-            for times, call in zip(took, (plain, other), strict=True):
+    def overhead(self, plain: Callable[..., Any], other: Callable[..., Any], runs: int = _TIMED_RUNS) -> list[float]:
+        """Return how much more time one call takes than another, as a share: for pairs of runs that take turns.
+
+        Args:
+            plain: the call that the other is held against; within a pair each is the first as often as the other.
+            other: the call that takes more.
+            runs: how many pairs.
+        """
+        shares = []
+        for turn in range(runs):
+            took = {}
+            for call in (plain, other) if turn % 2 == 0 else (other, plain):
                 self.reset()
-                times.append(time_of(lambda call=call: self.run(call), self.device))  # type: ignore[misc]
-        return median(took[1]) / median(took[0]) - 1
+                took[call] = time_of(lambda call=call: self.run(call), self.device)  # type: ignore[misc]
+            shares.append(took[other] / took[plain] - 1)
+        return shares
 
     def first_difference(self, plain: Schedule, schedule: Schedule) -> str | None:
         """Return the op of the plan whose results are the first that differ from those of the plain schedule."""

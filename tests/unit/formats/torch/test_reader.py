@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.formats.torch.weightless import Weightless
 from remat_cli.graph import Graph, Kind, Phase
 from tests.places import GRAPHS
-from tests.torch_steps import CASES, Case, awkward, changing_buffer, conv, gpt, mlp
+from tests.torch_steps import CASES, Case, awkward, changing_buffer, conv, gpt, mlp, repetitive
 
 TRAIN = GRAPHS / "train.py"
 
@@ -100,6 +101,22 @@ def test_views_are_no_ops_and_share_their_base() -> None:
     (attention,) = [op for op in graph.ops if op.type == "aten._scaled_dot_product_flash_attention_for_cpu"]
     # Queries, keys and values are views of what one product made.
     assert [graph.producer[name].type for name in attention.inputs] == ["aten.addmm"]
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    graph = read(repetitive)[1]
+    types = [op.type for op in graph.ops if op.phase is Phase.FORWARD]
+    assert [types.count(f"aten.{kind}") for kind in ("exp", "arange", "lt", "cat")] == [1, 1, 1, 2]
+    assert types.count("aten.native_dropout") == 2
+    assert not {"aten.view", "aten.unbind"} & set(types)  # views of what took the place of what was merged
+
+
+def test_what_the_caller_gets_twice_has_memory_of_its_own() -> None:
+    def twice(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return layer(x).exp(), layer(x).exp()
+
+    graph = read(lambda: (twice, (nn.Linear(4, 4), torch.randn(3, 4))))[1]
+    assert len([name for name in graph.outputs if graph.producer[name].phase is Phase.FORWARD]) == 2
 
 
 def test_random_ops_run_once_and_in_order() -> None:
@@ -190,6 +207,13 @@ def test_unused_parameters_and_optimizer_state_are_resident(tmp_path: Path) -> N
     assert reading.optimizer == "AdamW"
 
 
+def test_python_looks_for_no_garbage_while_a_step_is_read(tmp_path: Path) -> None:
+    body = "    assert not gc.isenabled()\n    return torch.nn.Linear(2, 2), torch.ones(2, 2)\n"
+    (tmp_path / "step.py").write_text(f"import gc, torch\ndef step():\n{body}")
+    read_graph(Path(f"{tmp_path}/step.py:step"))
+    assert gc.isenabled()
+
+
 def failure(tmp_path: Path, body: str, name: str = "step", **dims: int) -> Any:
     """Return the error that reading a file with this body ends in."""
     (tmp_path / "mine.py").write_text(f"import torch\nfrom torch import nn\n{body}\n")
@@ -207,15 +231,18 @@ STEP = "def step(batch=2):\n    return f, (nn.Linear(4, 4), torch.ones(batch, 4)
         ("def f(m, x):\n    y = m(x)\n    return y if y.sum() > 0 else -y\n", "mine.py:5: Data-dependent", "where"),
         ("def f(m, x):\n    y = m(x)\n    return y[y > 0].sum()\n", "size depends on data", "mask"),
         ("def f(m, x):\n    return m(x) @ torch.ones(7, 7)\n", "mine.py:4: RuntimeError", "run by itself"),
+        ("def f(m, x):\n    return m(torch.ones(7, 7))\n", "mine.py:4: RuntimeError", "run by itself"),
+        ("def f(m, x):\n    print('shape', x.shape)\n    return m(x).sum()\n", "mine.py:4", "print takes tensors"),
         ("def f(m, x):\n    y = m(x).exp()\n    y.mul_(2)\n    return y.sum()\n", "mine.py:4: a value that", "clone"),
         (
             "def f(m, x):\n    with torch.no_grad():\n        return m(x)\n",
             "nothing in the step needs a gradient",
             "require",
         ),
+        ("def f(m, x):\n    return m(x).sum().item()\n", "nothing in the step needs a gradient", "not its .item()"),
         ("def f(m, x):\n    open('x')\n    return m(x)\n", "mine.py:4", "move it out of the step"),
     ],
-    ids=["branch", "size", "shape", "in place", "no gradient", "unsupported"],
+    ids=["branch", "size", "shape", "shape in a layer", "print", "in place", "no gradient", "number", "unsupported"],
 )
 def test_step_that_cannot_be_captured(tmp_path: Path, body: str, message: str, hint: str) -> None:
     error = failure(tmp_path, body + STEP)

@@ -1,0 +1,66 @@
+"""Ops that compute the same from the same: one of them is enough.
+
+Models make the same mask in each of their layers. torch's own partitioner merges such ops, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import fx
+from torch.fx.node import map_arg
+
+from remat_cli.formats.torch.internals import outputs_of
+from remat_cli.formats.torch.mutation import is_backward
+from remat_cli.formats.torch.ops import draws, has_effects, is_item, is_view, nodes_in, storage_key, tensors_of
+
+
+def merge_duplicates(graph: fx.Graph) -> None:
+    """Change a joint graph so that what is computed twice from the same operands is computed once, where it is first.
+
+    Forward and backward ops are kept apart: no op reads across the boundary what it did not read before. What the
+    caller gets keeps memory of its own, as the caller may change it.
+    """
+    returned = set(nodes_in(outputs_of(graph)))
+    held = {storage_key(value) for node in returned for value in tensors_of(node.meta.get("val"))}
+    views = {node for node in graph.nodes if is_view(node)}
+    first: dict[Hashable, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or has_effects(node) or draws(node):
+            continue
+        if node in views or is_item(node):
+            _follow_operands(node)
+            kept = node in returned
+        else:
+            kept = any(storage_key(value) in held for value in tensors_of(node.meta.get("val")))
+        if not kept and (same := first.setdefault(_what(node), node)) is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+
+
+def _follow_operands(node: fx.Node) -> None:
+    """Put the value of a view, or of one of several results, into the memory of its operand, if that was merged."""
+    made = tensors_of(node.meta.get("val"))
+    operands = [value for operand in node.all_input_nodes for value in tensors_of(operand.meta.get("val"))]
+    if {storage_key(value) for value in made} <= {storage_key(value) for value in operands}:
+        return
+    args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
+    assert callable(node.target)
+    with made[0].fake_mode:  # type: ignore[attr-defined]
+        node.meta["val"] = node.target(*args, **kwargs)
+
+
+def _what(node: fx.Node) -> Hashable:
+    """Return what an op computes: equal for two ops if they compute the same."""
+    return is_backward(node), node.target, _operand(node.args), _operand(node.kwargs)
+
+
+def _operand(value: Any) -> Hashable:
+    if isinstance(value, fx.Node):
+        return value
+    if isinstance(value, tuple | list):
+        return tuple(map(_operand, value))
+    if isinstance(value, dict):
+        return tuple((name, _operand(item)) for name, item in sorted(value.items()))
+    return type(value), repr(value)  # 1, 1.0 and True are equal, and are not the same
