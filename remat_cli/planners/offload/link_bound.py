@@ -55,6 +55,8 @@ _WINDOWS, _RATIO = 8, 0.6
 _MOST_PRICES = 60
 # A moment is done with when no prices can raise the bound by more than this share of the plain run's time.
 _SLACK = 1e-7
+# Into how many units the plain run's time is divided for the solver, whose rows may be off by a millionth of one.
+_UNITS = 1000
 # Times and bytes are scaled to whole numbers that add up to about this, far below 2^63.
 _TOTAL = 2**44
 # Binary digits of a price where a bound is counted in whole numbers.
@@ -217,7 +219,7 @@ class LinkCut:
         """Return the largest bound that is found: time that every plan takes beyond the plain run."""
         planes = _Planes(len(self._out), len(self._back))
         prices = _Prices(0.5, (0.0,) * len(self._out), (0.0,) * len(self._back))
-        unit = max(1.0, float(self._time.sum()))
+        unit = max(1.0, float(self._time.sum())) / _UNITS
         best, best_prices = 0.0, None
         for _ in range(_MOST_PRICES):
             choice = self._choose(prices)
@@ -226,7 +228,7 @@ class LinkCut:
                 best, best_prices = choice.value, prices
             planes.add(choice, unit)
             found = planes.highest()
-            if found is None or found[0] * unit - best <= _SLACK * unit or limits.is_over:
+            if found is None or found[0] * unit - best <= _SLACK * _UNITS * unit or limits.is_over:
                 break
             prices = found[1]
         return 0 if best_prices is None else self.counted(best_prices)
@@ -283,7 +285,7 @@ class LinkCut:
             for row in kinds.T.tolist()
         )
         of_kind = [min(memory, _digits_of(price / self._rate)) for price in moving]
-        running = 1 - sum(back, Fraction(0))
+        running = _digits_of(1 - sum(back, Fraction(0)))
         total = max(Fraction(1), running * int(times.sum()), max(of_kind) * int(sizes.sum()))
         scale = Fraction(2) ** floor(log2(_TOTAL / total))
         again = scaled_down(times, running * scale) if running else np.zeros_like(times)
@@ -325,8 +327,9 @@ class _Planes:
 
     def highest(self) -> tuple[float, _Prices] | None:
         """Return the most that any prices may prove, and these prices; None where the solver comes to no end."""
-        # GLOP cycles on some of these programs, however small, and comes to no end.
-        result = mathopt.solve(self._model, mathopt.SolverType.HIGHS, params=_PARAMETERS)
+        # GLOP cycles on some of these programs, however small, and comes to no end; HiGHS within OR-tools breaks down
+        # where the process has loaded highspy, too.
+        result = mathopt.solve(self._model, mathopt.SolverType.GSCIP, params=_PARAMETERS)
         if result.termination.reason is not mathopt.TerminationReason.OPTIMAL:
             return None
         values = result.variable_values()
