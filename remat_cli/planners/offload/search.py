@@ -109,13 +109,14 @@ class OffloadSearch:
     def _prove(self) -> None:
         """Bound what any plan loses, and note what is moved at prices near the best ones."""
         self._incumbent.observe.phase("proving a bound")
-        limits = self.limits.part(_SHARE_OF_BOUND)
+        share = self.limits.part(_SHARE_OF_BOUND)
         best = -1
         for op in moments(self._graph, self._budget - self._graph.fixed_bytes).tolist():
-            if best >= 0 and limits.is_over:
+            if best >= 0 and share.is_over:
                 break
             cut = LinkCut(self._graph, op, self._budget, self._rate)
-            extra = cut.bound(limits)
+            # The most promising moment may take what time there is: after a few prices its bound is often nothing yet.
+            extra = cut.bound(self.limits if best < 0 else share)
             if extra > best:
                 best = extra
                 ranked = sorted(cut.choices, key=lambda choice: -choice.value)
