@@ -84,6 +84,7 @@ class OffloadSearch:
         self._starts = list(starts)
         self._chosen: list[Bools] = []
         self._best: _Plan | None = None
+        self._has_begun = False
         self._moves = 0
         self._rng = np.random.default_rng(options.seed)
 

@@ -83,6 +83,13 @@ def test_a_search_goes_on_from_the_plan_of_another() -> None:
     search.start_from(RematSequence.plain(asked.graph))
     assert incumbent.best is not None
     assert incumbent.best.peak_bytes <= 20
+    # That it has a plan does not keep it from proving a bound.
+    slow = problem(20, Fraction(1, 4))
+    known = Incumbent(slow, Observer(), Scope.ANY_PLAN)
+    search = OffloadSearch(known, Limits(), Offload(work_limit=0))
+    search.start_from(RematSequence.plain(slow.graph))
+    search.run()
+    assert known.bound.time > slow.graph.total_time
 
 
 def test_any_graph_will_do() -> None:
