@@ -96,11 +96,10 @@ class OffloadSearch:
 
     def run(self) -> PlanResult:
         """Search until it no longer pays, the gap is closed, or the limits are reached."""
-        if (
-            self._best is None
-            and not self.limits.is_over
-            and not self._incumbent.fits(self._incumbent.offer(self._plain))
-        ):
+        if not self._has_begun and not self.limits.is_over:
+            self._has_begun = True
+            if self._incumbent.fits(self._incumbent.offer(self._plain)):
+                return self._incumbent.result(stats={"moves": 0})
             self._prove()
             self._recompute()
             self._begin()
