@@ -236,7 +236,9 @@ def test_offloads_only_where_it_may_and_then_proves_nothing_of_recomputation() -
     assert stays.result.time_bound is not None
     assert moves.trace is not None
     assert problem.graph.total_time <= moves.trace.time < stays.result.time_bound
-    assert (moves.bound_overhead, moves.scope) == (0, Scope.ANY_PLAN)
+    assert moves.scope is Scope.ANY_PLAN
+    assert moves.bound_overhead is not None
+    assert 0 <= moves.bound_overhead <= (moves.overhead or 0)
     # What no plan can beat that only recomputes is told, too: so much the link is worth at least.
     assert any(bound.scope is Scope.ANY_ORDER for bound in moves.result.bounds)
 
