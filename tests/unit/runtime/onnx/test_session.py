@@ -82,3 +82,30 @@ def test_freed_memory_goes_back_with_them() -> None:
     if not keeps(""):
         pytest.skip("this time the heap lay so that freed memory went back by itself")
     assert not keeps("from remat_cli import session_options; session_options()")
+
+
+def test_a_dequantized_tensor_is_made_once(tmp_path: Path) -> None:
+    model = Model(
+        [
+            node("QuantizeLinear", ["x", "scale"], ["q"]),
+            node("DequantizeLinear", ["q", "scale"], ["d"]),
+            node("Sin", ["d"], ["a"]),
+            node("Cos", ["d"], ["b"]),
+            node("Add", ["a", "b"], ["y"]),
+        ],
+        inputs=[float_input("x", 4, 4)],
+        stored=[weight("scale")],
+    )
+    computes = [one.name for one in model.read(tmp_path).graph.ops]
+    made = {}
+    for said in ("0", "1"):
+        options = session_options()
+        if said == "0":
+            options.add_session_config_entry("session.disable_quant_qdq", said)
+        made[said] = runs(tmp_path, options, model, computes).count("DequantizeLinear")
+    assert made == {"0": 2, "1": 1}
+
+
+def test_the_package_exports_nothing_else() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'sesion_options'"):
+        _ = remat_cli.sesion_options
