@@ -106,9 +106,7 @@ def _of_choice(problem: Problem, choose: Callable[[], Bools], *, reruns: bool = 
         fitting = [each for each in fitting if each.peak <= budget]
         if not fitting:
             return "-"
-        best = min(fitting, key=lambda each: each.time)
-        assert isinstance(best, OffloadSequence)
-        sequence = best
+        sequence = min(fitting, key=lambda each: each.time)
     times = [
         simulate(problem.graph, sequence.schedule_within(budget, early), link=problem.link).time
         for early in (True, False)

@@ -51,7 +51,6 @@ class Portfolio(Observer):
         self._limits = Limits.of(options.time_limit, cores=options.cores, seed=options.seed, observe=observe)
         # What is proven of plans that move nothing to the host says nothing of the best plan, where some may.
         self._incumbent = Incumbent(problem, observe, Scope.ANY_PLAN if problem.offload else Scope.ANY_ORDER)
-        self._least_recomputing = 0  # time of any plan that moves nothing to the host
         self._planner = ""
 
     @property
@@ -72,8 +71,6 @@ class Portfolio(Observer):
         """Keep what holds for all plans of a scope, whoever proved it."""
         if bound.scope is not Scope.PLANNER:
             self._incumbent.prove(bound.time, bound.scope, bound.basis)
-        if bound.scope in (Scope.ANY_PLAN, Scope.ANY_ORDER):
-            self._least_recomputing = max(self._least_recomputing, bound.time)
 
     def run(self) -> PlanResult:
         """Ask one planner after the other, until nothing can be better or the time is up."""
@@ -132,7 +129,7 @@ class Portfolio(Observer):
     def _can_recompute_better(self) -> bool:
         """Whether a plan that moves nothing to the host can be better than the best one."""
         best = self._incumbent.best
-        return best is None or best.time > self._least_recomputing
+        return best is None or best.time > self._incumbent.bound_on(Scope.ANY_ORDER).time
 
     def _offload(self, search: OffloadSearch, share: float) -> None:
         search.limits = self._limits.part(share)

@@ -11,7 +11,7 @@ from remat_cli.planners.min_cut.exact_choice import Window
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.rerun_removal import without_needless_reruns
-from remat_cli.planners.shared.sequence import GraphReads, RematSequence
+from remat_cli.planners.shared.sequence import AnySequence, GraphReads, RematSequence
 from remat_cli.planners.shared.stages import Bools
 
 # A sequence is given up where its time is this multiple of the plain run's.
@@ -70,7 +70,7 @@ def count_layout(sequence: RematSequence, limits: Limits) -> None:
     limits.spend(len(sequence) + _LEAST_WORK)
 
 
-def fit(sequence: RematSequence, budget_bytes: int, prices: Prices, limits: Limits, most_cuts: int) -> RematSequence:
+def fit(sequence: AnySequence, budget_bytes: int, prices: Prices, limits: Limits, most_cuts: int) -> AnySequence:
     """Return the sequence with what it takes to run again so that it fits; of the least peak found where it does not.
 
     Args:
@@ -119,7 +119,7 @@ def _choice(
     return choice.again if outcome.values is None else outcome.values[: cut_point.at].astype(np.bool_)
 
 
-def without_needless(sequence: RematSequence, budget_bytes: int, limits: Limits) -> RematSequence:
+def without_needless(sequence: AnySequence, budget_bytes: int, limits: Limits) -> AnySequence:
     """Return a sequence that fits without the reruns that the budget has room to do without."""
     count_layout(sequence, limits)
     return without_needless_reruns(sequence, budget_bytes, limits)
@@ -137,7 +137,7 @@ STARTS = (
 )
 
 
-def move(sequence: RematSequence, budget_bytes: int, rng: np.random.Generator, limits: Limits) -> RematSequence | None:
+def move(sequence: AnySequence, budget_bytes: int, rng: np.random.Generator, limits: Limits) -> AnySequence | None:
     """Return another plan that fits, or None where none was found.
 
     Args:
@@ -159,7 +159,7 @@ def move(sequence: RematSequence, budget_bytes: int, rng: np.random.Generator, l
     return without_needless(fitted, budget_bytes, limits) if fitted.peak <= budget_bytes else None
 
 
-def _ruined(sequence: RematSequence, rng: np.random.Generator) -> RematSequence:
+def _ruined(sequence: AnySequence, rng: np.random.Generator) -> AnySequence:
     """Return the sequence without some of its reruns: of neighbouring ops, the costly ones first, or here and there."""
     reruns = np.flatnonzero(sequence.is_rerun)
     kind = rng.random()

@@ -33,9 +33,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
-from functools import cached_property
+from itertools import chain
 from math import ceil, floor, log2
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ from ortools.math_opt.python import mathopt
 
 from remat_cli.graph import Graph
 from remat_cli.planners.min_cut.priced_cut import scaled_down, worth_of_flow
-from remat_cli.planners.retention.any_order_bound import Ancestry, cut_point_of, ops_around, worst_moments
+from remat_cli.planners.retention.any_order_bound import Ancestry, cut_point_of, ops_around
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import GraphReads
 from remat_cli.planners.shared.stages import Bools, Ints, Stages
@@ -61,10 +61,12 @@ _UNITS = 1000
 _TOTAL = 2**44
 # Binary digits of a price where a bound is counted in whole numbers.
 _DIGITS = 30
-# Up to so many ops the order is left open when moments are chosen, which takes time that grows with the square.
-_MOST_FOR_ANCESTRY = 3_000
 # Of larger graphs fewer moments are looked at.
 _MOMENTS, _OPS_FOR_MOMENTS = 6, 100_000
+# One program for prices takes milliseconds.
+_PARAMETERS = mathopt.SolveParameters(time_limit=timedelta(seconds=2))
+
+_Price = TypeVar("_Price", float, Fraction)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,21 +199,17 @@ class LinkCut:
 
     def _path_forward(self) -> list[int]:
         """Return ops that run one after the other, the first of them after the moment's op."""
-        readers = self._readers
+        inputs = self._graph.arrays.inputs
+        readers: dict[int, list[int]] = {}
+        for op in np.flatnonzero(self._is_after).tolist():
+            for tensor in inputs[op]:
+                readers.setdefault(tensor, []).append(op)
         path: list[int] = []
         op = self._op
         while after := [reader for tensor in self._graph.arrays.outputs[op] for reader in readers.get(tensor, ())]:
             op = min(after)
             path.append(op)
         return path
-
-    @cached_property
-    def _readers(self) -> dict[int, list[int]]:
-        readers: dict[int, list[int]] = {}
-        for op in np.flatnonzero(self._is_after).tolist():
-            for tensor in self._graph.arrays.inputs[op]:
-                readers.setdefault(tensor, []).append(op)
-        return readers
 
     # The best prices
 
@@ -236,12 +234,12 @@ class LinkCut:
     def _price_of_moving(self, prices: _Prices) -> NDArray[np.float64]:
         """[instances] price of a byte on the host, in times that it takes on the link one way."""
         total = np.zeros(self._count)
-        for price, window in self._priced(prices):
+        for price, window in self._priced(prices.out, prices.back):
             total += price * window.passes
         return total
 
-    def _priced(self, prices: _Prices) -> list[tuple[float, _Window]]:
-        return [*zip(prices.out, self._out, strict=True), *zip(prices.back, self._back, strict=True)]
+    def _priced(self, out: Sequence[_Price], back: Sequence[_Price]) -> list[tuple[_Price, _Window]]:
+        return list(zip(chain(out, back), chain(self._out, self._back), strict=True))
 
     def _choose(self, prices: _Prices) -> LinkChoice:
         point = self._point
@@ -252,7 +250,9 @@ class LinkCut:
         again, is_had, worth = point.minimum_cut(_floor(scale * running), _floor(scale * having))
         is_moved = is_had & (moving < prices.memory)
         room = self._room / float(self._rate)
-        fixed = prices.memory * room + sum(price * window.time for price, window in self._priced(prices))
+        fixed = prices.memory * room + sum(
+            price * window.time for price, window in self._priced(prices.out, prices.back)
+        )
         moved = np.zeros(len(self._graph.tensors), dtype=np.bool_)
         moved[point.sequence.made[1][: self._count][is_moved]] = True
         return LinkChoice(
@@ -278,7 +278,7 @@ class LinkCut:
         memory = _digits_of(Fraction(prices.memory) / self._rate)
         sizes, times = self._sizes, point.sequence.run_time[point.may_run_again]
         # Instances that pass in the same windows have the same price.
-        windows = [*zip(out, self._out, strict=True), *zip(back, self._back, strict=True)]
+        windows = self._priced(out, back)
         kinds, kind = np.unique(np.array([each.passes for _, each in windows]), axis=1, return_inverse=True)
         moving = (
             sum((price for (price, _), passes in zip(windows, row, strict=True) if passes), Fraction(0))
@@ -298,9 +298,6 @@ class LinkCut:
         worth = worth_of_flow(tails, heads, capacities, flow.flows(np.arange(len(tails))))
         fixed = memory * self._room + sum((price * each.time for price, each in windows), Fraction(0))
         return max(0, ceil(worth / scale - fixed))
-
-
-_PARAMETERS = mathopt.SolveParameters(time_limit=timedelta(seconds=2))
 
 
 class _Planes:
@@ -345,15 +342,8 @@ def moments(graph: Graph, room: int) -> Ints:
         graph: what is planned.
         room: bytes for what ops make: the budget without the graph's fixed bytes.
     """
-    stages = Stages.of(graph)
-    count = max(1, min(_MOMENTS, _OPS_FOR_MOMENTS // len(stages)))
-    if len(stages) > _MOST_FOR_ANCESTRY:
-        return worst_moments(np.arange(len(stages)), stages.plain_bytes - room)[:count]
-    ancestry = Ancestry(stages, room)
-    if not (ancestry.lacking > 0).any():
-        return np.zeros(0, dtype=np.int64)
-    path = ancestry.path()
-    return worst_moments(path, ancestry.lacking[path])[:count]
+    count = max(1, min(_MOMENTS, _OPS_FOR_MOMENTS // len(graph.ops)))
+    return Ancestry(Stages.of(graph), room).worst_moments()[:count]
 
 
 def _shrinking(positions: Ints, times: Ints, longest: int) -> list[int]:

@@ -7,7 +7,6 @@ decided last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -57,20 +56,13 @@ class OffloadSearch:
         limits: where it stops; may be set anew before it goes on.
     """
 
-    def __init__(
-        self,
-        incumbent: Incumbent,
-        limits: Limits,
-        options: Offload,
-        starts: Sequence[RematSequence] = (),
-    ) -> None:
+    def __init__(self, incumbent: Incumbent, limits: Limits, options: Offload) -> None:
         """Prepare a search.
 
         Args:
             incumbent: keeps what is found and proven.
             limits: where the search stops.
             options: gap, moves and seed.
-            starts: plans without transfers to begin with, too.
 
         Raises:
             PlannerRefuses: the link's bandwidth is not known.
@@ -81,7 +73,6 @@ class OffloadSearch:
         self._graph, self._budget = problem.graph, problem.budget.device_bytes
         self._rate = known_link(problem, "offload", instead="min_cut").bytes_per_time
         self._plain = RematSequence.plain(self._graph)
-        self._starts = list(starts)
         self._chosen: list[Bools] = []
         self._best: _Plan | None = None
         self._has_begun = False
@@ -101,8 +92,7 @@ class OffloadSearch:
             if self._incumbent.fits(self._incumbent.offer(self._plain)):
                 return self._incumbent.result(stats={"moves": 0})
             self._prove()
-            self._recompute()
-            self._begin()
+            self._begin(self._recomputing())
         self._improve()
         return self._incumbent.result(stats={"moves": self._moves})
 
@@ -129,18 +119,16 @@ class OffloadSearch:
         for allowance in _ALLOWANCES:
             self._take(self._with(sequence, self._first_sets()[0], allowance))
 
-    def _recompute(self) -> None:
-        """Plan without transfers first, if nobody has."""
-        if not self._starts and not self._is_done:
-            recomputing = MinCutSearch(
-                Incumbent(self._incumbent.problem, Observer()), self.limits.part(_SHARE_OF_START)
-            )
-            recomputing.start()
-            if recomputing.best is not None:
-                self._incumbent.offer(recomputing.best)
-                self._starts.append(recomputing.best)
+    def _recomputing(self) -> RematSequence | None:
+        """Return a plan without transfers, where one is found."""
+        search = MinCutSearch(Incumbent(self._incumbent.problem, Observer()), self.limits.part(_SHARE_OF_START))
+        if not self._is_done:
+            search.start()
+        if search.best is not None:
+            self._incumbent.offer(search.best)
+        return search.best
 
-    def _begin(self) -> None:
+    def _begin(self, recomputing: RematSequence | None) -> None:
         self._incumbent.observe.phase("first plans with transfers")
         for most_cuts in (_FEW_CUTS, _MANY_CUTS):
             for number, prices in enumerate(STARTS):
@@ -149,8 +137,8 @@ class OffloadSearch:
                         if self._is_done or (number and self._best is not None):
                             return
                         self._fit(self._with(self._plain, may_move, allowance), prices, most_cuts)
-                if number == 0:
-                    self._shorten_starts()
+                if number == 0 and recomputing is not None:
+                    self._shorten(recomputing)
 
     def _first_sets(self) -> list[Bools]:
         """Return sets of tensors that may move: all, and what the best prices choose."""
@@ -159,13 +147,12 @@ class OffloadSearch:
     def _with(self, sequence: RematSequence, may_move: Bools, allowance: float) -> OffloadSequence:
         return OffloadSequence(sequence.reads, sequence.ops, may_move, allowance / float(self._rate))
 
-    def _shorten_starts(self) -> None:
-        """Leave out of plans without transfers what need not run again with them."""
-        for start in self._starts:
-            for allowance in _ALLOWANCES:
-                if not self._is_done:
-                    sequence = self._with(start, self._first_sets()[0], allowance)
-                    self._take(without_needless(sequence, self._budget, self.limits))
+    def _shorten(self, recomputing: RematSequence) -> None:
+        """Leave out of a plan without transfers what need not run again with them."""
+        for allowance in _ALLOWANCES:
+            if not self._is_done:
+                sequence = self._with(recomputing, self._first_sets()[0], allowance)
+                self._take(without_needless(sequence, self._budget, self.limits))
 
     def _fit(self, sequence: OffloadSequence, prices: Prices, most_cuts: int) -> None:
         fitting = fit(sequence, self._budget, prices, self.limits, most_cuts)
@@ -173,9 +160,8 @@ class OffloadSearch:
         if fitting.peak <= self._budget and not self._is_done:
             self._take(without_needless(fitting, self._budget, self.limits))
 
-    def _take(self, sequence: RematSequence) -> None:
+    def _take(self, sequence: OffloadSequence) -> None:
         """Find out what a sequence takes with its transfers, and keep it if that is the least."""
-        assert isinstance(sequence, OffloadSequence)
         true = replace(sequence, time_per_byte=1 / float(self._rate))
         if true.least_bytes > self._budget:
             self._incumbent.take(Plan(0, true.least_bytes, partial(true.schedule_within, true.least_bytes)))
@@ -197,11 +183,12 @@ class OffloadSearch:
             before = self._best.time
             for _ in range(_MOVES):
                 if not self._is_done:
-                    self._move(self._best.sequence, self._rng)
+                    self._move(self._best.sequence)
             fruitless = 0 if self._best.time < before else fruitless + 1
 
-    def _move(self, sequence: OffloadSequence, rng: np.random.Generator) -> None:
+    def _move(self, sequence: OffloadSequence) -> None:
         """Let other tensors of a part of the graph move, drop reruns, and make it fit again."""
+        rng = self._rng
         self._moves += 1
         arrays = self._graph.arrays
         count = len(self._graph.ops)

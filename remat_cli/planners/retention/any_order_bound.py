@@ -40,27 +40,16 @@ def any_order_bound(graph: Graph, room: int, limits: Limits) -> RerunBound:
         room: bytes for what ops make: the budget without the graph's fixed bytes.
         limits: of the search for the cheapest cover.
     """
-    stages = Stages.of(graph)
-    if len(stages) > _MOST_OPS:
-        return _worst(graph, room, worst_moments(np.arange(len(stages)), stages.plain_bytes - room), limits)
-    ancestry = Ancestry(stages, room)
-    if not (ancestry.lacking > 0).any():
+    ancestry = Ancestry(Stages.of(graph), room)
+    moments = ancestry.worst_moments()
+    if not len(moments):
         return NO_BOUND
-    path = ancestry.path()
-    cut = _worst(graph, room, worst_moments(path, ancestry.lacking[path]), limits)
-    if cut.extra is None:
+    cut = _worst(graph, room, moments, limits)
+    if cut.extra is None or not ancestry.is_small:
         return cut
-    cover = cheapest_cover(stages, _Rows(ancestry, path).gaps(), ancestry.lacking[path], limits, known=cut.extra)
-    return cut.stronger(cover)
-
-
-def worst_moments(ops: Ints, lacking: Ints) -> Ints:
-    """Return the op that lacks most in each part of a sequence, the one that lacks most of all first."""
-    count = max(1, min(_MOST_MOMENTS, _OPS_FOR_ALL_MOMENTS // len(ops)))
-    ops, lacking = ops[lacking > 0], lacking[lacking > 0]
-    parts = np.array_split(np.arange(len(ops)), min(count, len(ops))) if len(ops) else []
-    worst = sorted((part[lacking[part].argmax()] for part in parts), key=lambda place: -lacking[place])
-    return ops[np.array(worst, dtype=np.int64)]
+    path = ancestry.path
+    gaps = _Rows(ancestry, path).gaps()
+    return cut.stronger(cheapest_cover(ancestry.stages, gaps, ancestry.lacking[path], limits, known=cut.extra))
 
 
 def _worst(graph: Graph, room: int, ops: Ints, limits: Limits) -> RerunBound:
@@ -207,6 +196,24 @@ class Ancestry:
     stages: Stages
     room: int
 
+    @property
+    def is_small(self) -> bool:
+        """Whether there are so few ops that the sets can be worked out."""
+        return len(self.stages) <= _MOST_OPS
+
+    def worst_moments(self) -> Ints:
+        """Return the op that lacks most in each part of the path, the one that lacks most of all first.
+
+        Of a large graph, the ops of the input order stand for the path.
+        """
+        ops = self.path if self.is_small else np.arange(len(self.stages))
+        lacking = self.lacking[ops] if self.is_small else self.stages.plain_bytes - self.room
+        count = max(1, min(_MOST_MOMENTS, _OPS_FOR_ALL_MOMENTS // len(ops)))
+        ops, lacking = ops[lacking > 0], lacking[lacking > 0]
+        parts = np.array_split(np.arange(len(ops)), min(count, len(ops))) if len(ops) else []
+        worst = sorted((part[lacking[part].argmax()] for part in parts), key=lambda place: -lacking[place])
+        return ops[np.array(worst, dtype=np.int64)]
+
     @cached_property
     def _makers(self) -> list[list[int]]:
         """For each op the ops that make what it reads."""
@@ -266,6 +273,7 @@ class Ancestry:
             needed[needed_later] += size
         return needed - self.room
 
+    @cached_property
     def path(self) -> Ints:
         """Return the path whose ops together lack most."""
         lacking = np.maximum(self.lacking, 0).tolist()

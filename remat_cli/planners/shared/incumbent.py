@@ -39,8 +39,7 @@ class Incumbent:
         self.observe = observe
         self.best: Plan | None = None
         self.closest: Plan | None = None
-        scopes = list(Scope)
-        self._decisive = scopes[: scopes.index(searches) + 1]
+        self._searches = searches
         self._bounds = {Scope.ANY_PLAN: Bound(problem.graph.total_time, Scope.ANY_PLAN)}
         self._impossible: PlanResult | None = None
 
@@ -103,7 +102,7 @@ class Incumbent:
 
         It settles the search where all plans of the planner are in that scope.
         """
-        if scope in self._decisive:
+        if scope in _at_least_as_wide(self._searches):
             self._impossible = PlanResult(Status.INFEASIBLE, scope=scope, basis=basis, reason=why)
 
     @property
@@ -114,7 +113,11 @@ class Incumbent:
     @property
     def bound(self) -> Bound:
         """The largest bound that holds for all plans of the planner; of equal ones that of the widest scope."""
-        known = (self._bounds[scope] for scope in self._decisive if scope in self._bounds)
+        return self.bound_on(self._searches)
+
+    def bound_on(self, scope: Scope) -> Bound:
+        """Return the largest bound that holds for all plans in a scope; of equal ones that of the widest scope."""
+        known = (self._bounds[each] for each in _at_least_as_wide(scope) if each in self._bounds)
         return max(known, key=lambda bound: bound.time)
 
     @property
@@ -161,6 +164,11 @@ class Incumbent:
             model_figures=self.best.figures,
             found_by=self.best.found_by,
         )
+
+
+def _at_least_as_wide(scope: Scope) -> list[Scope]:
+    scopes = list(Scope)
+    return scopes[: scopes.index(scope) + 1]
 
 
 def _schedule_of(plan: Plan | None) -> Schedule | None:

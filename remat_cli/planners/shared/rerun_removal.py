@@ -9,16 +9,17 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Generic
 
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.sequence import AnySequence
 from remat_cli.planners.shared.stages import Ints
 
 # The memory of a run that was left out: below any other, and stays so.
 _NOTHING = -(2**62)
 
 
-def without_needless_reruns(sequence: RematSequence, budget_bytes: int, limits: Limits | None = None) -> RematSequence:
+def without_needless_reruns(sequence: AnySequence, budget_bytes: int, limits: Limits | None = None) -> AnySequence:
     """Return the sequence without the reruns that the budget has room to do without.
 
     Greedy: reruns that save most time for each byte that is kept instead come first.
@@ -45,7 +46,7 @@ def without_needless_reruns(sequence: RematSequence, budget_bytes: int, limits: 
     return shrinking.left()
 
 
-class _ShrinkingSequence:
+class _ShrinkingSequence(Generic[AnySequence]):
     """A sequence of which one run after the other is left out, with the memory while each of the others is carried out.
 
     Runs keep their position when others are left out.
@@ -56,7 +57,7 @@ class _ShrinkingSequence:
 
     memory: Ints
 
-    def __init__(self, sequence: RematSequence) -> None:
+    def __init__(self, sequence: AnySequence) -> None:
         graph = sequence.graph
         arrays = graph.arrays
         self._sequence = sequence
@@ -84,7 +85,7 @@ class _ShrinkingSequence:
         """Return the bytes of the outputs of a run that are needed after it."""
         return sum(self._size[t] for t in self._outputs[self._runs[at]] if self._end(t, at) > at)
 
-    def left(self) -> RematSequence:
+    def left(self) -> AnySequence:
         """Return the sequence without the runs that were left out."""
         return replace(self._sequence, ops=self._sequence.ops[self.memory >= 0])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -227,7 +228,7 @@ class RematSequence:
         """The largest memory of any run, in bytes."""
         return int(self.memory.max())
 
-    def without_useless_reruns(self) -> RematSequence:
+    def without_useless_reruns(self) -> Self:
         """Return the sequence without the reruns that make nothing that is read. First runs stay where they are."""
         return replace(self, ops=self.ops[self.is_useful])
 
@@ -243,7 +244,7 @@ class RematSequence:
                     is_wanted[made_at[instance]] = True
         return np.frombuffer(is_wanted, dtype=np.bool_)[:-1]
 
-    def without_useless_runs(self) -> RematSequence:
+    def without_useless_runs(self) -> Self:
         """Return the sequence without the runs that make nothing that is read before it is made again.
 
         First runs too are left out where a later run will do, so ops may run for the first time in another order. An op
@@ -267,7 +268,7 @@ class RematSequence:
                     needed[tensor] = True
         return replace(self, ops=np.array(useful[::-1], dtype=np.int64))
 
-    def with_reruns(self, at: int, again: Bools) -> RematSequence:
+    def with_reruns(self, at: int, again: Bools) -> Self:
         """Return the sequence on which some runs are carried out once more, each where what it makes is first missing.
 
         Args:
@@ -307,3 +308,6 @@ class RematSequence:
     def _maker_of(self) -> list[int]:
         makers: list[int] = self.made[0].tolist()
         return makers
+
+
+AnySequence = TypeVar("AnySequence", bound=RematSequence)

@@ -166,16 +166,7 @@ class OffloadSequence(RematSequence):
     @cached_property
     def memory(self) -> Ints:
         """[M] bytes while each run is carried out, with all that can be away on the host."""
-        instance, leaves, returns = self._away
-        change = np.zeros(len(self) + 2, dtype=np.int64)
-        np.subtract.at(change, leaves, self.bytes[instance])
-        np.add.at(change, returns, self.bytes[instance])
-        return self.memory_without_transfers + np.cumsum(change)[: len(self)]
-
-    @cached_property
-    def memory_without_transfers(self) -> Ints:
-        """[M] bytes while each run is carried out, with everything on the device."""
-        return RematSequence(self.reads, self.ops).memory
+        return self._memory_without(*self._away)[:-1]
 
     def away_at(self, at: int) -> Ints:
         """Return the instances that can be on the host while a run is carried out."""
@@ -186,20 +177,20 @@ class OffloadSequence(RematSequence):
     def _held(self) -> Ints:
         """[M + 1] bytes while each run is carried out, and at the end, with everything on the device."""
         end = self.reads.graph.fixed_bytes + int(self.bytes[self.inputs[len(self)]].sum())
-        return np.append(self.memory_without_transfers, end)
+        return np.append(RematSequence(self.reads, self.ops).memory, end)
+
+    def _memory_without(self, instance: Ints, leaves: Ints, returns: Ints) -> Ints:
+        """[M + 1] bytes as `_held`, without some instances from one run each until before another."""
+        change = np.zeros(len(self) + 2, dtype=np.int64)
+        np.subtract.at(change, leaves, self.bytes[instance])
+        np.add.at(change, returns, self.bytes[instance])
+        return self._held + np.cumsum(change)[: len(self) + 1]
 
     @property
     def least_bytes(self) -> int:
         """The least budget: what is needed when all are away that can be, however long somebody waits."""
-        change = np.zeros(len(self) + 2, dtype=np.int64)
-        np.subtract.at(change, self.gaps.left_after + 1, self.bytes[self.gaps.instance])
-        np.add.at(change, self.gaps.wanted_at, self.bytes[self.gaps.instance])
-        return int((self._held + np.cumsum(change)[: len(self) + 1]).max())
-
-    @property
-    def without_transfers(self) -> RematSequence:
-        """The same runs, with everything on the device."""
-        return RematSequence(self.reads, self.ops)
+        gaps = self.gaps
+        return int(self._memory_without(gaps.instance, gaps.left_after + 1, gaps.wanted_at).max())
 
     def schedule_within(self, budget_bytes: int, early: bool = True) -> Schedule:
         """Return a schedule within a budget, in which nothing leaves that can stay.

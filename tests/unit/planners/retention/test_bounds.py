@@ -99,7 +99,7 @@ def test_what_is_needed_later_in_any_order_is_lacking() -> None:
     # While b runs, ta (4) is there and tb (2) is made; c may come later. While d runs: both, and its own byte.
     lacking = Ancestry(Stages.of(diamond()), 5).lacking
     assert lacking.tolist() == [4 - 5, 6 - 5, 6 - 5, 5 - 5]
-    assert Ancestry(Stages.of(diamond()), 5).path().tolist()[:1] != []
+    assert Ancestry(Stages.of(diamond()), 5).path.tolist()[:1] != []
 
 
 @pytest.mark.parametrize("limits", [Limits.of(0.0), Limits.of(1e5, 0)], ids=["clock", "work"])
