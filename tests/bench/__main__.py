@@ -73,9 +73,12 @@ def linked_files() -> Iterator[tuple[Path, GraphOptions]]:
     dims = {"unet": {"batch": 8}, "resnet50": {"batch": 32}, "gpt": {"batch": 8, "seq": 512}}
     for name, bound in dims.items():
         yield GRAPHS / f"{name}.onnx", GraphOptions(dims=bound)
-    if find_spec("torch") is None or find_spec("transformers") is None:
+    if find_spec("torch") is None:
         return
-    yield Path("tests.bench.torch_models:llama"), GraphOptions(dims={"batch": 8, "length": 512})
+    yield Path("tests.bench.torch_models:densenet121"), GraphOptions(dims={"batch": 32, "size": 224})
+    if find_spec("transformers") is not None:
+        large = {"batch": 8, "length": 1024, "depth": 8, "width": 1024, "heads": 16}
+        yield Path("tests.bench.torch_models:llama"), GraphOptions(dims=large)
 
 
 def _data_dims(name: str) -> dict[str, int]:

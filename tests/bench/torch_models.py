@@ -81,6 +81,49 @@ def unet(batch: int = 4, size: int = 96) -> Step:
     return UNet(), (torch.randn(batch, 3, size, size), torch.randint(5, (batch, size, size)))
 
 
+class DenseLayer(nn.Module):
+    """Adds channels to what it reads, by a bottleneck."""
+
+    def __init__(self, given: int, growth: int) -> None:
+        super().__init__()
+        self.bottleneck = norm_relu_conv(given, 4 * growth, 1)
+        self.grow = norm_relu_conv(4 * growth, growth, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, self.grow(self.bottleneck(x))], 1)
+
+
+class DenseNet(nn.Module):
+    """DenseNet-121 of Huang et al. (2017), with the growth and the layers of each block as they say."""
+
+    def __init__(self, growth: int = 32, blocks: tuple[int, ...] = (6, 12, 24, 16), classes: int = 10) -> None:
+        super().__init__()
+        channels = 2 * growth
+        parts: list[nn.Module] = [nn.Conv2d(3, channels, 7, 2, 3, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+        parts.append(nn.MaxPool2d(3, 2, 1))
+        for number, layers in enumerate(blocks):
+            if number:
+                parts += [norm_relu_conv(channels, channels // 2, 1), nn.AvgPool2d(2)]
+                channels //= 2
+            for _ in range(layers):
+                parts.append(DenseLayer(channels, growth))
+                channels += growth
+        parts += [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.body, self.head = nn.Sequential(*parts), nn.Linear(channels, classes)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.body(images)), labels)
+
+
+def norm_relu_conv(given: int, made: int, kernel: int) -> nn.Sequential:
+    conv = nn.Conv2d(given, made, kernel, padding=kernel // 2, bias=False)
+    return nn.Sequential(nn.BatchNorm2d(given), nn.ReLU(), conv)
+
+
+def densenet121(batch: int = 4, size: int = 64) -> Step:
+    return DenseNet(), (torch.randn(batch, 3, size, size), torch.randint(10, (batch,)))
+
+
 def lstm(batch: int = 64, length: int = 8, width: int = 128) -> Step:
     class Tagger(nn.Module):
         def __init__(self) -> None:
@@ -163,12 +206,13 @@ def bert(batch: int = 4, length: int = 96) -> Step:
     return _language(BertForMaskedLM(config), 512, batch, length)
 
 
-def llama(batch: int = 4, length: int = 96) -> Step:
+def llama(batch: int = 4, length: int = 96, depth: int = 6, width: int = 128, heads: int = 4) -> Step:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=512, hidden_size=128, num_hidden_layers=6, num_attention_heads=4, intermediate_size=384
-    )
+        vocab_size=512, hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads,
+        intermediate_size=3 * width,
+    )  # fmt: skip
     return _language(LlamaForCausalLM(config), 512, batch, length, use_cache=False)
 
 

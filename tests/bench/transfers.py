@@ -57,7 +57,7 @@ def transfers(console: Console, files: Iterable[tuple[Path, GraphOptions]]) -> N
             for share in SHARES:
                 budget = Budget(int(share * baseline_of(prepared.graph).peak_bytes))
                 problem = Problem(prepared.graph, budget, prepared.link, offload=True)
-                table.add_row(path.stem, device, f"{share:.0%}", *_cells(problem))
+                table.add_row(Path(path.name.rpartition(":")[2]).stem, device, f"{share:.0%}", *_cells(problem))
     console.print(table)
 
 

@@ -107,7 +107,7 @@ class LinkChoice:
         excess: bytes that are kept beyond the room, as time on the link; below 0 where there is room to spare.
         late_out: for each window of the way out, by how much what has to pass takes longer than its time.
         late_back: the same of the way back.
-        moved: [T] tensors that are on the host.
+        is_had: [instances] whether each is kept or on the host.
     """
 
     value: float
@@ -115,7 +115,7 @@ class LinkChoice:
     excess: float
     late_out: tuple[float, ...]
     late_back: tuple[float, ...]
-    moved: Bools
+    is_had: Bools
 
 
 class LinkCut:
@@ -253,19 +253,39 @@ class LinkCut:
         fixed = prices.memory * room + sum(
             price * window.time for price, window in self._priced(prices.out, prices.back)
         )
-        moved = np.zeros(len(self._graph.tensors), dtype=np.bool_)
-        moved[point.sequence.made[1][: self._count][is_moved]] = True
         return LinkChoice(
             value=worth / scale - fixed,
             rerun_time=float(point.sequence.run_time[: point.at][again].sum()),
             excess=float(self._link_time[is_had & ~is_moved].sum()) - room,
             late_out=self._late(self._out, is_moved),
             late_back=self._late(self._back, is_moved),
-            moved=moved,
+            is_had=is_had,
         )
 
     def _late(self, windows: Sequence[_Window], is_moved: Bools) -> tuple[float, ...]:
         return tuple(float(self._link_time[is_moved & each.passes].sum()) - each.time for each in windows)
+
+    def moved(self, choice: LinkChoice) -> Bools:
+        """[T] Return which of the tensors that are had in a choice go to the host, so that the others fit.
+
+        Near the best prices, keeping and moving cost about the same for many; so the choice does not say which. What is
+        made first goes first, as long as what has to pass in a window takes no longer than the window.
+        """
+        windows = (*self._out, *self._back)
+        passes = np.array([window.passes for window in windows]).T
+        left = np.array([window.time for window in windows], dtype=np.float64)
+        excess = float(self._link_time[choice.is_had].sum()) - self._room / float(self._rate)
+        moved = np.zeros(len(self._graph.tensors), dtype=np.bool_)
+        tensors = self._point.sequence.made[1]
+        for instance in np.flatnonzero(choice.is_had & (self._sizes > 0)).tolist():
+            if excess <= 0:
+                break
+            after = left - passes[instance] * self._link_time[instance]
+            if (after >= 0).all():
+                left = after
+                excess -= float(self._link_time[instance])
+                moved[tensors[instance]] = True
+        return moved
 
     def counted(self, prices: _Prices) -> int:
         """Return what prices prove, counted in whole numbers.

@@ -28,6 +28,8 @@ from remat_cli.problem import Observer, Plan, PlanResult, Problem, Scope
 _ALLOWANCES = (1.0, 0.5, 0.0)
 # How many of the prices that were tried for the bound begin a search, those with the largest bounds.
 _CHOICES = 5
+# How many of the prices of first plans are tried even where a plan is known: the best of two is often far better.
+_FIRST_STARTS = 2
 # Cuts after which a sequence is given up, at first, and where none has been found so.
 _FEW_CUTS, _MANY_CUTS = 20, 200
 # Moves in a round, and rounds in a row without a gain that end the search.
@@ -110,7 +112,8 @@ class OffloadSearch:
             if extra > best:
                 best = extra
                 ranked = sorted(cut.choices, key=lambda choice: -choice.value)
-                self._chosen = [choice.moved for choice in ranked[:_CHOICES]]
+                sets = {moved.tobytes(): moved for moved in map(cut.moved, ranked[:_CHOICES])}
+                self._chosen = list(sets.values())
         if best > 0:
             self._incumbent.prove(self._graph.total_time + best, Scope.ANY_PLAN)
 
@@ -134,7 +137,7 @@ class OffloadSearch:
             for number, prices in enumerate(STARTS):
                 for may_move in self._first_sets():
                     for allowance in _ALLOWANCES:
-                        if self._is_done or (number and self._best is not None):
+                        if self._is_done or (number >= _FIRST_STARTS and self._best is not None):
                             return
                         self._fit(self._with(self._plain, may_move, allowance), prices, most_cuts)
                 if number == 0 and recomputing is not None:
