@@ -39,7 +39,7 @@ from remat_cli.simulate import simulate
 from remat_cli.solve import Solution, baseline_of, solve
 
 DEVICES = ("a100", "h100", "laptop-cpu", "edge-npu")
-SHARES = (0.6, 0.45, 0.3)
+SHARES = (0.8, 0.6, 0.45, 0.3)
 SECONDS = 5.0
 _MOST_CUTS = 200
 _SCALE = 2**40
@@ -116,8 +116,8 @@ def _of_choice(problem: Problem, choose: Callable[[], Bools], *, reruns: bool = 
 
 def _sequence(problem: Problem, may_move: Bools) -> OffloadSequence:
     assert problem.link is not None
-    plain = RematSequence.plain(problem.graph)
-    return OffloadSequence(plain.reads, plain.ops, may_move, 1 / float(problem.link.bytes_per_time))
+    names = np.array(problem.graph.arrays.tensor_names)[may_move].tolist()
+    return OffloadSequence.moving(RematSequence.plain(problem.graph), names, problem.link.bytes_per_time)
 
 
 def hidden(problem: Problem) -> Bools:

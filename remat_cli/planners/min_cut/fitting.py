@@ -146,6 +146,11 @@ def move(sequence: AnySequence, budget_bytes: int, rng: np.random.Generator, lim
         rng: of the random choices.
         limits: where it ends; what is used is counted.
     """
+    return refit(ruined(sequence, rng), budget_bytes, rng, limits)
+
+
+def refit(sequence: AnySequence, budget_bytes: int, rng: np.random.Generator, limits: Limits) -> AnySequence | None:
+    """Return a sequence made to fit at random prices, or None where that is not achieved; arguments as of `move`."""
     prices = Prices(
         tilt=float(rng.choice(_TILTS)),
         noise=float(rng.choice(_NOISES)),
@@ -153,13 +158,12 @@ def move(sequence: AnySequence, budget_bytes: int, rng: np.random.Generator, lim
         margin=float(rng.choice(_MARGINS)),
         window=_WINDOW if rng.random() < _EXACT else 0,
     )
-    ruined = _ruined(sequence, rng)
     count_layout(sequence, limits)
-    fitted = fit(ruined, budget_bytes, prices, limits, _MOST_CUTS)
+    fitted = fit(sequence, budget_bytes, prices, limits, _MOST_CUTS)
     return without_needless(fitted, budget_bytes, limits) if fitted.peak <= budget_bytes else None
 
 
-def _ruined(sequence: AnySequence, rng: np.random.Generator) -> AnySequence:
+def ruined(sequence: AnySequence, rng: np.random.Generator) -> AnySequence:
     """Return the sequence without some of its reruns: of neighbouring ops, the costly ones first, or here and there."""
     reruns = np.flatnonzero(sequence.is_rerun)
     kind = rng.random()

@@ -1,18 +1,19 @@
 """Plans that keep, make again and move: what the best prices choose, then large neighbourhood search.
 
-A plan is given by its sequence of runs, and by which tensors may move. The sequence is made to fit as without
-transfers, except that a tensor which may move takes no memory while it can be away. What really leaves, and when, is
-decided last.
+A plan is given by its sequence of runs, by which tensors may move, and by how long the device waits where. The sequence
+is made to fit as without transfers, except that a tensor which may move takes no memory while it can be away. What
+really leaves, and when, is decided last; then the waits are those of the replay.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 
 import numpy as np
 
-from remat_cli.planners.min_cut.fitting import STARTS, Prices, fit, move, without_needless
+from remat_cli.planners.min_cut.fitting import STARTS, Prices, fit, refit, ruined, without_needless
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.offload.link_bound import LinkCut, moments
 from remat_cli.planners.offload.planner import Offload
@@ -22,6 +23,7 @@ from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Bools
 from remat_cli.planners.shared.transfers import OffloadSequence, known_link
 from remat_cli.problem import Observer, Plan, PlanResult, Problem, Scope
+from remat_cli.simulate import simulate
 
 # How much of the time that a copy takes is allowed for when it is decided what is made again: with less, the device may
 # wait for the link, which can cost less than running again.
@@ -33,13 +35,17 @@ _FIRST_STARTS = 2
 # Cuts after which a sequence is given up, at first, and where none has been found so.
 _FEW_CUTS, _MANY_CUTS = 20, 200
 # Moves in a round, and rounds in a row without a gain that end the search.
-_MOVES, _PATIENCE = 16, 4
+_MOVES, _PATIENCE = 16, 6
 # What the bound may take of the time.
 _SHARE_OF_BOUND = 0.25
 # What plans without transfers may take of it.
 _SHARE_OF_START = 0.25
 # What a move does in a part of the graph, and how large that part is, as a share of the ops.
 _MAY_MOVE = (True, True, False, None)  # lets all move, or none, or draws one by one
+_WAITS = (0.0, 0.5, 1.0, 1.5)  # on what waits are multiplied
+_KEEP_WAITS = 2 / 3  # how likely the waits of the rest of the graph stay
+_ROUNDS = (0, 1, 4, 16)  # of waiting where memory lacks most
+_BEFORE = 0.5  # how likely one waits for the way out there; else for the way back
 _REGIONS = (1 / 64, 1 / 16, 1 / 4, 1)
 
 
@@ -148,7 +154,8 @@ class OffloadSearch:
         return [np.ones(len(self._graph.tensors), dtype=np.bool_), *self._chosen]
 
     def _with(self, sequence: RematSequence, may_move: Bools, allowance: float) -> OffloadSequence:
-        return OffloadSequence(sequence.reads, sequence.ops, may_move, allowance / float(self._rate))
+        waits = np.zeros(len(self._graph.ops))
+        return OffloadSequence(sequence.reads, sequence.ops, may_move, allowance / float(self._rate), waits)
 
     def _shorten(self, recomputing: RematSequence) -> None:
         """Leave out of a plan without transfers what need not run again with them."""
@@ -170,11 +177,18 @@ class OffloadSearch:
             self._incumbent.take(Plan(0, true.least_bytes, partial(true.schedule_within, true.least_bytes)))
             return
         for early in (True, False):
-            plan = self._incumbent.offer(true.schedule_within(self._budget, early))
+            plan = self._replay(true, early)
             if self._best is None or plan.time <= self._best.time:
-                self._best = _Plan(sequence, plan.time)
-            if plan.time == sequence.time:
+                self._best = plan
+            if plan.time == true.time:
                 return
+
+    def _replay(self, sequence: OffloadSequence, early: bool) -> _Plan:
+        """Offer the schedule of a sequence; return it with its waits."""
+        schedule = sequence.schedule_within(self._budget, early)
+        trace = simulate(self._graph, schedule, link=self._incumbent.problem.link)
+        self._incumbent.take(Plan(trace.time, trace.peak_bytes, lambda: schedule))
+        return _Plan(sequence.waiting_as(schedule, trace), trace.time)
 
     def _improve(self) -> None:
         """Make moves until they no longer pay, the gap is closed, or the limits are reached."""
@@ -190,20 +204,38 @@ class OffloadSearch:
             fruitless = 0 if self._best.time < before else fruitless + 1
 
     def _move(self, sequence: OffloadSequence) -> None:
-        """Let other tensors of a part of the graph move, drop reruns, and make it fit again."""
-        rng = self._rng
+        """In a part of the graph let other tensors move and wait otherwise; drop reruns, and make it fit again."""
         self._moves += 1
-        arrays = self._graph.arrays
+        rng, producer = self._rng, self._graph.arrays.producer
         count = len(self._graph.ops)
         centre, width = rng.integers(count), rng.choice(_REGIONS) * count
-        inside = np.flatnonzero(np.abs(arrays.producer - centre) <= width / 2)
+        inside = np.flatnonzero(np.abs(producer - centre) <= width / 2)
         may_move = sequence.may_move.copy()
         kind = _MAY_MOVE[rng.integers(len(_MAY_MOVE))]
         may_move[inside] = rng.random(len(inside)) < rng.random() if kind is None else kind
-        allowance = float(rng.choice(_ALLOWANCES))
-        moved = move(self._with(sequence, may_move, allowance), self._budget, rng, self.limits)
-        if moved is not None:
-            self._take(moved)
+        is_near = np.abs(np.arange(count) - centre) <= width / 2
+        factor = rng.choice(_WAITS) if rng.random() < _KEEP_WAITS else 0.0
+        waits = np.where(is_near, np.rint(factor * sequence.waits), sequence.waits if factor else 0.0)
+        other = replace(ruined(sequence, rng), may_move=may_move, waits=waits)
+        other = self._with_waits_where_memory_lacks(other, int(rng.choice(_ROUNDS)))
+        fitted = refit(other, self._budget, rng, self.limits)
+        if fitted is not None:
+            self._take(fitted)
+
+    def _with_waits_where_memory_lacks(self, sequence: OffloadSequence, rounds: int) -> OffloadSequence:
+        """Return the sequence with waits around where memory lacks most: for as long as that much takes to leave."""
+        is_first = ~sequence.is_rerun
+        for _ in range(rounds):
+            lacking = sequence.peak - self._budget
+            if lacking <= 0:
+                break
+            at = int(sequence.memory.argmax())
+            before, after = np.flatnonzero(is_first[: at + 1]), np.flatnonzero(is_first[at + 1 :]) + at + 1
+            place = before[-1] if self._rng.random() < _BEFORE or not len(after) else after[0]
+            waits = sequence.waits.copy()
+            waits[sequence.ops[place]] += ceil(lacking / self._rate)
+            sequence = replace(sequence, waits=waits)
+        return sequence
 
     @property
     def _is_done(self) -> bool:

@@ -24,6 +24,7 @@ from remat_cli.planners.shared.stages import Bools, Ints
 from remat_cli.problem import Problem
 from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
 from remat_cli.settings import Setting
+from remat_cli.simulate import Trace
 
 Floats = NDArray[np.floating[Any]]
 
@@ -119,10 +120,12 @@ class OffloadSequence(RematSequence):
     Attributes:
         may_move: [T] tensors of the graph.
         time_per_byte: of the link.
+        waits: [N] for how long the device waits for the link before the first run of each op.
     """
 
     may_move: Bools
     time_per_byte: float
+    waits: Floats
 
     @classmethod
     def moving(cls, sequence: RematSequence, names: Iterable[str], bytes_per_time: Fraction) -> OffloadSequence:
@@ -136,7 +139,25 @@ class OffloadSequence(RematSequence):
         number = {name: index for index, name in enumerate(sequence.graph.arrays.tensor_names)}
         may_move = np.zeros(len(number), dtype=np.bool_)
         may_move[[number[name] for name in names]] = True
-        return cls(sequence.reads, sequence.ops, may_move, 1 / float(bytes_per_time))
+        waits = np.zeros(len(sequence.graph.ops))
+        return cls(sequence.reads, sequence.ops, may_move, 1 / float(bytes_per_time), waits)
+
+    def waiting_as(self, schedule: Schedule, trace: Trace) -> OffloadSequence:
+        """Return the same with the waits of a replay.
+
+        Args:
+            schedule: of these runs.
+            trace: its replay.
+        """
+        runs = [isinstance(step, Compute | Inplace) for step in schedule.steps]
+        ends = np.array(trace.times[1:], dtype=np.int64)[runs]
+        idle = np.diff(ends, prepend=0) - self.run_time
+        first = np.flatnonzero(~self.is_rerun)
+        # What is waited for before a rerun counts before the first run that follows.
+        follows = np.searchsorted(first, np.arange(first[-1] + 1))
+        waits = np.zeros(len(self.graph.ops))
+        np.add.at(waits, self.ops[first[follows]], idle[: first[-1] + 1])
+        return replace(self, waits=waits)
 
     @cached_property
     def gaps(self) -> Gaps:
@@ -144,21 +165,27 @@ class OffloadSequence(RematSequence):
         return Gaps.of(self, self.may_move)
 
     @cached_property
+    def _end(self) -> Floats:
+        """[M] when each run ends."""
+        return np.cumsum(self.run_time + np.where(self.is_rerun, 0.0, self.waits[self.ops]))
+
+    @cached_property
     def _start(self) -> Floats:
-        """[M + 1] when each run starts, if nobody waits for the link; last, the end."""
-        return np.concatenate([[0.0], np.cumsum(self.run_time, dtype=np.float64)])
+        """[M + 1] when each run starts; last, the end."""
+        return np.append(self._end - self.run_time, self._end[-1:])
 
     @cached_property
     def _away(self) -> tuple[Ints, Ints, Ints]:
         """Instances, the first run during which each is away, and the run before which its way back begins."""
         gaps, start, made_at = self.gaps, self._start, self.made[0]
+        end = np.append(self._end, np.inf)
         instance, left, wanted = gaps.instance, gaps.left_after, gaps.wanted_at
         for queued in (False, True):
             duration = self.bytes[instance] * self.time_per_byte
-            out = _ends(start[made_at[instance] + 1], _once(instance, duration) if queued else duration, queued)
+            out = _ends(end[made_at[instance]], _once(instance, duration) if queued else duration, queued)
             back = -_ends_by_order(-start[wanted], duration, np.lexsort((-instance, -wanted)), queued)
             leaves = np.maximum(left + 1, np.searchsorted(start, out))
-            returns = np.minimum(np.searchsorted(start, back, side="right") - 1, wanted)
+            returns = np.minimum(np.searchsorted(end, back, side="right"), wanted)
             pays = returns > leaves
             instance, left, wanted = instance[pays], left[pays], wanted[pays]
         return instance, leaves[pays], returns[pays]
@@ -219,7 +246,7 @@ class OffloadSequence(RematSequence):
         """[G] the first run before which the copy of each gap's instance is on the host."""
         instance = self.gaps.instance
         duration = _once(instance, self.bytes[instance] * self.time_per_byte)
-        out = _ends(self._start[self.made[0][instance] + 1], duration, queued=True)
+        out = _ends(self._end[self.made[0][instance]], duration, queued=True)
         return np.maximum(self.gaps.left_after + 1, np.searchsorted(self._start, out))
 
     def _latest(self, absent: Sequence[Absence]) -> list[int]:
@@ -227,7 +254,7 @@ class OffloadSequence(RematSequence):
         wanted = np.array([absence.wanted_at for absence in absent], dtype=np.int64)
         duration = np.array([absence.bytes for absence in absent]) * self.time_per_byte
         back = -_ends_by_order(-self._start[wanted], duration, np.arange(len(absent))[::-1], queued=True)
-        latest: list[int] = np.maximum(np.searchsorted(self._start, back, side="right") - 1, 0).tolist()
+        latest: list[int] = np.searchsorted(self._end, back, side="right").tolist()
         return latest
 
 

@@ -51,9 +51,19 @@ def test_one_price_is_enough_for_a_bound_and_no_time_left_ends_it() -> None:
 def test_choices_name_the_tensors_that_move() -> None:
     cut = worst(20, Fraction(2))
     cut.bound(Limits())
-    assert any(choice.moved.any() for choice in cut.choices)
-    for choice in cut.choices:
-        assert len(choice.moved) == len(training_chain(8).tensors)
+    sets = [cut.moved(choice) for choice in cut.choices]
+    assert any(moved.any() for moved in sets)
+    assert {len(moved) for moved in sets} == {len(training_chain(8).tensors)}
+
+
+def test_no_more_moves_than_passes_in_time() -> None:
+    rate = Fraction(1, 2)
+    cut = worst(20, rate)
+    cut.bound(Limits())
+    graph = training_chain(8)
+    sizes = graph.arrays.tensor_bytes
+    moved = [int(sizes[cut.moved(choice)].sum()) for choice in cut.choices]
+    assert 0 < max(moved) <= rate * graph.total_time
 
 
 def test_no_moment_lacks_memory_where_the_plain_run_fits() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,27 @@ def moving(
 def moved(graph: Graph, budget: int, *, early: bool = True) -> Schedule:
     """The plain run with transfers of any tensors."""
     return moving(graph, input_order(graph), graph.producer).schedule_within(budget, early)
+
+
+def test_what_the_device_waits_for_can_be_away() -> None:
+    graph = two_skips()
+    sequence = moving(graph, input_order(graph), ["x"], Fraction(1, 100))
+    big = 2
+    waits = np.zeros(len(graph.ops))
+    waits[big] = waits[big + 1] = 400  # on the way out, and on the way back
+    waiting = replace(sequence, waits=waits)
+    assert sequence.memory[big] - waiting.memory[big] == 4
+
+
+def test_waits_are_those_of_the_replay() -> None:
+    graph = two_skips()
+    sequence = moving(graph, input_order(graph), graph.producer, Fraction(1, 2))
+    schedule = sequence.schedule_within(sequence.least_bytes)
+    trace = replayed(graph, schedule, Fraction(1, 2))
+    waiting = sequence.waiting_as(schedule, trace)
+    assert trace.idle_time > 0
+    assert waiting.waits.sum() == trace.idle_time
+    assert waiting.peak <= sequence.peak
 
 
 def two_skips() -> Graph:
