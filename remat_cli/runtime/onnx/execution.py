@@ -28,6 +28,7 @@ from remat_cli.runtime.onnx.memory_divergence import first_parting
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.runtime.onnx.session import import_onnxruntime
 from remat_cli.schedule import Compute, Inplace, Schedule, plain_run, with_frees
+from remat_cli.settings import Setting, Wording
 from remat_cli.simulate import simulate
 from remat_cli.units import format_bytes
 
@@ -418,7 +419,7 @@ class _Failed(Exception):
         hint: what to do; empty where the model itself is at fault.
     """
 
-    def __init__(self, reason: str, hint: str = "") -> None:
+    def __init__(self, reason: str, hint: Wording = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.hint = hint
@@ -480,7 +481,8 @@ class _Child:
             )
         except subprocess.TimeoutExpired:
             raise _Failed(
-                f"it did not end within {self.time_limit:g} s", "give it more with --time-limit, or use smaller sizes"
+                f"it did not end within {self.time_limit:g} s",
+                ("give it more by ", Setting("time_limit"), ", or use smaller sizes"),
             ) from None
         if done.returncode != 0:
             raise _crash(done.returncode, done.stderr.decode(errors="replace"))
