@@ -265,19 +265,23 @@ class LinkCut:
     def _late(self, windows: Sequence[_Window], is_moved: Bools) -> tuple[float, ...]:
         return tuple(float(self._link_time[is_moved & each.passes].sum()) - each.time for each in windows)
 
-    def moved(self, choice: LinkChoice) -> Bools:
-        """[T] Return which of the tensors that are had in a choice go to the host, so that the others fit.
+    def moved(self, choice: LinkChoice | None = None) -> Bools:
+        """[T] Return which of the tensors that are had go to the host, so that the others fit.
 
         Near the best prices, keeping and moving cost about the same for many; so the choice does not say which. What is
         made first goes first, as long as what has to pass in a window takes no longer than the window.
+
+        Args:
+            choice: says which tensors are had; without one, it is all that are needed.
         """
+        is_had = self._point.is_needed if choice is None else choice.is_had
         windows = (*self._out, *self._back)
         passes = np.array([window.passes for window in windows]).T
         left = np.array([window.time for window in windows], dtype=np.float64)
-        excess = float(self._link_time[choice.is_had].sum()) - self._room / float(self._rate)
+        excess = float(self._link_time[is_had].sum()) - self._room / float(self._rate)
         moved = np.zeros(len(self._graph.tensors), dtype=np.bool_)
         tensors = self._point.sequence.made[1]
-        for instance in np.flatnonzero(choice.is_had & (self._sizes > 0)).tolist():
+        for instance in np.flatnonzero(is_had & (self._sizes > 0)).tolist():
             if excess <= 0:
                 break
             after = left - passes[instance] * self._link_time[instance]
