@@ -39,6 +39,7 @@ from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
 from tests.bench.portfolio import portfolio
 from tests.bench.scale import scale
+from tests.bench.small import small
 from tests.bench.transfers import transfers
 from tests.places import GRAPHS
 
@@ -180,6 +181,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "methods": methods,
     "moccasin": published_tables,
     "portfolio": lambda console: portfolio(console, files()),
+    "small": small,
     "scale": scale,
     "commands": commands,
     "execution": execution,
