@@ -37,7 +37,7 @@ class ShortestPath:
 
     max_ops: int = 16
     time_limit: float = 60.0
-    work_limit: int = 200_000
+    work_limit: float = 200_000
 
     def __post_init__(self) -> None:
         check_least(self, max_ops=1, time_limit=0, work_limit=0)
