@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Phase
@@ -12,7 +13,6 @@ from remat_cli.planners.dtr.planner import DTR, Heuristic
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.offload.planner import Offload
-from remat_cli.planners.offload.search import OffloadSearch
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.planner import Retention
@@ -26,6 +26,9 @@ from remat_cli.planners.shortest_path.planner import is_small
 from remat_cli.planners.shortest_path.search import NONE_FITS, ShortestPathSearch
 from remat_cli.problem import Bound, Observer, Plan, Planner, PlanResult, Problem, Scope
 from remat_cli.schedule import Schedule
+
+if TYPE_CHECKING:
+    from remat_cli.planners.offload.search import OffloadSearch
 
 # Up to how many ops each planner is worth its time.
 _MOST_FOR_SHORTEST_PATH = 24
@@ -108,6 +111,9 @@ class Portfolio(Observer):
         if not self._problem.offload:
             yield from self._recomputing(min_cut)
             return
+        # It takes a solver's library along, which plans without transfers do without.
+        from remat_cli.planners.offload.search import OffloadSearch
+
         own = Incumbent(self._problem, self, Scope.ANY_PLAN)
         offload = OffloadSearch(own, self._limits, Offload(gap=self._options.gap, seed=self._options.seed))
         yield "offload", lambda: self._offload(offload, _SHARE_OF_OFFLOADING)
