@@ -1,8 +1,9 @@
 """How the gap between plan and bound falls while `auto` searches, and what ending sooner would cost.
 
 `auto` runs with `gap=0`, so that it goes on for as long as it finds that search pays. Its plans and bounds are noted
-with the seconds of the CPU at which they come. The second table is what its defaults are chosen from: for each gap at
-which it might be content, how long it would have taken and how much time its plans would lose.
+with the seconds of the CPU at which they come. The second table is what its defaults are chosen from: for each patience,
+and each gap at which it might be content, how long it would have taken and how much time its plans would lose. A budget
+is a share of what the plain run needs beyond what is always there.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from remat_cli.synthesis import synthesize
 
 SHARES = (0.8, 0.6, 0.4)
 SECONDS = 60.0
+PATIENCE = (0.25, 0.5, 1.0)
 AFTER = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
-CONTENT = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005)
+CONTENT = (0.0, 0.0001, 0.0002, 0.0005, 0.001, 0.002)
 GENERATED: Mapping[str, tuple[Generator, int]] = {
     "transformer": (Transformer(), 300),
     "unet": (UNet(), 400),
@@ -69,30 +71,52 @@ class Run:
         return gaps[-1] if gaps else inf
 
     def content_with(self, gap: float) -> tuple[float, float]:
-        """Return when it would have ended if it were content with a gap, and the overhead beyond its last one."""
-        *_, last = self.noted
-        at, overhead, _ = next((one for one in self.noted if one[1] - one[2] <= gap), (self.seconds, last[1], 0.0))
-        return at, overhead - last[1]
+        """Return when it would have ended if it were content with a gap, and its overhead then."""
+        return next(
+            ((at, overhead) for at, overhead, bound in self.noted if overhead - bound <= gap),
+            (self.seconds, self.overhead),
+        )
+
+    @property
+    def overhead(self) -> float:
+        """Return that of the last plan; infinite where there is none."""
+        return self.noted[-1][1] if self.noted else inf
 
 
 def progress(console: Console, files: Iterable[tuple[Path, GraphOptions]]) -> None:
     """Print both tables."""
     table = Table(title="auto with gap=0: the gap in points after seconds of the CPU", title_justify="left")
     table.add_column("graph")
-    for column in ("ops", "budget", "first plan", *(f"{seconds:g} s" for seconds in AFTER), "last", "at", "ended"):
+    columns = (
+        "ops",
+        "budget",
+        "patience",
+        "first plan",
+        *(f"{seconds:g} s" for seconds in AFTER),
+        "last",
+        "at",
+        "ended",
+    )
+    for column in columns:
         table.add_column(column, justify="right")
-    runs = []
+    found = []
     for name, graph in _graphs(files):
         for share in SHARES:
-            run = _run(Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes))))
-            cells = [_points(run.gap_after(seconds)) if seconds <= run.seconds else "" for seconds in AFTER]
-            first, last = (f"{run.noted[at][0]:.2f}" if run.noted else "-" for at in (0, -1))
-            ends = (_points(run.gap_after(inf)), last, f"{run.seconds:.2f}")
-            table.add_row(name, f"{len(graph.ops):,}", f"{share:.0%}", first, *cells, *ends)
-            if run.noted:
-                runs.append(run)
+            room = baseline_of(graph).peak_bytes - graph.fixed_bytes
+            problem = Problem(graph, Budget(graph.fixed_bytes + int(share * room)))
+            runs = {patience: _run(problem, patience) for patience in PATIENCE}
+            for patience, run in runs.items():
+                table.add_row(name, f"{len(graph.ops):,}", f"{share:.0%}", f"{patience:g}", *_cells(run))
+            if any(run.noted for run in runs.values()):
+                found.append(runs)
     console.print(table)
-    console.print(_choices(runs))
+    console.print(_choices(found))
+
+
+def _cells(run: Run) -> Iterator[str]:
+    yield f"{run.noted[0][0]:.2f}" if run.noted else "-"
+    yield from (_points(run.gap_after(seconds)) if seconds <= run.seconds else "" for seconds in AFTER)
+    yield from (_points(run.gap_after(inf)), f"{run.noted[-1][0]:.2f}" if run.noted else "-", f"{run.seconds:.2f}")
 
 
 def _graphs(files: Iterable[tuple[Path, GraphOptions]]) -> Iterator[tuple[str, Graph]]:
@@ -102,20 +126,31 @@ def _graphs(files: Iterable[tuple[Path, GraphOptions]]) -> Iterator[tuple[str, G
         yield name, synthesize(generator, ops=ops).graph
 
 
-def _run(problem: Problem) -> Run:
+def _run(problem: Problem, patience: float) -> Run:
     standings = Standings()
-    solve(problem, Auto(gap=0.0, time_limit=SECONDS), standings)
+    solve(problem, Auto(gap=0.0, patience=patience, time_limit=SECONDS), standings)
     return Run(standings.noted, process_time() - standings.begun)
 
 
-def _choices(runs: Sequence[Run]) -> Table:
-    table = Table(title=f"What it costs {len(runs)} plans to end at a gap", title_justify="left")
-    for column in ("gap", "CPU s, all", "worst", "points lost, mean", "worst"):
+def _choices(found: Sequence[Mapping[float, Run]]) -> Table:
+    table = Table(title=f"What it costs to end sooner, on {len(found)} problems", title_justify="left")
+    for column in ("patience", "gap", "CPU s, all", "worst", "no plan", "points lost, mean", "worst"):
         table.add_column(column, justify="right")
-    for gap in CONTENT:
-        seconds, lost = zip(*(run.content_with(gap) for run in runs), strict=True)
-        mean = sum(lost) / len(runs)
-        table.add_row(f"{gap:g}", f"{sum(seconds):.1f}", f"{max(seconds):.1f}", _points(mean), _points(max(lost)))
+    for patience in PATIENCE:
+        for gap in CONTENT:
+            ended = [runs[patience].content_with(gap) for runs in found]
+            best = (min(run.overhead for run in runs.values()) for runs in found)
+            lost = [overhead - least for (_, overhead), least in zip(ended, best, strict=True) if overhead < inf]
+            seconds = [at for at, _ in ended]
+            table.add_row(
+                f"{patience:g}",
+                f"{gap:g}",
+                f"{sum(seconds):.1f}",
+                f"{max(seconds):.1f}",
+                str(len(ended) - len(lost)),
+                _points(sum(lost) / max(len(lost), 1)),
+                _points(max(lost, default=0.0)),
+            )
     return table
 
 
