@@ -1,9 +1,9 @@
 """How the gap between plan and bound falls while `auto` searches, and what ending sooner would cost.
 
 `auto` runs with `gap=0`, so that it goes on for as long as it finds that search pays. Its plans and bounds are noted
-with the seconds of the CPU at which they come. The second table is what its defaults are chosen from: for each patience,
-and each gap at which it might be content, how long it would have taken and how much time its plans would lose. A budget
-is a share of what the plain run needs beyond what is always there.
+with the seconds of the CPU at which they come. The second table is what its defaults are chosen from: for each patience
+and each gap at which it might be content, how long it takes and how much time its plans lose. A budget is a share of
+what the plain run needs beyond what is always there.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import sys
-import remat_cli.planners.auto.portfolio
+import remat_cli.planners.shared.cp_model
 print("pandas" in sys.modules)
 from ortools.sat.python.cp_model import CpModel
 import pandas as pd
