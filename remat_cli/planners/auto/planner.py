@@ -34,7 +34,7 @@ class Auto:
 
     time_limit: float = 30.0
     work_limit: float | None = None
-    gap: float = 0.0001
+    gap: float = 0.0005
     patience: float = 1.0
     cores: int = 1
     seed: int = 0
