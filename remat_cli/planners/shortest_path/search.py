@@ -57,9 +57,8 @@ class ShortestPathSearch:
             self.incumbent.prove(least, Scope.ANY_ORDER)
             if self._space.is_end(state):
                 self.incumbent.offer(RematSequence.of(self.incumbent.problem.graph, self._path_to(state)))
-                return
-            front = self._fronts.setdefault(state.done, _Front())
-            if front.add(state.live, self._time[state]):
+                self.better_than = least
+            elif self._fronts.setdefault(state.done, _Front()).add(state.live, self._time[state]):
                 self._go_on_from(state)
         if self.better_than is not None:
             self.incumbent.prove(self.better_than, Scope.ANY_ORDER)

@@ -114,6 +114,16 @@ def test_it_goes_on_where_it_stopped() -> None:
     assert parts.incumbent.result(stats={}) == whole.incumbent.result(stats={})
 
 
+def test_once_it_has_the_best_plan_it_proves_no_more() -> None:
+    again = search(Problem(training_chain(6), Budget(4)))
+    again.run()
+    bound = again.incumbent.bound
+    again.run()
+    assert again.incumbent.bound == bound
+    assert again.incumbent.is_settled
+    assert not again.incumbent.nothing_fits
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_where_a_plan_is_known_only_better_ones_are_looked_for(others: int) -> None:
     problem = Problem(training_chain(6), Budget(4))
