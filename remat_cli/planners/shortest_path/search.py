@@ -42,7 +42,7 @@ class ShortestPathSearch:
         start = State(0, 0)
         self._time = {start: 0}  # of the quickest way to each state that was found
         self._came_from: dict[State, tuple[State, int]] = {}  # on that way: the state before, and the op that ran
-        self._fronts: dict[int, _Front] = {}  # of what was gone on from, by the ops that have run
+        self._fronts: dict[int, Front] = {}  # of what was gone on from, by the ops that have run
         # The least time of any plan through a state, a number that is smaller for later ones, and the state. Among
         # equals the newest is first: where memory is ample, that runs straight to the end.
         self._queue = [(graph.total_time, 0, start)]
@@ -58,7 +58,7 @@ class ShortestPathSearch:
             if self._space.is_end(state):
                 self.incumbent.offer(RematSequence.of(self.incumbent.problem.graph, self._path_to(state)))
                 self.better_than = least
-            elif self._fronts.setdefault(state.done, _Front()).add(state.live, self._time[state]):
+            elif self._fronts.setdefault(state.done, Front()).add(state.live, self._time[state]):
                 self._go_on_from(state)
         if self.better_than is not None:
             self.incumbent.prove(self.better_than, Scope.ANY_ORDER)
@@ -92,7 +92,7 @@ class ShortestPathSearch:
         return ops[::-1]
 
 
-class _Front:
+class Front:
     """What was in memory, and after which time, in states that have the same ops behind them.
 
     A state needs no look where one of these had as much in memory in no more time. That more ops had run would not make

@@ -8,7 +8,7 @@ from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shortest_path.planner import ShortestPath
-from remat_cli.planners.shortest_path.search import ShortestPathSearch
+from remat_cli.planners.shortest_path.search import Front, ShortestPathSearch
 from remat_cli.planners.shortest_path.states import State, StateSpace
 from remat_cli.problem import Basis, Budget, Observer, Problem, Scope, Status
 from remat_cli.solve import baseline_of, solve
@@ -170,3 +170,17 @@ def test_room_is_made_by_every_smallest_set_of_tensors() -> None:
     after = {state.live for op, _, state in space.moves(State(p | q | r | s, 1)) if op == 1}
     # 5 bytes must go: `p`, or `q` and `r`; never one of 0 bytes.
     assert after == {q | r | s | t, p | s | t}
+
+
+def test_what_must_run_once_does_not_run_again() -> None:
+    graph = graph_of(op("a", "", "x", recomputable=False), op("b", "x", "y"), op("c", "y", "z"))
+    nothing_there = State(0, 0b111)
+    assert list(StateSpace(graph, 100).moves(nothing_there)) == []
+
+
+def test_more_in_memory_makes_up_for_no_time() -> None:
+    front = Front()
+    assert front.add(0b11, 10)
+    assert not front.add(0b01, 10)
+    assert front.add(0b01, 9)
+    assert front.add(0b101, 10)
