@@ -42,7 +42,7 @@ _WORK_OF_BOUND = 0.5
 _GAP_FOR_HEURISTICS = 0.002
 # States that shortest_path may go on from: before the others, where most small graphs are settled in a fraction of a
 # second, and after them.
-_FEW_STATES, _MANY_STATES = 1_000, 10_000
+_FEW_STATES, _MANY_STATES = 1_000, 20_000
 # What a quick planner may take of the time that is left when its turn comes. On graphs of usual size none needs it, and
 # what they find does not depend on the clock.
 _SHARE_OF_QUICK = 0.25
