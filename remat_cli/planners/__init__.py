@@ -18,6 +18,7 @@ from remat_cli.planners.offload.planner import Offload
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
+from remat_cli.planners.shortest_path.planner import ShortestPath
 from remat_cli.problem import Planner
 
 PLANNERS: Mapping[str, type[Planner]] = {
@@ -26,6 +27,7 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "approx_dp": ApproxDP,
     "exact_dp": ExactDP,
     "exhaustive": Exhaustive,
+    "shortest_path": ShortestPath,
     "chen": Chen,
     "dtr": DTR,
     "checkmate": Checkmate,

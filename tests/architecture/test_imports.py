@@ -59,6 +59,7 @@ PLANNER_LAYERS = (
         "remat_cli.planners.pofo",
         "remat_cli.planners.retention",
         "remat_cli.planners.rotor",
+        "remat_cli.planners.shortest_path",
     ),
     ("remat_cli.planners.auto",),
     ("remat_cli.planners",),

@@ -38,7 +38,9 @@ from tests.bench.kernels import kernels
 from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
 from tests.bench.portfolio import portfolio
+from tests.bench.progress import progress
 from tests.bench.scale import scale
+from tests.bench.small import small
 from tests.bench.transfers import transfers
 from tests.places import GRAPHS
 
@@ -183,6 +185,8 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "methods": methods,
     "moccasin": published_tables,
     "portfolio": lambda console: portfolio(console, files()),
+    "progress": lambda console: progress(console, files()),
+    "small": small,
     "scale": scale,
     "commands": commands,
     "execution": execution,

@@ -78,10 +78,10 @@ def with_budget(graph: Graph, seed: int) -> Problem:
     return Problem(graph, Budget(min(max(budget, least), most)))
 
 
-def tangled(seed: int) -> Graph:
-    """Return a graph of 12 to 40 ops, each of which reads a few of those before it, most often recent ones."""
+def tangled(seed: int, count: int | None = None) -> Graph:
+    """Return a graph of so many ops, or 12 to 40; each reads a few of those before it, most often recent ones."""
     rng = random.Random(seed)
-    count = rng.randrange(12, 41)
+    count = count or rng.randrange(12, 41)
     ops = []
     for number in range(count):
         reach = rng.choice([3, 8, number])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Phase
@@ -11,7 +13,6 @@ from remat_cli.planners.dtr.planner import DTR, Heuristic
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.offload.planner import Offload
-from remat_cli.planners.offload.search import OffloadSearch
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.planner import Retention
@@ -21,10 +22,16 @@ from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shortest_path.planner import is_small
+from remat_cli.planners.shortest_path.search import NONE_FITS, ShortestPathSearch
 from remat_cli.problem import Bound, Observer, Plan, Planner, PlanResult, Problem, Scope
 from remat_cli.schedule import Schedule
 
+if TYPE_CHECKING:
+    from remat_cli.planners.offload.search import OffloadSearch
+
 # Up to how many ops each planner is worth its time.
+_MOST_FOR_SHORTEST_PATH = 24
 _MOST_FOR_POFO = 1_500
 _MOST_FOR_HEURISTICS = 3_000
 _MOST_FOR_RETENTION = 5_000
@@ -33,6 +40,9 @@ _MOST_FOR_SMALL_GAPS = 1_000
 _WORK_OF_BOUND = 0.5
 # Nearer to the bound than this, rotor and approx_dp have nothing to add, and retention little for its time.
 _GAP_FOR_HEURISTICS = 0.002
+# States that shortest_path may go on from: before the others, where most small graphs are settled in a fraction of a
+# second, and after them.
+_FEW_STATES, _MANY_STATES = 1_000, 20_000
 # What a quick planner may take of the time that is left when its turn comes. On graphs of usual size none needs it, and
 # what they find does not depend on the clock.
 _SHARE_OF_QUICK = 0.25
@@ -98,6 +108,9 @@ class Portfolio(Observer):
         if not self._problem.offload:
             yield from self._recomputing(min_cut)
             return
+        # It takes a solver's library along, which plans without transfers do without.
+        from remat_cli.planners.offload.search import OffloadSearch
+
         own = Incumbent(self._problem, self, Scope.ANY_PLAN)
         offload = OffloadSearch(own, self._limits, Offload(gap=self._options.gap, seed=self._options.seed))
         yield "offload", lambda: self._offload(offload, _SHARE_OF_OFFLOADING)
@@ -110,6 +123,10 @@ class Portfolio(Observer):
     def _recomputing(self, min_cut: MinCutSearch) -> Iterator[tuple[str, Callable[[], None]]]:
         """Yield the planners that search for plans without transfers."""
         count = len(self._problem.graph.ops)
+        path = None
+        if is_small(self._problem.graph, _MOST_FOR_SHORTEST_PATH):
+            path = ShortestPathSearch(Incumbent(self._problem, self, Scope.ANY_ORDER), self._limits)
+            yield "shortest_path", partial(self._settle, path, _FEW_STATES)
         # Without a backward pass much depends on the order, which only retention changes: it should have its time.
         yield "min_cut", lambda: self._search_min_cuts(min_cut, 1.0 if self._is_training else _SHARE_OF_QUICK)
         if self._is_training and count <= _MOST_FOR_HEURISTICS and self._gap > _GAP_FOR_HEURISTICS:
@@ -120,6 +137,8 @@ class Portfolio(Observer):
         best = self._incumbent.best
         if best is not None and best.found_by != "min_cut":
             yield "min_cut", self._improve_by_min_cuts
+        if path is not None:
+            yield "shortest_path", partial(self._settle, path, _MANY_STATES)
 
     @property
     def _is_training(self) -> bool:
@@ -162,6 +181,14 @@ class Portfolio(Observer):
             self._improve(result.schedule)
         elif result.closest is not None:
             self._offer(result.closest)
+
+    def _settle(self, search: ShortestPathSearch, states: int) -> None:
+        best = self._incumbent.best
+        search.limits = self._limits.part(work=states)
+        search.better_than = None if best is None else best.time
+        search.run()
+        if search.incumbent.nothing_fits:
+            self._incumbent.prove_that_none_fits(Scope.ANY_ORDER, NONE_FITS)
 
     def _search_min_cuts(self, search: MinCutSearch, share: float) -> None:
         search.limits = self._limits.part(share)

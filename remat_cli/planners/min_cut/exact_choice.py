@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.graph import LARGEST_TOTAL
 from remat_cli.planners.min_cut.priced_cut import CutPoint
+from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.cp_sat import Outcome, prove, solve_model
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import Rounding

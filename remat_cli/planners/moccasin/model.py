@@ -20,7 +20,10 @@ from itertools import pairwise
 from math import gcd
 
 import numpy as np
-from ortools.sat.python.cp_model import (
+
+from remat_cli.graph import Graph
+from remat_cli.planners.moccasin.slots import Slots
+from remat_cli.planners.shared.cp_model import (
     BoundedLinearExpression,
     CpModel,
     Domain,
@@ -29,9 +32,6 @@ from ortools.sat.python.cp_model import (
     LinearExpr,
     LiteralT,
 )
-
-from remat_cli.graph import Graph
-from remat_cli.planners.moccasin.slots import Slots
 from remat_cli.planners.shared.cp_sat import Values
 from remat_cli.planners.shared.scaling import unit_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.model import Terms, add_rows
+from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.cp_sat import Outcome, add_choices, minimise, prove
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Ints, Stages

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.cover_bound import RerunBound
 from remat_cli.planners.retention.model import SETTINGS, Terms, add_rows
+from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.cp_sat import add_choices, minimise, prove
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Bools, Ints, Stages

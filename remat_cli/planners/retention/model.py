@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from ortools.sat.python.cp_model import CpModel
 
 from remat_cli.planners.retention.need_times import NeedTimes
+from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.cp_sat import add_choices, minimise
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Bools, Ints, Ragged, Stages, sums

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python.cp_model import (
+
+from remat_cli.planners.shared.cp_model import (
     FEASIBLE,
     INFEASIBLE,
     MODEL_INVALID,
@@ -23,7 +24,6 @@ from ortools.sat.python.cp_model import (
     CpSolver,
     CpSolverSolutionCallback,
 )
-
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import LARGEST, Rounding, cost_unit, scale_row
 from remat_cli.planners.shared.solver_thread import SolverThread

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
-from ortools.sat.python.cp_model import CpModel
 
+from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.limits import Limits
 
 # Nodes of SCIP's search, so that whether it agrees does not depend on the clock.

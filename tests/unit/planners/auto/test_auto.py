@@ -13,6 +13,7 @@ import pytest
 from remat_cli.errors import UsageError
 from remat_cli.generate.unet import UNet
 from remat_cli.link import Link
+from remat_cli.planners.auto import portfolio
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.auto.portfolio import Portfolio
 from remat_cli.planners.dtr.planner import DTR
@@ -115,10 +116,28 @@ def test_proves_that_nothing_fits_where_what_must_be_there_may_not_run_again() -
     assert solve(Problem(graph, Budget(least)), Auto()).status is Status.OPTIMAL
 
 
-def test_what_only_the_search_did_not_find_is_unknown() -> None:
+def test_that_nothing_fits_a_small_graph_is_proven_by_trying_everything() -> None:
+    graph = diamond()
+    told = Told()
+    solution = solve(Problem(graph, Budget(least_peak(graph).peak_bytes - 1)), Auto(), told)
+    assert (solution.status, solution.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
+    assert told.asked[-1] == "shortest_path"
+
+
+def test_what_only_the_search_did_not_find_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portfolio, "_MOST_FOR_SHORTEST_PATH", 0)
     graph = diamond()
     solution = solve(Problem(graph, Budget(least_peak(graph).peak_bytes - 1)), Auto())
     assert solution.status is Status.UNKNOWN
+
+
+def test_what_a_small_graph_needs_more_than_a_moment_for_is_settled_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portfolio, "_FEW_STATES", 3)
+    graph = diamond()
+    told = Told()
+    solution = solve(Problem(graph, Budget(least_peak(graph).peak_bytes - 1)), Auto(), told)
+    assert (solution.status, solution.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
+    assert told.asked.count("shortest_path") == 2
 
 
 def test_bounds_of_a_planners_own_plans_are_not_passed_on() -> None:
@@ -203,7 +222,8 @@ def test_whatever_phase_the_time_is_up_in_it_ends_with_the_plan_so_far(
 ) -> None:
     told = Late(late_at)
     monkeypatch.setattr(limits, "monotonic", told.clock)
-    solution = solve(at_share(training_unet(4), 0.8), Auto(time_limit=10.0), told)
+    # Of more ops than are settled by trying everything.
+    solution = solve(at_share(training_unet(6), 0.8), Auto(time_limit=10.0), told)
     assert len(told.phases) >= late_at
     has_plan = bool(told.plans)
     assert (solution.status in (Status.FEASIBLE, Status.OPTIMAL)) == has_plan

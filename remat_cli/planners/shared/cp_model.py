@@ -1,0 +1,70 @@
+"""CP-SAT's models, imported without pandas: that takes longer than all the rest of ortools.
+
+ortools imports pandas for a part of its interface that nothing here uses. Whoever uses it gets pandas at that moment.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _LatePandas(ModuleType):
+    """Stands for pandas in ortools, and imports it once something is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("pandas"), name)
+
+
+def _import_without_pandas() -> None:
+    stand_in = _LatePandas("pandas")
+    # Annotations name these two while the module is imported; afterwards they are asked for as all else is.
+    names = {"Index": object, "Series": type("Series", (), {})}
+    stand_in.__dict__.update(names)
+    sys.modules["pandas"] = stand_in
+    try:
+        import_module("ortools.sat.python.cp_model")
+    finally:
+        del sys.modules["pandas"]
+    for name in names:
+        del stand_in.__dict__[name]
+
+
+if sys.modules.keys().isdisjoint(("pandas", "ortools.sat.python.cp_model")):
+    _import_without_pandas()
+
+from ortools.sat.python.cp_model import (  # noqa: E402
+    FEASIBLE,
+    INFEASIBLE,
+    MODEL_INVALID,
+    OPTIMAL,
+    UNKNOWN,
+    BoundedLinearExpression,
+    CpModel,
+    CpSolver,
+    CpSolverSolutionCallback,
+    Domain,
+    IntervalVar,
+    IntVar,
+    LinearExpr,
+    LiteralT,
+)
+
+__all__ = [
+    "FEASIBLE",
+    "INFEASIBLE",
+    "MODEL_INVALID",
+    "OPTIMAL",
+    "UNKNOWN",
+    "BoundedLinearExpression",
+    "CpModel",
+    "CpSolver",
+    "CpSolverSolutionCallback",
+    "Domain",
+    "IntVar",
+    "IntervalVar",
+    "LinearExpr",
+    "LiteralT",
+]

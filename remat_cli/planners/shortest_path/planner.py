@@ -1,0 +1,77 @@
+"""Settles small graphs: every plan without transfers is a path through the states that a device can be in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_cli.errors import PlannerRefuses
+from remat_cli.graph import Graph
+from remat_cli.planners.shared.option_checks import check_least
+from remat_cli.problem import Observer, PlanResult, Problem, Scope
+
+# Tensors of a state are bits of one word.
+_MOST_TENSORS = 64
+
+
+@dataclass(frozen=True)
+class ShortestPath:
+    """Looks for the shortest path through all states of memory: the best plan there is, for small graphs.
+
+    A state is what is in memory and which ops have run; an op leads from one to the next. Nothing is freed before its
+    room is needed. What must still run, whatever is kept, bounds the way that is left, as A* has it.
+
+    Source: ours; the game is that of pebbles on a graph (Sethi, Complete Register Allocation Problems, STOC 1973), the
+        search that of Hart, Nilsson, Raphael, A Formal Basis for the Heuristic Determination of Minimum Cost Paths,
+        1968.
+    Takes: any graph of about twenty ops at most.
+    Searches: all plans that move nothing to the host: any order, and any op again as often as it may.
+    Proves: which plan is the best of all, or that none fits (scope any-order).
+    Complexity: exponential in the ops; 12 take some hundredths of a second, 16 a second, 20 a minute where memory is
+        short.
+
+    Attributes:
+        max_ops: a graph that has more is refused.
+        time_limit: seconds.
+        work_limit: states that it may go on from; what they take of memory is bounded by it, too.
+    """
+
+    max_ops: int = 16
+    time_limit: float = 60.0
+    work_limit: float = 200_000
+
+    def __post_init__(self) -> None:
+        check_least(self, max_ops=1, time_limit=0, work_limit=0)
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        """Plan `problem`.
+
+        Raises:
+            PlannerRefuses: the graph has too many ops or tensors.
+        """
+        # numpy comes with these; the options must be readable without it.
+        from remat_cli.planners.shared.incumbent import Incumbent
+        from remat_cli.planners.shared.limits import Limits
+        from remat_cli.planners.shared.sequence import RematSequence
+        from remat_cli.planners.shortest_path.search import ShortestPathSearch
+
+        if not is_small(problem.graph, self.max_ops):
+            raise _too_large(problem.graph, self.max_ops)
+        incumbent = Incumbent(problem, observe, Scope.ANY_ORDER)
+        search = ShortestPathSearch(incumbent, Limits.of(self.time_limit, self.work_limit, observe=observe))
+        if not incumbent.fits(incumbent.offer(RematSequence.plain(problem.graph))):
+            search.run()
+        return incumbent.result(stats={"states": search.states})
+
+
+def is_small(graph: Graph, max_ops: int) -> bool:
+    """Tell whether there are no more ops than that, and whether the states of the graph can be told apart."""
+    return len(graph.ops) <= max_ops and len(graph.producer) <= _MOST_TENSORS
+
+
+def _too_large(graph: Graph, max_ops: int) -> PlannerRefuses:
+    hint = "use auto or retention, which take any graph"
+    if len(graph.ops) > max_ops:
+        what, hint = f"has {len(graph.ops)} ops; shortest_path takes at most {max_ops}", f"{hint}; or raise max_ops"
+    else:
+        what = f"makes {len(graph.producer)} tensors; shortest_path takes at most {_MOST_TENSORS}"
+    return PlannerRefuses(f"{graph.name!r} {what}", hint=hint)

@@ -1,0 +1,118 @@
+"""A* from nothing run to everything run, over the states of a device.
+
+Source: Hart, Nilsson, Raphael, A Formal Basis for the Heuristic Determination of Minimum Cost Paths, IEEE Transactions
+on Systems Science and Cybernetics, 1968.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shortest_path.states import State, StateSpace
+from remat_cli.problem import Scope
+
+# Times beyond this do not fit what they are compared in.
+_LONGEST = 2**62
+NONE_FITS = "every order of runs was tried, with any recomputation and every choice of what to keep"
+
+
+class ShortestPathSearch:
+    """One search, from start to end; with other limits it can go on.
+
+    Attributes:
+        incumbent: is offered the plan, and told what is proven.
+        limits: their work is the number of states to go on from.
+        better_than: time of a plan that fits; only what takes less is of interest. None where there is none.
+        states: how many were gone on from.
+    """
+
+    def __init__(self, incumbent: Incumbent, limits: Limits) -> None:
+        """Lay out the problem of `incumbent`."""
+        self.incumbent = incumbent
+        self.limits = limits
+        self.better_than: int | None = None
+        self.states = 0
+        graph = incumbent.problem.graph
+        self._space = StateSpace(graph, incumbent.problem.budget.device_bytes - graph.fixed_bytes)
+        start = State(0, 0)
+        self._time = {start: 0}  # of the quickest way to each state that was found
+        self._came_from: dict[State, tuple[State, int]] = {}  # on that way: the state before, and the op that ran
+        self._fronts: dict[int, Front] = {}  # of what was gone on from, by the ops that have run
+        # The least time of any plan through a state, a number that is smaller for later ones, and the state. Among
+        # equals the newest is first: where memory is ample, that runs straight to the end.
+        self._queue = [(graph.total_time, 0, start)]
+        self._pushed = 0
+
+    def run(self) -> None:
+        """Search until the best plan is found, or nothing is left to look for, or a limit is reached."""
+        while self._queue and not self._is_too_long(self._queue[0][0]):
+            if self.limits.is_over or self._queue[0][0] > _LONGEST:
+                return
+            least, _, state = heapq.heappop(self._queue)
+            self.incumbent.prove(least, Scope.ANY_ORDER)
+            if self._space.is_end(state):
+                self.incumbent.offer(RematSequence.of(self.incumbent.problem.graph, self._path_to(state)))
+                self.better_than = least
+            elif self._fronts.setdefault(state.done, Front()).add(state.live, self._time[state]):
+                self._go_on_from(state)
+        if self.better_than is not None:
+            self.incumbent.prove(self.better_than, Scope.ANY_ORDER)
+        else:
+            self.incumbent.prove_that_none_fits(Scope.ANY_ORDER, NONE_FITS)
+
+    def _is_too_long(self, time: int) -> bool:
+        return self.better_than is not None and time >= self.better_than
+
+    def _go_on_from(self, state: State) -> None:
+        self.states += 1
+        self.limits.spend(1)
+        for op, took, after in self._space.moves(state):
+            time = self._time[state] + took
+            if time >= self._time.get(after, time + 1):
+                continue
+            left = self._space.least_time_left(after)
+            if left is None or self._is_too_long(time + left):
+                continue
+            self._time[after] = time
+            self._came_from[after] = (state, op)
+            self._pushed += 1
+            heapq.heappush(self._queue, (time + left, -self._pushed, after))
+
+    def _path_to(self, state: State) -> list[int]:
+        """Return the ops that ran on the way to a state, in order."""
+        ops = []
+        while state in self._came_from:
+            state, op = self._came_from[state]
+            ops.append(op)
+        return ops[::-1]
+
+
+class Front:
+    """What was in memory, and after which time, in states that have the same ops behind them.
+
+    A state needs no look where one of these had as much in memory in no more time. That more ops had run would not make
+    up for it: those that may not run again are then behind.
+    """
+
+    def __init__(self) -> None:
+        self._live = np.zeros(4, dtype=np.uint64)
+        self._time = np.zeros(4, dtype=np.int64)
+        self._count = 0
+
+    def add(self, live: int, time: int) -> bool:
+        """Add a state, unless one that is there has as much in memory in no more time; tell whether it was added."""
+        count, tensors = self._count, np.uint64(live)
+        holds = self._live[:count] & tensors == tensors
+        if (holds & (self._time[:count] <= time)).any():
+            return False
+        if count == len(self._live):
+            self._live = np.concatenate([self._live, self._live])
+            self._time = np.concatenate([self._time, self._time])
+        self._live[count], self._time[count] = tensors, time
+        self._count += 1
+        return True
