@@ -90,7 +90,10 @@ class GPT(nn.Module):
 
 
 class ChangingBuffer(nn.Module):
-    """A buffer that is read, changed in place, and read again; what was read first is needed for the gradients."""
+    """A buffer that is read, as it is and by a view, changed in place, and read again.
+
+    What was read first is needed for the gradients.
+    """
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -100,7 +103,7 @@ class ChangingBuffer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.norm(self.inner(x)))
-        old = self.scale * 2
+        old = self.scale + self.scale[None]
         hidden = hidden * old
         self.scale.mul_(0.9)
         return (torch.tanh(self.outer(hidden) + self.scale) * old).sum()

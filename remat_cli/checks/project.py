@@ -21,6 +21,7 @@ from remat_cli.config import (
     read_yaml,
 )
 from remat_cli.errors import UsageError
+from remat_cli.formats.torch import graph_beside
 from remat_cli.units import BudgetSpec, parse_budget, parse_bytes, parse_share
 
 Parsed = TypeVar("Parsed")
@@ -175,7 +176,7 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path) -> Mo
     planner.planner(source=str(document.source))
     if run.graph.offload and run.budget is not None:
         planner.check_can_offload(here.place(()))
-    model, graph = folder / raw.path, run.graph.beside(folder)
+    model, graph = graph_beside(folder, raw.path), run.graph.beside(folder)
     return ModelCheck(
         name=name,
         path=model,

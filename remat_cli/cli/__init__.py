@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import logging
@@ -154,6 +155,8 @@ def _note(end: SystemExit) -> None:
 def _run() -> NoReturn:
     # A large graph is a million objects and no cycles: the collector would go through them again and again.
     gc.set_threshold(100_000, 50, 100)
+    # Nor need it look for garbage among what goes with the process: seconds, after a large model was captured.
+    atexit.register(gc.freeze)
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("REMAT_DEBUG"))
     logging.getLogger("remat").addHandler(_Warnings(logging.WARNING))
     try:

@@ -190,6 +190,15 @@ def test_check_runs_the_plan_where_it_is_asked_to(
     project.write_text(f"models: [{{path: '{small}', budget: 60%, execute: true}}]\n")
     ended = remat("check", project)
     assert ended.code == 0, ended.out
+    both = tmp_path / "both.yaml"
+    both.write_text(
+        "defaults: {execute: true}\n"
+        f"models: [{{path: '{small}', budget: 60%}}, {{name: buffer, path: 'tests.torch_steps:changing_buffer', "
+        "budget: 100%}]\n"
+    )
+    ended = remat("check", both)
+    assert ended.code == 0, ended.out
+    assert "All 2 models hold" in ended.out
 
     def broken(execution: Execution, graph: Graph) -> InvalidSchedule:
         assert execution.holds

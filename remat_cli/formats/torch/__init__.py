@@ -11,9 +11,9 @@ from pathlib import Path
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.reader import Reading, ReadOptions
-from remat_cli.formats.torch.reference import file_of, names_function
+from remat_cli.formats.torch.reference import file_of, graph_beside, names_function
 
-__all__ = ["check_installed", "file_of", "names_function", "read"]
+__all__ = ["check_installed", "file_of", "graph_beside", "names_function", "read"]
 
 
 def check_installed() -> None:

@@ -76,7 +76,7 @@ def _explained(error: exc.TorchDynamoException, what: str, warned: Sequence[str]
     else:
         reason = f"{reason}: {details[1]}" if details else reason
         hint = _PRINTING if "reorder" in reason else _DATA_DEPENDENT if _depends_on_data(text) else _WHOLE
-    return GraphError(f"{what} cannot be captured{_where(error)}: {reason.rstrip('.:')}", hint=hint)
+    return GraphError(f"{what} cannot be captured{_where(error)}: {reason.rstrip('.: ')}", hint=hint)
 
 
 def _where(error: Any) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Hashable
 from typing import Any
 
 from torch import fx
-from torch.fx.node import map_arg
 
 from remat_cli.formats.torch.internals import outputs_of
 from remat_cli.formats.torch.mutation import is_backward
-from remat_cli.formats.torch.ops import draws, has_effects, is_item, is_view, nodes_in, storage_key, tensors_of
+from remat_cli.formats.torch.ops import draws, has_effects, nodes_in, storage_key, tensors_of
+from remat_cli.formats.torch.views import follow_operands, views_and_items
 
 
 def merge_duplicates(graph: fx.Graph) -> None:
@@ -24,31 +24,19 @@ def merge_duplicates(graph: fx.Graph) -> None:
     """
     returned = set(nodes_in(outputs_of(graph)))
     held = {storage_key(value) for node in returned for value in tensors_of(node.meta.get("val"))}
-    views = {node for node in graph.nodes if is_view(node)}
+    views = views_and_items(graph)
     first: dict[Hashable, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or has_effects(node) or draws(node):
             continue
-        if node in views or is_item(node):
-            _follow_operands(node)
+        if node in views:
+            follow_operands(node)
             kept = node in returned
         else:
             kept = any(storage_key(value) in held for value in tensors_of(node.meta.get("val")))
         if not kept and (same := first.setdefault(_what(node), node)) is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
-
-
-def _follow_operands(node: fx.Node) -> None:
-    """Put the value of a view, or of one of several results, into the memory of its operand, if that was merged."""
-    made = tensors_of(node.meta.get("val"))
-    operands = [value for operand in node.all_input_nodes for value in tensors_of(operand.meta.get("val"))]
-    if {storage_key(value) for value in made} <= {storage_key(value) for value in operands}:
-        return
-    args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
-    assert callable(node.target)
-    with made[0].fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = node.target(*args, **kwargs)
 
 
 def _what(node: fx.Node) -> Hashable:

@@ -24,6 +24,7 @@ from remat_cli.formats.torch.internals import (
 )
 from remat_cli.formats.torch.ops import arguments, has_effects, is_item, tensors_of
 from remat_cli.formats.torch.places import source_of
+from remat_cli.formats.torch.views import follow_operands, views_and_items
 
 _aten = torch.ops.aten
 
@@ -87,6 +88,7 @@ def keep_old_values(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         GraphError: an op changes something that is not an input.
     """
     _forget_unread_statistics(graph)
+    views = views_and_items(graph)
     copies: dict[fx.Node, fx.Node] = {}
     first_backward = next((node for node in graph.nodes if is_backward(node) and node.op == "call_function"), None)
     for change in _changes(graph):
@@ -98,6 +100,8 @@ def keep_old_values(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         copies[change.primal] = copy = _copied(graph, change.primal, before)
         for reader in readers:
             reader.replace_input_with(change.primal, copy)
+    for view in views if copies else ():
+        follow_operands(view)
     return copies
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from remat_cli.formats.torch.ops import storage_key
 from remat_cli.formats.torch.optimizer import optimizer_state_bytes
 from remat_cli.formats.torch.places import last_place
 from remat_cli.formats.torch.reference import check_dims, load_function, parts
-from remat_cli.formats.torch.step import Step, as_step
+from remat_cli.formats.torch.step import SHAPES, Step, as_step
 from remat_cli.formats.torch.weightless import Weightless, with_fake_tensors
 from remat_cli.settings import Setting
 
@@ -171,6 +172,7 @@ def capture(step: Step, device: str, where: str) -> tuple[Step, Captured]:
     Raises:
         GraphError: it cannot be captured as one graph.
     """
+    _check_inputs(step, where)
     step, mode = with_fake_tensors(step, device)
     seen: list[Captured] = []
 
@@ -188,6 +190,26 @@ def capture(step: Step, device: str, where: str) -> tuple[Step, Captured]:
             "as a tensor, not its .item()",
         )
     return step, seen[0]
+
+
+def _check_inputs(step: Step, where: str) -> None:
+    """Check that the model takes these inputs, as far as its signature tells.
+
+    Raises:
+        GraphError: one is missing, or one too many.
+    """
+    called = step.model.forward if isinstance(step.model, nn.Module) else step.model
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # of a callable that says nothing of its arguments
+        return
+    try:
+        signature.bind(*step.inputs, **step.keyword_inputs)
+    except TypeError as error:
+        raise GraphError(
+            f"{where}: its model cannot be called with these inputs: {error}",
+            hint=f"it takes {', '.join(signature.parameters)}; {SHAPES}",
+        ) from error
 
 
 def callable_of(model: Callable[..., Any]) -> Callable[..., Any]:

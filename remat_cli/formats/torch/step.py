@@ -8,7 +8,7 @@ from typing import Any
 
 from remat_cli.errors import GraphError
 
-_SHAPES = "return (model, inputs), (model, inputs, keyword_inputs), a dict with these names, or remat_cli.torch.Step"
+SHAPES = "return (model, inputs), (model, inputs, keyword_inputs), a dict with these names, or remat_cli.torch.Step"
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ def as_step(returned: Any, where: str) -> Step:
         unknown = returned.keys() - {"model", "inputs", "keyword_inputs", "optimizer"}
         if unknown or "model" not in returned:
             what = f"has {sorted(map(str, unknown))[0]!r}" if unknown else "has no 'model'"
-            raise GraphError(f"{where}: the dict that it returns {what}", hint=_SHAPES)
+            raise GraphError(f"{where}: the dict that it returns {what}", hint=SHAPES)
         step = Step(**{"inputs": (), **returned})
     else:
-        raise GraphError(f"{where}: what it returns is {_kind(returned)}, not a model and its inputs", hint=_SHAPES)
+        raise GraphError(f"{where}: what it returns is {_kind(returned)}, not a model and its inputs", hint=SHAPES)
     if not callable(step.model):
-        raise GraphError(f"{where}: the model that it returns is {_kind(step.model)}", hint=_SHAPES)
+        raise GraphError(f"{where}: the model that it returns is {_kind(step.model)}", hint=SHAPES)
     if not isinstance(step.keyword_inputs, Mapping):
-        raise GraphError(f"{where}: its keyword inputs are {_kind(step.keyword_inputs)}, not a dict", hint=_SHAPES)
+        raise GraphError(f"{where}: its keyword inputs are {_kind(step.keyword_inputs)}, not a dict", hint=SHAPES)
     return Step(step.model, _as_tuple(step.inputs), dict(step.keyword_inputs), step.optimizer)
 
 
@@ -65,7 +65,7 @@ def _of_sequence(returned: Sequence[Any], where: str) -> Step:
         return Step(model, (), inputs) if isinstance(inputs, Mapping) else Step(model, inputs)
     if len(returned) == 3:
         return Step(*returned)
-    raise GraphError(f"{where} returned {len(returned)} things, not a model and its inputs", hint=_SHAPES)
+    raise GraphError(f"{where} returned {len(returned)} things, not a model and its inputs", hint=SHAPES)
 
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:
