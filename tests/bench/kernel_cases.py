@@ -75,6 +75,7 @@ def reductions() -> Iterator[Case]:
     yield Case("LRN", MAP, attributes={"size": 5})
     yield Case("NonZero", (4, 512, 512), element=BOOL)
     yield Case("Unique", (262_144,), outputs=4)
+    yield Case("Unique", (32_768, 8), outputs=4, attributes={"axis": 0})
     yield Case("NonMaxSuppression", (1, 4096, 4),
                [(1, 8, 4096), np.array([100]), floats(0.5), floats(0.1)])
     yield Case("Multinomial", (256, 4096), attributes={"sample_size": 1024, "seed": 1.0})
@@ -164,7 +165,10 @@ def products() -> Iterator[Case]:
                attributes={**PADDED, "kernel_shape": [3, 3]})
     yield from (Case(op, (512, 8, 64), [(1, gates * 64, 64)] * 2, attributes={"hidden_size": 64})
                 for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)))
-    yield from (Case("Attention", (1, 8, 256, 64), mask, copies=3, opset=23) for mask in ([], [(256, 256)]))
+    yield from (Case("Attention", (1, 8, 256, 64), mask, copies=3, opset=23, attributes=told)
+                for mask in ([], [(256, 256)], [(1, 8, 256, 256)], [ints(1, 8, 256, 256, dtype=np.bool_)])
+                for told in ({}, {"is_causal": 1}))
+    yield Case("Attention", (1, 8, 256, 64), copies=3, opset=23, element=F16)
     yield Case("RotaryEmbedding", (2, 8, 256, 64), [(256, 32), (256, 32), np.tile(np.arange(256), (2, 1))], opset=23)
 
 
