@@ -211,7 +211,7 @@ CASES = [
 
 
 def _sizes_by_data(case: Case) -> dict[str, tuple[int, ...]]:
-    """The shapes of results that depend on what is drawn: half of all booleans are true, and no two numbers the same."""
+    """Shapes of results that depend on what is drawn: half of all booleans are true, no two numbers the same."""
     if case.op == "NonZero":
         return {"y": (3, 524_288)}
     if case.op != "Unique":
