@@ -167,7 +167,8 @@ def _inference_cells(path: Path, model: Exports) -> Iterator[str]:
     ran = remat("verify", path, schedule, "--execute", "--json")["execution"]
     for run in (ran["plain"], ran["plan"]):
         yield from (format_bytes(run[key]) for key in ("predicted_bytes", "measured_bytes"))
-    yield format_share(plan["overhead"])
+    gains = ran["plan"]["predicted_bytes"] < ran["plain"]["predicted_bytes"]
+    yield format_share(plan["overhead"]) if gains else "nothing to gain"
 
 
 def exported_models(console: Console) -> None:

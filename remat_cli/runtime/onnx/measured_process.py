@@ -119,9 +119,10 @@ def _session(runtime: Any, asked: Mapping[str, Any]) -> Any:
 def _measured(session: Any, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
     """Return the outputs of a run and the least peak of some, of fewer where they take long."""
     peaks: list[int] = []
+    outputs: Sequence[Any] = ()
     started = perf_counter_ns()
     while not peaks or (len(peaks) < runs and perf_counter_ns() - started < _LONGEST_TIMING_NS):
-        outputs = None  # those of the run before are gone when the next one begins
+        outputs = ()  # those of the run before are gone when the next one begins
         before = _start_of_measurement()
         outputs = session.run_with_ort_values(None, feeds)
         peaks.append(_status_bytes("VmHWM") - before)
