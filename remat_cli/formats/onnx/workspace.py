@@ -399,7 +399,7 @@ _OWN_WITHOUT_RULE = (
     "HyperConnectionPreMix", "LinearAttention", "LinearAttentionGate", "MRotaryEmbedding", "MatMulBnb4",
     "MatMulFpQ4", "MatMulInteger16", "NGramHashMapping", "NGramRepeatBlock", "QEmbedLayerNormalization",
     "QLinearConcat", "QLinearWhere", "QMoE", "QuantizeLinear", "SampleOp", "ScaledSiLU", "SparseAttention",
-    "SparseToDenseMatMul", "VarlenNGramHashMapping", "WordConvEmbedding",
+    "SparseToDenseMatMul", "Unique", "VarlenNGramHashMapping", "WordConvEmbedding",
 )
 # fmt: on
 WITHOUT_RULE = frozenset(f"com.microsoft.{name}" for name in _OWN_WITHOUT_RULE)
