@@ -2,12 +2,13 @@
 
 A product of stacks of matrices takes each operand as one stack, [stacks, rows, columns]. Heads of attention that a
 transpose took out of a longer row are no such stack in memory: `torch.matmul` copies them (`reshape`), keeps the copy
-for the backward, and lets go of the row.
+for the backward, and lets go of the row. A product with a single matrix that is trained takes the stack as one matrix,
+[rows, columns]: each linear layer that reads the same transposed tensor makes and keeps a copy of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from remat_cli.graph import Graph
@@ -32,7 +33,7 @@ def copied_operands(graph: Graph, operators: Mapping[str, Operator]) -> dict[str
     for op in graph.ops:
         operator = operators[op.name]
         if operator.type == "MatMul":
-            found = {value.name: _copy(value) for value in _stacked(operator) if not _is_stack(value, strides)}
+            found = {value.name: _copy(value) for value, form in _forms(operator) if not _has(value, form, strides)}
             copies |= {op.name: found} if found else {}
         for value in operator.outputs:
             if value is not None and value.shape is not None and graph.tensors[value.name].view_of is not None:
@@ -40,20 +41,27 @@ def copied_operands(graph: Graph, operators: Mapping[str, Operator]) -> dict[str
     return copies
 
 
-def _stacked(operator: Operator) -> list[Operand]:
-    """Return the operands of a product of stacks of matrices; a single matrix is multiplied in another way."""
+def _forms(operator: Operator) -> Iterator[tuple[Operand, tuple[int, ...]]]:
+    """Yield the operands of a product that it takes in a shape of their own, with that shape."""
     values = [value for value in operator.inputs if value is not None and value.shape is not None]
-    return values if len(values) == 2 and all(len(value.shape or ()) > 2 for value in values) else []
+    shapes = [value.shape or () for value in values]
+    ranks = [len(shape) for shape in shapes]
+    if len(values) != 2 or ranks[0] < 3:
+        return
+    if ranks[1] == 2:  # what is multiplied is kept only where the matrix is trained
+        yield values[0], (prod(shapes[0][:-1]), shapes[0][-1])
+    elif ranks[1] > 2:
+        for value, shape in zip(values, shapes, strict=True):
+            yield value, (prod(shape[:-2]), *shape[-2:])
 
 
 def _copy(value: Operand) -> Statistic:
     return Statistic(f"copy of {value.name}", value.shape or (), value.dtype, value.bytes)
 
 
-def _is_stack(value: Operand, strides: Mapping[str, Strides]) -> bool:
-    shape = value.shape or ()
-    stack = (prod(shape[:-2]), *shape[-2:])
-    return value.name not in strides or _viewed(shape, strides[value.name], stack) is not None
+def _has(value: Operand, form: tuple[int, ...], strides: Mapping[str, Strides]) -> bool:
+    """Whether the memory of a tensor can be seen in another shape."""
+    return value.name not in strides or _viewed(value.shape or (), strides[value.name], form) is not None
 
 
 def _strides(operator: Operator, shape: tuple[int, ...], strides: Mapping[str, Strides]) -> Strides:

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.cli import main
+from remat_cli.errors import ExitCode
 from remat_cli.units import format_bytes, format_share
 from tests.bench.exported import EXPORTERS, FOUND, TRAINING_RECIPES, file_of
 from tests.bench.onnx_models import HELD, MODELS
@@ -77,8 +78,9 @@ def remat(*arguments: object) -> dict[str, Any]:
                 main()
         except SystemExit as ended:
             if ended.code:
-                said = next((line for line in errors.getvalue().splitlines() if line.startswith("error")), "")
-                raise Stopped(f"{arguments[0]} ends with {ended.code}: {said[7:127]}") from None
+                said = next((line[7:127] for line in errors.getvalue().splitlines() if line.startswith("error")), "")
+                meaning = next(code.meaning for code in ExitCode if code == ended.code)
+                raise Stopped(f"{arguments[0]} ends with {ended.code}: {said or meaning}") from None
         except Exception as error:  # a cell of the table: a bug
             raise Stopped(f"{arguments[0]}: a traceback, {type(error).__name__}") from error
     found: dict[str, Any] = json.loads(printed.getvalue()) if "--json" in arguments else {}
@@ -167,7 +169,8 @@ def _inference_cells(path: Path, model: Exports) -> Iterator[str]:
     ran = remat("verify", path, schedule, "--execute", "--json")["execution"]
     for run in (ran["plain"], ran["plan"]):
         yield from (format_bytes(run[key]) for key in ("predicted_bytes", "measured_bytes"))
-    yield format_share(plan["overhead"])
+    gains = ran["plan"]["predicted_bytes"] < ran["plain"]["predicted_bytes"]
+    yield format_share(plan["overhead"]) if gains else "nothing to gain"
 
 
 def exported_models(console: Console) -> None:

@@ -31,6 +31,8 @@ _SUM_BYTES = 4
 _ENTRY_BYTES = 40
 # For each element of a kernel and each pixel of a DeformConv's result: four corners and four weights.
 _SAMPLE_BYTES = 4 * _FLOAT_BYTES + 4 * 4
+# What Unique notes of a value that it finds, of a row of values beside that, and of one that it reads.
+_VALUE_BYTES, _ROW_BYTES, _READ_BYTES = 102, 32, 24
 # The accuracy level at which the operands of a MatMulNBits are multiplied as integers.
 _INTEGER_PRODUCTS = 4
 
@@ -194,12 +196,53 @@ def _neighbours(call: _Call) -> int:
     return _FLOAT_BYTES * padded * prod(size) + call.bytes
 
 
-def _scores(call: _Call) -> int:
-    """The scores of all pairs of queries and keys, for each head; 3-dimensional operands have their heads packed."""
+def _attention(call: _Call) -> int:
+    """The scores of all pairs for each head, and a mask of floats where one is made, which goes before results come.
+
+    One is made of a mask of booleans, and where a query sees no later keys. Without a kernel for float16, products are
+    made in float32, one head at a time. 3-dimensional operands have their heads packed.
+    """
     query, key = call.shape(0), call.shape(1)
-    heads = query[1] if len(query) == 4 else integer_attribute(call.node, "q_num_heads", 1)
+    heads = query[1] if len(query) == 4 else max(1, integer_attribute(call.node, "q_num_heads", 1))
+    size = query[-1] if len(query) == 4 else query[-1] // heads
     past = call.shape(4)[2] if len(call.inputs) > 4 and call.inputs[4] is not None else 0
-    return _FLOAT_BYTES * query[0] * heads * query[-2] * (key[-2] + past)
+    keys = key[-2] + past
+    pairs = query[-2] * keys
+    mask = call.inputs[3] if len(call.inputs) > 3 else None
+    is_made = integer_attribute(call.node, "is_causal", 0) or (mask is not None and mask.element.name == "bool")
+    elements = 0 if not is_made else pairs if mask is None else prod(_shape(mask))
+    later = sum(kind.bytes for kind in (*call.outputs[:1], *call.outputs[2:3]) if kind is not None)
+    element = _element_bytes(call)
+    as_floats = _FLOAT_BYTES * (pairs + (query[-2] + keys) * size) if element < _FLOAT_BYTES else 0
+    return element * query[0] * heads * pairs + max(0, element * elements - later) + as_floats
+
+
+def _experts(call: _Call) -> int:
+    """What one expert reads and makes, where all experts get as many rows; several threads take more of them at once.
+
+    That is its rows, the result of both products and of the activation between them, and the rows added up.
+    """
+    rows, width = prod(call.shape(0)[:-1]), call.shape(0)[-1]
+    experts, first, *_ = call.shape(2)
+    hidden = call.shape(4)[-1]
+    share = -(-rows * integer_attribute(call.node, "k", 1) // max(1, experts))
+    return _FLOAT_BYTES * share * (3 * width + first + hidden)
+
+
+def _distinct(call: _Call) -> int:
+    """Books on each value that is found (a row along the axis), with its place in order, and on each one that is read.
+
+    How much a value found takes depends a little on how often it occurs.
+    """
+    shape, result = call.shape(0), _shape(call.outputs[0])
+    numbered = len(call.outputs) > 2 and call.outputs[2] is not None and integer_attribute(call.node, "sorted", 1)
+    value = _VALUE_BYTES + (_INDEX_BYTES if numbered else 0)
+    axis = attribute_of(call.node, "axis")
+    if axis is None:
+        return value * result[0] + _READ_BYTES * prod(shape)
+    read, found = shape[axis.i], result[axis.i]
+    row = _ROW_BYTES + prod(shape) // max(1, read) * _element_bytes(call)
+    return (value + row) * found + _READ_BYTES * read
 
 
 def _packed_attention(call: _Call) -> int:
@@ -309,7 +352,7 @@ def _as_large_as_the_result(factor: int) -> Callable[[_Call], int]:
 
 
 _RULES: Mapping[str, Callable[[_Call], int]] = {
-    "Attention": _scores,
+    "Attention": _attention,
     "Conv": _convolution,
     "ConvInteger": _integer_convolution,
     "ConvTranspose": _transposed_convolution,
@@ -325,6 +368,7 @@ _RULES: Mapping[str, Callable[[_Call], int]] = {
     "QLinearMatMul": _sums_of_the_result,
     "Resize": _resized,
     "ScatterElements": _indices(1),
+    "Unique": _distinct,
     "Where": _condition,
     "com.microsoft.Attention": _packed_attention,
     "com.microsoft.BiasGelu": _as_large_as_the_result(1),
@@ -335,6 +379,7 @@ _RULES: Mapping[str, Callable[[_Call], int]] = {
     "com.microsoft.GridSample": _grid,
     "com.microsoft.GroupQueryAttention": _by_head,
     "com.microsoft.MatMulNBits": _quantized_rows,
+    "com.microsoft.MoE": _experts,
     "com.microsoft.MultiHeadAttention": _separate_attention,
     "com.microsoft.QAttention": _packed_attention,
     "com.microsoft.QGemm": _sums_of_the_result,
@@ -352,9 +397,9 @@ _OWN_WITHOUT_RULE = (
     "DecoderMaskedMultiHeadAttention", "DequantizeLinear", "DynamicTimeWarping", "EmbedLayerNormalization",
     "EngramGate", "GatedAdd", "GatedRMSNorm", "GatherBlockQuantized", "HyperConnectionPostMix",
     "HyperConnectionPreMix", "LinearAttention", "LinearAttentionGate", "MRotaryEmbedding", "MatMulBnb4",
-    "MatMulFpQ4", "MatMulInteger16", "MoE", "NGramHashMapping", "NGramRepeatBlock", "QEmbedLayerNormalization",
+    "MatMulFpQ4", "MatMulInteger16", "NGramHashMapping", "NGramRepeatBlock", "QEmbedLayerNormalization",
     "QLinearConcat", "QLinearWhere", "QMoE", "QuantizeLinear", "SampleOp", "ScaledSiLU", "SparseAttention",
     "SparseToDenseMatMul", "Unique", "VarlenNGramHashMapping", "WordConvEmbedding",
 )
 # fmt: on
-WITHOUT_RULE = frozenset(("Unique", *(f"com.microsoft.{name}" for name in _OWN_WITHOUT_RULE)))
+WITHOUT_RULE = frozenset(f"com.microsoft.{name}" for name in _OWN_WITHOUT_RULE)

@@ -113,7 +113,7 @@ def executed_report(report: RenderableType, execution: Execution | StepExecution
             f"Run by onnxruntime {clean(execution.version)} on one thread",
             columns(["peak memory", "predicted", "measured", "", "time of a run"], _peaks(execution), right=(1, 2, 4)),
             Text("Without weights and inputs, which are there before the run.", "dim"),
-            *(Text(sentence) for sentence in _beside_the_usual(execution)),
+            *(Text(sentence) for sentence in (*_as_it_is(execution), *_beside_the_usual(execution))),
         ),
         facts([("outputs", _outputs(execution)), ("order", _order(execution)), *_weights(execution)]),
         Text(verdict, f"bold {style}"),
@@ -142,6 +142,16 @@ def _peak(label: str, peak: Peak, time_ns: int | None) -> list[Cell]:
 
 def _time(time_ns: int | None) -> str:
     return "" if time_ns is None else format_time(time_ns, "ns")
+
+
+def _as_it_is(execution: Execution) -> Iterator[str]:
+    """Yield why the model as it is may take more than predicted, where its kernels do not, as the schedule agrees."""
+    off = execution.plain.measured - execution.plain.predicted
+    if off > 0 and execution.plan.agrees and not execution.plain.agrees:
+        yield (
+            f"The model as it is needs {format_bytes(off)} more than predicted: where a file leaves out sizes, "
+            "onnxruntime shares less memory. `remat apply` writes them all."
+        )
 
 
 def _beside_the_usual(execution: Execution) -> Iterator[str]:

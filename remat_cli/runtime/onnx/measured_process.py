@@ -4,7 +4,8 @@
 of its own, so that nothing else is in its memory, and nothing that goes wrong in a kernel takes the caller with it.
 
 What is measured is resident memory as Linux counts it. The first run is not measured: it touches the weights, and lets
-onnxruntime make what it keeps from run to run.
+onnxruntime make what it keeps from run to run. Of those that follow the least peak counts: what others take beyond it
+are pages at the edges of the heap, some hundred KiB.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _PR_SET_THP_DISABLE = 41
 _KIB = 1024
 _RUNS_TO_SETTLE = 3
 _LONGEST_TIMING_NS = 2 * 10**9
+# The first measured run of a process took up to 600 KiB more than those that followed.
+_LEAST_RUNS = 2
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 # Types of outputs that are compared.
 _NUMBERS = frozenset(f"tensor({name})" for name in ("float", "double", "float16", "bool", *_INTEGERS))
@@ -65,8 +68,8 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
         asked: `model`, a path; `weights_folder`, for its external data; `dims`, sizes of symbols; `seed`; `inputs` and
             `random_weights`, as lists of name, type and shape; `filled`, the number in all of an input, by name, where
             it is not drawn; `profile_prefix`, a path or None; `runs`, how often it
-            is run with a profile; `timed_runs`, how often at most it is run again for its time; `as_it_comes`, whether
-            with onnxruntime's own options instead of ours.
+            is run with a profile; `measured_runs`, how often at most for its peak; `timed_runs`, how often at most it
+            is run again for its time; `as_it_comes`, whether with onnxruntime's own options instead of ours.
 
     Returns:
         `version` of onnxruntime; `outputs` by name; `peak_bytes` beyond what is there before the run and `time_ns` of a
@@ -95,11 +98,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked["as_it_comes"]:
         return said | _growth(session, feeds) | {"time_ns": _time_ns(session, feeds, asked["timed_runs"])}
     session.run_with_ort_values(None, feeds)
-    before = _start_of_measurement()
-    outputs = session.run_with_ort_values(None, feeds)
-    peak = _status_bytes("VmHWM") - before
-    said |= _described(session, outputs) | {"peak_bytes": peak}
-    del outputs
+    said |= _measured(session, feeds, asked["measured_runs"])
     return said | {"time_ns": _time_ns(session, feeds, asked["timed_runs"])}
 
 
@@ -117,6 +116,19 @@ def _session(runtime: Any, asked: Mapping[str, Any]) -> Any:
     }
     options.add_external_initializers(list(weights), list(weights.values()))
     return runtime.InferenceSession(Path(asked["model"]).read_bytes(), options, providers=["CPUExecutionProvider"])
+
+
+def _measured(session: Any, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
+    """Return the outputs of a run and the least peak of some, of two where they take long."""
+    peaks: list[int] = []
+    outputs: Sequence[Any] = ()
+    started = perf_counter_ns()
+    while len(peaks) < runs and (len(peaks) < _LEAST_RUNS or perf_counter_ns() - started < _LONGEST_TIMING_NS):
+        outputs = ()  # those of the run before are gone when the next one begins
+        before = _start_of_measurement()
+        outputs = session.run_with_ort_values(None, feeds)
+        peaks.append(_status_bytes("VmHWM") - before)
+    return _described(session, outputs) | {"peak_bytes": min(peaks)}
 
 
 def _growth(session: Any, feeds: Mapping[str, Any]) -> dict[str, int]:

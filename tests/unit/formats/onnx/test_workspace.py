@@ -33,10 +33,10 @@ def test_of_other_runtimes_nothing_is_known(tmp_path: Path, profile: Aliasing) -
 @pytest.mark.parametrize("dims", [(), (4,), (2, 3), (2, 3, 4), (2, 3, 4, 5, 6)])
 @pytest.mark.parametrize(
     "type_",
-    ["Attention", "Conv", "ConvTranspose", "DeformConv", "GridSample", "LRN", "LSTM", "Softmax", "Where"],
+    ["Attention", "Conv", "ConvTranspose", "DeformConv", "GridSample", "LRN", "LSTM", "Softmax", "Unique", "Where"],
 )
 def test_estimated_shapes_that_do_not_fit_are_no_fault(tmp_path: Path, type_: str, dims: tuple[int, ...]) -> None:
-    operands = {"LRN": 1, "Softmax": 1, "GridSample": 2}.get(type_, 3)
+    operands = {"LRN": 1, "Softmax": 1, "Unique": 1, "GridSample": 2}.get(type_, 3)
     model = Model(
         [node("Frobnicate", ["x"], ["h"], domain="com.acme"), node(type_, ["h"] * operands, ["y"])],
         inputs=[float_input("x", *dims)],

@@ -19,6 +19,7 @@ from remat_cli import session_options
 from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.graph import Graph
+from remat_cli.runtime.onnx import measured_process
 from remat_cli.runtime.onnx.apply import apply_schedule, read_for
 from remat_cli.runtime.onnx.execution import NOISE_BYTES, Execution, Peak, UsualRun, execute
 from remat_cli.runtime.onnx.rewrite import Rewritten
@@ -109,6 +110,25 @@ def test_that_onnxruntime_does_not_run_a_model_by_itself_is_told(monkeypatch: py
     found = run(LONG_SKIP, beside_usual=True, dims={"batch": 1, "height": 8, "width": 8})
     assert found.holds
     assert found.usual == UsualRun(failure="its process was killed")
+
+
+def test_the_least_peak_of_some_runs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        sizes = iter((8, 2, 4, 1))
+
+        def run_with_ort_values(self, *_: object) -> list[object]:
+            np.ones(next(self.sizes) * MIB, np.int8)
+            return []
+
+        def get_outputs(self) -> list[object]:
+            return []
+
+    found = measured_process._measured(Session(), {}, 3)
+    assert 2 * MIB <= found["peak_bytes"] + 2**18 < 3 * MIB
+    assert next(Session.sizes) == 1
+    monkeypatch.setattr(measured_process, "_LONGEST_TIMING_NS", 0)
+    Session.sizes = iter((4, 2, 1))
+    assert 2 * MIB <= measured_process._measured(Session(), {}, 3)["peak_bytes"] + 2**18 < 3 * MIB
 
 
 def with_scratch(op: str, size: int) -> Callable[[Graph], Graph]:

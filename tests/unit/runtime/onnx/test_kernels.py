@@ -93,6 +93,22 @@ CASES = [
     Case("Attention", (1, 8, 256, 64), copies=3, opset=23),
     Case("Attention", (2, 256, 256), copies=3, attributes={"q_num_heads": 4, "kv_num_heads": 4}, opset=23),
     Case("Attention", (1, 8, 128, 64), [(1, 4, 512, 64)] * 2, opset=23),
+    # A mask of floats is made of one of booleans, and for causal attention; with past keys and values; in float16.
+    *(Case("Attention", h, mask, copies=3, attributes={"is_causal": causal}, opset=23, element=element)
+      for h, mask, causal, element in (
+          ((1, 1, 1024, 64), [], 1, 1), ((1, 1, 1024, 64), [ints(1024, 1024, dtype=np.bool_)], 0, 1),
+          ((1, 8, 512, 64), [(1, 8, 512, 512)], 0, 1), ((1, 8, 512, 64), [(1, 8, 512, 512)], 1, 1),
+          ((2, 4, 256, 64), [ints(2, 4, 256, 256, dtype=np.bool_)], 0, 1), ((1, 8, 512, 64), [], 0, F16),
+          ((1, 1, 1024, 64), [], 1, F16))),
+    Case("Attention", (1, 4, 256, 64), [ints(1, 4, 256, 512, dtype=np.bool_), *[(1, 4, 256, 64)] * 2], copies=3,
+         opset=23, outputs=3),
+    *(Case("MoE", (rows, width),
+           [np.tile(np.eye(experts, dtype=np.float32) + np.roll(np.eye(experts, dtype=np.float32), 1, 1),
+                    (rows // experts, 1)), (experts, hidden * gates, width), None, (experts, width, hidden)],
+           attributes={"k": 2, "domain": "com.microsoft", **told})
+      for rows, width, hidden, experts, gates, told in (
+          (1024, 256, 512, 4, 1, {"activation_type": "relu"}), (2048, 128, 256, 8, 1, {"activation_type": "gelu"}),
+          (1024, 256, 512, 4, 2, {"activation_type": "swiglu", "swiglu_fusion": 1}))),
     Case("FusedConv", (1, 256, 16, 16), [(512, 256, 3, 3)],
          attributes={"pads": [1] * 4, "activation": "Relu", "domain": "com.microsoft"}),
     *(
@@ -187,16 +203,29 @@ CASES = [
     Case("MatMulIntegerToFloat", (1024, 512),
          [ints(512, 1024, dtype=np.uint8), np.float32(0.1), np.float32(0.1), np.uint8(0), np.uint8(0)], element=U8,
          attributes={"domain": "com.microsoft"}),
+    # At the end: it leaves the heap full of holes, which later tensors would fill.
+    *(Case("Unique", h, outputs=outputs, attributes=told)
+      for h, outputs, told in (((65_536,), 4, {}), ((65_536,), 1, {}), ((32_768, 8), 4, {"axis": 0}),
+                               ((64, 8192), 4, {"axis": 1}))),
 ]
 # fmt: on
+
+
+def _sizes_by_data(case: Case) -> dict[str, tuple[int, ...]]:
+    """Shapes of results that depend on what is drawn: half of all booleans are true, no two numbers the same."""
+    if case.op == "NonZero":
+        return {"y": (3, 524_288)}
+    if case.op != "Unique":
+        return {}
+    counted = case.h[case.attributes.get("axis", 0)]
+    return {"y": tuple(case.h)} | {f"y{number}": (counted,) for number in range(1, case.outputs)}
 
 
 @pytest.fixture(scope="module")
 def peaks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, dict[str, Any]]]:
     """What is predicted of each case's model, and what was measured."""
     folder = tmp_path_factory.mktemp("kernels")
-    shapes = ({"y": (3, 524_288)} if case.op == "NonZero" else {} for case in CASES)
-    models = [predicted(case, folder, str(number), next(shapes)) for number, case in enumerate(CASES)]
+    models = [predicted(case, folder, str(number), _sizes_by_data(case)) for number, case in enumerate(CASES)]
     answers = measured([model.request for model in models], folder)
     return [(model.peak_bytes, answer) for model, answer in zip(models, answers, strict=True)]
 
