@@ -5,6 +5,7 @@ Running the model is then cheaper. Training keeps the input of each batch norm, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from remat_cli.formats.onnx.load import Model
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import onnx
 
 _FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
+_ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip", "HardSwish", "HardSigmoid", "Sigmoid", "Elu", "Mish"})
 # What PyTorch's exporter notes of a node: the rules by which it was changed, among much else.
 _RULES, _NOTES_OF_TORCH = "pkg.onnxscript.rewriter.rule_name", "pkg.torch.onnx."
 _REMEDY = (
@@ -31,10 +33,19 @@ def missing_norms(model: Model) -> tuple[str, ...]:
             f"{_REMEDY}",
         )
     convolutions = [node for node in products if node.op_type != "Gemm"]
-    if not convolutions or _has_norms(model) or any(_would_be_noted(node) for node in convolutions):
+    if not convolutions or any(_would_be_noted(node) for node in convolutions):
+        return ()
+    if not _has_norms(model):
+        return (
+            "there is no norm beside the convolutions: if the model has batch norms, they were folded away, and "
+            f"{_REMEDY}",
+        )
+    bare = _without_bias_and_norm(model, convolutions)
+    if not bare or not any(node.op_type == "BatchNormalization" for node in model.graph.node):
         return ()
     return (
-        f"there is no norm beside the convolutions: if the model has batch norms, they were folded away, and {_REMEDY}",
+        f"{bare} of {len(convolutions)} convolutions have no bias, and no batch norm before their activation as others "
+        f"have: if one was folded into them, {_REMEDY}",
     )
 
 
@@ -47,6 +58,16 @@ def _holds_norm(node: onnx.NodeProto) -> bool:
     rules = next((entry.value for entry in node.metadata_props if entry.key == _RULES), "")
     weight, bias = (*node.input, "", "", "")[1:3]
     return "FuseBatchNorm" in rules or bias == f"{weight}_bias" or bias.startswith(f"onnx::{node.op_type}_")
+
+
+def _without_bias_and_norm(model: Model, convolutions: Iterable[onnx.NodeProto]) -> int:
+    """Return how many convolutions without a bias only activations read: a folded norm of a fresh model adds zeros."""
+    readers: dict[str, set[str]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, set()).add(node.op_type)
+    bare = [node for node in convolutions if len([name for name in node.input if name]) == 2]
+    return sum(readers.get(node.output[0], {""}) <= _ACTIVATIONS for node in bare)
 
 
 def _would_be_noted(node: onnx.NodeProto) -> bool:

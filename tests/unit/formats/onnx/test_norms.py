@@ -72,5 +72,21 @@ def test_layer_norm_beside_a_convolution_is_no_sign_of_a_fold(tmp_path: Path) ->
     assert notes(tmp_path, conv("w", "b"), stored) == ()
 
 
+def test_a_convolution_that_only_an_activation_reads_may_lack_its_norm(tmp_path: Path) -> None:
+    norm = node("BatchNormalization", ["of_w", "b", "b", "b", "b"], ["normal"])
+    other = node("Conv", ["normal", "other"], ["conv"])
+    (note,) = notes(tmp_path, conv("w"), norm, other, node("Relu", ["conv"], ["y"]))
+    assert note.startswith("1 of 2 convolutions have no bias, and no batch norm before their activation")
+
+
+@pytest.mark.parametrize("last", ["Add", "Relu"])
+def test_a_convolution_with_a_bias_or_another_reader_lacks_nothing(tmp_path: Path, last: str) -> None:
+    norm = node("BatchNormalization", ["of_w", "b", "b", "b", "b"], ["normal"])
+    bias = ["b"] if last == "Relu" else []
+    other = node("Conv", ["normal", "other", *bias], ["conv"])
+    read = node(last, ["conv"] if last == "Relu" else ["conv", "normal"], ["y"])
+    assert notes(tmp_path, conv("w"), norm, other, read) == ()
+
+
 def test_without_convolutions_there_is_nothing_to_fold_into(tmp_path: Path) -> None:
     assert notes(tmp_path, node("Relu", ["x"], ["y"])) == ()
