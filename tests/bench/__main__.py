@@ -35,6 +35,7 @@ from remat_cli.units import format_bytes, format_share
 from tests.bench.commands import commands
 from tests.bench.execution import execution
 from tests.bench.kernels import kernels
+from tests.bench.library import library
 from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
 from tests.bench.portfolio import portfolio
@@ -68,6 +69,14 @@ def files() -> Iterator[tuple[Path, GraphOptions]]:
         yield path, GraphOptions(dims=_data_dims(path.stem))
     for path in sorted((data / "moccasin").glob("cm_*.json")):
         yield path, GraphOptions()
+
+
+def public_files() -> Iterator[tuple[Path, GraphOptions]]:
+    """All of these, and the graphs without a backward pass."""
+    yield from files()
+    if "REMAT_DATA" in os.environ:
+        for path in sorted(Path(os.environ["REMAT_DATA"], "moccasin").glob("rl_*.json")):
+            yield path, GraphOptions()
 
 
 def linked_files() -> Iterator[tuple[Path, GraphOptions]]:
@@ -190,13 +199,14 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "scale": scale,
     "commands": commands,
     "execution": execution,
+    "library": lambda console: library(console, public_files()),
     "transfers": lambda console: transfers(console, linked_files()),
     "kernels": kernels,
     "torch": torch_table,
     "models": model_tables,
 }
 # These take long, and need more than what is installed for development.
-ONLY_WHEN_NAMED = ("torch", "models")
+ONLY_WHEN_NAMED = ("torch", "models", "library")
 
 
 def main() -> None:

@@ -1,0 +1,70 @@
+"""The best known plan and bound for every public graph and budget: who found it, in how long, and what papers give.
+
+Budgets are shares of the plain peak. Seconds are those of the CPU, on one core, until the last gain of plan or bound,
+and until `auto` ended. Papers' figures are those of MOCCASIN's Table 3, within an hour on 16 cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from time import process_time
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from remat_cli.config import GraphOptions
+from remat_cli.graph import Graph
+from remat_cli.planners.auto.planner import Auto
+from remat_cli.prepare import prepare
+from remat_cli.problem import Budget, Problem
+from remat_cli.solve import Solution, baseline_of, solve
+from tests.bench.moccasin import PAPER
+from tests.bench.progress import Standings
+
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+SECONDS = 20.0
+
+
+def library(console: Console, files: Iterable[tuple[Path, GraphOptions]]) -> None:
+    """Print the table for the graphs in these files."""
+    table = Table(title=f"auto within {SECONDS:g} s: overhead and bound in %", title_justify="left", box=MARKDOWN)
+    for column in ("graph", "ops", "budget", "overhead", "bound", "found by", "last gain", "ended", "papers"):
+        table.add_column(column, justify="left" if column in ("graph", "found by", "papers") else "right")
+    for path, options in files:
+        graph = prepare(path, options).graph
+        first = (path.stem, f"{len(graph.ops):,}")
+        for share in SHARES:
+            table.add_row(*first, f"{share:.0%}", *_cells(graph, share), _published(path.stem, share))
+            first = ("", "")
+    console.print(table)
+
+
+def _cells(graph: Graph, share: float) -> list[str]:
+    problem = Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes)))
+    seen = Standings()
+    solution = solve(problem, Auto(time_limit=SECONDS), seen)
+    seconds = process_time() - seen.begun
+    bound = solution.bound_overhead
+    return [
+        _overhead(solution),
+        "" if bound is None else f"{100 * bound:.3f}",
+        solution.result.found_by or "",
+        f"{seen.noted[-1][0]:.1f} s" if seen.noted else "",
+        f"{seconds:.1f} s",
+    ]
+
+
+def _overhead(solution: Solution) -> str:
+    if solution.overhead is not None:
+        return f"{100 * solution.overhead:.3f}"
+    return "none fits" if solution.status == "infeasible" else "unknown"
+
+
+def _published(name: str, share: float) -> str:
+    rows = [row for row in PAPER if row.file == name and row.share == share]
+    if not rows:
+        return ""
+    given = {"Checkmate": rows[0].checkmate, "MOCCASIN": rows[0].moccasin}
+    return ", ".join(f"{planner} {'no plan' if cell is None else cell[0]}" for planner, cell in given.items())
