@@ -15,7 +15,8 @@ class Offload:
     Needs the bandwidth of the link to the host. Where memory is shortest, a byte on the device has one price and a byte
     that passes the link another: what is best at such prices is a minimum cut. The best prices give a bound. The
     tensors that go to the host at prices near them begin the search; what still does not fit is made again. Moves
-    change which tensors may go, and which ops run again. The time of every plan is that of its replay.
+    change which tensors may go, where the device waits, and which ops run again. The time of every plan is that of its
+    replay.
 
     Source: ours; the bound's proof stands in `link_bound.py`. Neighbourhoods: Shaw 1998.
     Takes: any graph; 100,000 ops take minutes.
