@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from onnx import TensorProto
+
 from tests.cli.calls import Remat
 from tests.places import GRAPHS
-from tests.unit.formats.onnx.models import Model, float_input, node, weight
+from tests.unit.formats.onnx.models import Model, float_input, node, value
 
 GPT = GRAPHS / "gpt.onnx"
 
@@ -34,19 +36,20 @@ def test_measurements_go_to_stdout(remat: Remat) -> None:
 
 
 def test_what_no_rule_tells_of_a_kernel_is_measured(remat: Remat, tmp_path: Path) -> None:
-    # With 4 experts of which 2 are asked, the kernel keeps what each of them makes.
-    rows, width, inner = 256, 128, 256
+    # The kernel makes floats of the weights, of which two are packed in a byte.
+    rows, width, made = 64, 512, 1024
+    packed = value("packed", [made * width // 2], TensorProto.UINT8)
+    block = {"K": width, "N": made, "block_size": 64, "quant_type": 1}
     model = Model(
-        [node("MoE", ["x", "router", "up", "", "down"], ["y"], "experts", domain="com.microsoft", k=2)],
-        inputs=[float_input("x", rows, width), float_input("router", rows, 4)],
-        stored=[weight("up", 4, inner, width), weight("down", 4, width, inner)],
+        [node("MatMulBnb4", ["x", "packed", "largest"], ["y"], "product", domain="com.microsoft", **block)],
+        inputs=[float_input("x", rows, width), packed, float_input("largest", made * width // 64)],
         other_opsets={"com.microsoft": 1},
     )
     path, measured = model.save(tmp_path), tmp_path / "m.json"
-    call = ("inspect", path, "--mode", "inference", "--value-shape", f"y:{rows},{width}")
+    call = ("inspect", path, "--mode", "inference", "--value-shape", f"y:{rows},{made}")
     assert "take for themselves is not known" in " ".join(remat(*call).out.split())
     assert remat("measure", path, *call[-2:], "-o", measured).code == 0
-    kernel = json.loads(measured.read_text())["ops"]["experts"]["workspace_bytes"]
+    kernel = json.loads(measured.read_text())["ops"]["product"]["workspace_bytes"]
     assert kernel > 2**18
     peaks = [remat(*call, *more, "--json").json["plain"]["peak_bytes"] for more in ((), ("--measurements", measured))]
     assert peaks[1] - peaks[0] == kernel
