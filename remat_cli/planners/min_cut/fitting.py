@@ -146,18 +146,23 @@ def move(sequence: AnySequence, budget_bytes: int, rng: np.random.Generator, lim
         rng: of the random choices.
         limits: where it ends; what is used is counted.
     """
-    return refit(ruined(sequence, rng), budget_bytes, rng, limits)
+    prices = drawn_prices(rng)
+    return refit(ruined(sequence, rng), budget_bytes, prices, limits)
 
 
-def refit(sequence: AnySequence, budget_bytes: int, rng: np.random.Generator, limits: Limits) -> AnySequence | None:
-    """Return a sequence made to fit at random prices, or None where that is not achieved; arguments as of `move`."""
-    prices = Prices(
+def drawn_prices(rng: np.random.Generator) -> Prices:
+    """Return random prices, those of the first plans or larger ones."""
+    return Prices(
         tilt=float(rng.choice(_TILTS)),
         noise=float(rng.choice(_NOISES)),
         seed=int(rng.integers(2**31)),
         margin=float(rng.choice(_MARGINS)),
         window=_WINDOW if rng.random() < _EXACT else 0,
     )
+
+
+def refit(sequence: AnySequence, budget_bytes: int, prices: Prices, limits: Limits) -> AnySequence | None:
+    """Return a sequence that was changed, made to fit again; None where that is not achieved; arguments as of `fit`."""
     count_layout(sequence, limits)
     fitted = fit(sequence, budget_bytes, prices, limits, _MOST_CUTS)
     return without_needless(fitted, budget_bytes, limits) if fitted.peak <= budget_bytes else None

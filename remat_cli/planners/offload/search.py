@@ -14,7 +14,7 @@ from math import ceil
 
 import numpy as np
 
-from remat_cli.planners.min_cut.fitting import STARTS, Prices, fit, refit, ruined, without_needless
+from remat_cli.planners.min_cut.fitting import STARTS, Prices, drawn_prices, fit, refit, ruined, without_needless
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.offload.link_bound import LinkCut, moments
 from remat_cli.planners.offload.planner import Offload
@@ -227,7 +227,7 @@ class OffloadSearch:
         waits = np.where(is_near, np.rint(factor * sequence.waits), sequence.waits if factor else 0.0)
         other = replace(ruined(sequence, rng), may_move=may_move, waits=waits)
         other = self._with_waits_where_memory_lacks(other, int(rng.choice(_ROUNDS)))
-        fitted = refit(other, self._budget, rng, self.limits)
+        fitted = refit(other, self._budget, drawn_prices(rng), self.limits)
         if fitted is not None:
             self._take(fitted)
 
