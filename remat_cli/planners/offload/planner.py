@@ -34,7 +34,7 @@ class Offload:
 
     time_limit: float = 60.0
     work_limit: float | None = None
-    gap: float = 0.0001
+    gap: float = 0.0005
     seed: int = 0
 
     def __post_init__(self) -> None:
