@@ -377,7 +377,9 @@ def check_that_structures_fit(problem: Problem, cuts: Cuts, rate: Fraction) -> N
         assert float(fluid_time(FluidModel(needs, memory - reserved, rate), structure)) <= table.time(reserved) + 1e-6
         tensors = offloaded_tensors(linearised, structure)
         sequence = RematSequence.of_names(problem.graph, linearised.computes(structure.steps()))
-        assert OffloadSequence.moving(sequence, tensors, rate).least_bytes <= problem.budget.device_bytes - reserved
+        assert (
+            OffloadSequence.moving_named(sequence, tensors, rate).least_bytes <= problem.budget.device_bytes - reserved
+        )
 
 
 def offloaded_tensors(linearised: Linearised, structure: Structure) -> set[str]:

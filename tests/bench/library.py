@@ -19,8 +19,9 @@ from remat_cli.graph import Graph
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
-from remat_cli.solve import Solution, baseline_of, solve
+from remat_cli.solve import baseline_of, solve
 from tests.bench.moccasin import PAPER
+from tests.bench.portfolio import percent
 from tests.bench.progress import Standings
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
@@ -46,20 +47,13 @@ def _cells(graph: Graph, share: float) -> list[str]:
     seen = Standings()
     solution = solve(problem, Auto(time_limit=SECONDS), seen)
     seconds = process_time() - seen.begun
-    bound = solution.bound_overhead
     return [
-        _overhead(solution),
-        "" if bound is None else f"{100 * bound:.3f}",
+        percent(solution.overhead, solution),
+        percent(solution.bound_overhead, solution),
         solution.result.found_by or "",
         f"{seen.noted[-1][0]:.1f} s" if seen.noted else "",
         f"{seconds:.1f} s",
     ]
-
-
-def _overhead(solution: Solution) -> str:
-    if solution.overhead is not None:
-        return f"{100 * solution.overhead:.3f}"
-    return "none fits" if solution.status == "infeasible" else "unknown"
 
 
 def _published(name: str, share: float) -> str:

@@ -58,10 +58,10 @@ def _cells(problem: Problem, seconds: float) -> list[str]:
     least = min((overhead for overhead in singles.values() if overhead is not None), default=None)
     is_worse = least is not None and (solution.overhead is None or solution.overhead > least + auto.gap)
     return [
-        _percent(solution.overhead, solution) + ("!" if is_worse else ""),
-        _percent(solution.bound_overhead, solution),
+        percent(solution.overhead, solution) + ("!" if is_worse else ""),
+        percent(solution.bound_overhead, solution),
         solution.result.found_by or "",
-        *(_percent(overhead, solution) for overhead in singles.values()),
+        *(percent(overhead, solution) for overhead in singles.values()),
     ]
 
 
@@ -72,8 +72,8 @@ def _overhead(problem: Problem, planner: Planner) -> float | None:
         return None
 
 
-def _percent(overhead: float | None, solution: Solution) -> str:
+def percent(overhead: float | None, solution: Solution, digits: int = 3) -> str:
     """Return an overhead; without one, whether none can be had."""
     if overhead is not None:
-        return f"{100 * overhead:.3f}"
+        return f"{100 * overhead:.{digits}f}"
     return "none fits" if solution.status == "infeasible" else "-"

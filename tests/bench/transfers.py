@@ -37,6 +37,7 @@ from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Planner, Problem
 from remat_cli.simulate import simulate
 from remat_cli.solve import Solution, baseline_of, solve
+from tests.bench.portfolio import percent
 
 DEVICES = ("a100", "h100", "laptop-cpu", "edge-npu")
 SHARES = (0.8, 0.6, 0.45, 0.3)
@@ -90,9 +91,7 @@ def _of_planner(problem: Problem, planner: Planner) -> str:
 
 
 def _percent(solution: Solution) -> str:
-    if solution.overhead is not None:
-        return f"{100 * solution.overhead:.2f}"
-    return "none fits" if solution.status == "infeasible" else "-"
+    return percent(solution.overhead, solution, digits=2)
 
 
 def _of_choice(problem: Problem, choose: Callable[[], Bools], *, reruns: bool = True) -> str:
@@ -116,8 +115,7 @@ def _of_choice(problem: Problem, choose: Callable[[], Bools], *, reruns: bool = 
 
 def _sequence(problem: Problem, may_move: Bools) -> OffloadSequence:
     assert problem.link is not None
-    names = np.array(problem.graph.arrays.tensor_names)[may_move].tolist()
-    return OffloadSequence.moving(RematSequence.plain(problem.graph), names, problem.link.bytes_per_time)
+    return OffloadSequence.moving(RematSequence.plain(problem.graph), may_move, 1 / float(problem.link.bytes_per_time))
 
 
 def hidden(problem: Problem) -> Bools:

@@ -163,8 +163,7 @@ class OffloadSearch:
         return [np.ones(len(self._graph.tensors), dtype=np.bool_), *self._chosen]
 
     def _with(self, sequence: RematSequence, may_move: Bools, allowance: float) -> OffloadSequence:
-        waits = np.zeros(len(self._graph.ops))
-        return OffloadSequence(sequence.reads, sequence.ops, may_move, allowance / float(self._rate), waits)
+        return OffloadSequence.moving(sequence, may_move, allowance / float(self._rate))
 
     def _shorten(self, recomputing: RematSequence) -> None:
         """Leave out of a plan without transfers what need not run again with them."""
@@ -186,18 +185,17 @@ class OffloadSearch:
             self._incumbent.take(Plan(0, true.least_bytes, partial(true.schedule_within, true.least_bytes)))
             return
         for early in (True, False):
-            plan = self._replay(true, early)
-            if self._best is None or plan.time <= self._best.time:
-                self._best = plan
-            if plan.time == true.time:
+            if self._replay(true, early) == true.time:
                 return
 
-    def _replay(self, sequence: OffloadSequence, early: bool) -> _Plan:
-        """Offer the schedule of a sequence; return it with its waits."""
+    def _replay(self, sequence: OffloadSequence, early: bool) -> int:
+        """Offer the schedule of a sequence, keep that with its waits if it is the best, and return its time."""
         schedule = sequence.schedule_within(self._budget, early)
         trace = simulate(self._graph, schedule, link=self._incumbent.problem.link)
         self._incumbent.take(Plan(trace.time, trace.peak_bytes, lambda: schedule))
-        return _Plan(sequence.waiting_as(schedule, trace), trace.time)
+        if self._best is None or trace.time <= self._best.time:
+            self._best = _Plan(sequence.waiting_as(schedule, trace), trace.time)
+        return trace.time
 
     def _improve(self) -> None:
         """Make moves until they no longer pay, the gap is closed, or the limits are reached."""

@@ -148,7 +148,7 @@ class PofoSearch:
     def _try(self, computes: Sequence[str], movable: Iterable[str]) -> _Plan | None:
         """Replay a plan, and keep it if it is the best; return it if it fits."""
         self._replays += 1
-        sequence = OffloadSequence.moving(RematSequence.of_names(self._graph, computes), movable, self._rate)
+        sequence = OffloadSequence.moving_named(RematSequence.of_names(self._graph, computes), movable, self._rate)
         if sequence.least_bytes > self._budget:
             plan = Plan(0, sequence.least_bytes, partial(sequence.schedule_within, sequence.least_bytes))
             self._incumbent.take(plan)

@@ -128,8 +128,19 @@ class OffloadSequence(RematSequence):
     waits: Floats
 
     @classmethod
-    def moving(cls, sequence: RematSequence, names: Iterable[str], bytes_per_time: Fraction) -> OffloadSequence:
-        """Return a sequence in which some tensors may move.
+    def moving(cls, sequence: RematSequence, may_move: Bools, time_per_byte: float) -> OffloadSequence:
+        """Return a sequence in which some tensors may move, and nobody waits.
+
+        Args:
+            sequence: of runs.
+            may_move: [T] tensors of the graph.
+            time_per_byte: of the link.
+        """
+        return cls(sequence.reads, sequence.ops, may_move, time_per_byte, np.zeros(len(sequence.graph.ops)))
+
+    @classmethod
+    def moving_named(cls, sequence: RematSequence, names: Iterable[str], bytes_per_time: Fraction) -> OffloadSequence:
+        """Return a sequence in which some tensors may move, and nobody waits.
 
         Args:
             sequence: of runs.
@@ -139,8 +150,7 @@ class OffloadSequence(RematSequence):
         number = {name: index for index, name in enumerate(sequence.graph.arrays.tensor_names)}
         may_move = np.zeros(len(number), dtype=np.bool_)
         may_move[[number[name] for name in names]] = True
-        waits = np.zeros(len(sequence.graph.ops))
-        return cls(sequence.reads, sequence.ops, may_move, 1 / float(bytes_per_time), waits)
+        return cls.moving(sequence, may_move, 1 / float(bytes_per_time))
 
     def waiting_as(self, schedule: Schedule, trace: Trace) -> OffloadSequence:
         """Return the same with the waits of a replay.

@@ -27,7 +27,7 @@ def replayed(graph: Graph, schedule: Schedule, rate: Fraction = Fraction(1)) -> 
 def moving(
     graph: Graph, computes: Iterable[str], names: Iterable[str], rate: Fraction = Fraction(1)
 ) -> OffloadSequence:
-    return OffloadSequence.moving(RematSequence.of_names(graph, computes), names, rate)
+    return OffloadSequence.moving_named(RematSequence.of_names(graph, computes), names, rate)
 
 
 def moved(graph: Graph, budget: int, *, early: bool = True) -> Schedule:
