@@ -35,7 +35,7 @@ _CHOICES = 5
 # Cuts after which a sequence is given up, at first, and where none has been found so.
 _FEW_CUTS, _MANY_CUTS = 60, 200
 # Moves in a round, and rounds in a row without a gain that end the search.
-_MOVES, _PATIENCE = 16, 4
+_MOVES, _PATIENCE = 16, 6
 # What the bound may take of the time.
 _SHARE_OF_BOUND = 0.25
 # What plans without transfers may take of it.
