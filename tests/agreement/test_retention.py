@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 
 from remat_cli.graph import Graph
-from remat_cli.planners.retention.any_order_bound import any_order_bound
+from remat_cli.planners.retention.any_order_bound import Ancestry, any_order_bound
 from remat_cli.planners.retention.cover_bound import cover_bound
-from remat_cli.planners.retention.cut_bound import cut_bound, tightest_cuts
+from remat_cli.planners.retention.cut_bound import any_order_cut_bound, cut_bound
+from remat_cli.planners.retention.cut_model import CutModel
 from remat_cli.planners.retention.planner import OrderChoice, Retention
+from remat_cli.planners.shared.cp_sat import first_opinion
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Stages
 from remat_cli.problem import Budget, Problem, Scope, Status
@@ -90,15 +92,37 @@ def test_where_no_order_fits_by_the_bound_the_oracle_finds_none(problem: Problem
 
 
 @given(problem=problems(GRAPHS))
-def test_cut_bound_is_never_above_the_least_overhead_in_the_fixed_order(problem: Problem) -> None:
+def test_cut_bounds_are_never_above_the_least_overhead(problem: Problem) -> None:
     stages = Stages.of(problem.graph)
     room = problem.budget.device_bytes - problem.graph.fixed_bytes
-    truth = least_time(problem.graph, problem.budget.device_bytes, Scope.FIXED_ORDER)
-    for cuts in (tightest_cuts(stages, room, 2), np.arange(len(stages))):
-        bound = cut_bound(stages, room, cuts, Limits.of(60.0)).extra
+    for bound, scope in ((cut_bound, Scope.FIXED_ORDER), (any_order_cut_bound, Scope.ANY_ORDER)):
+        truth = least_time(problem.graph, problem.budget.device_bytes, scope)
+        found = bound(stages, room, Limits.of(60.0)).bound.extra
         if truth is not None:
-            assert bound is not None
-            assert problem.graph.total_time + bound <= truth.time
+            assert found is not None
+            assert problem.graph.total_time + found <= truth.time
+
+
+def extra_time(model: CutModel) -> int | None:
+    """What a model of cuts proves."""
+    bound = first_opinion(model.build(), Limits.of(60.0)).bound
+    return None if bound is None else bound - model.counted
+
+
+@given(problem=problems(GRAPHS))
+def test_with_a_cut_at_every_op_of_a_path_the_bound_still_holds(problem: Problem) -> None:
+    stages = Stages.of(problem.graph)
+    room = problem.budget.device_bytes - problem.graph.fixed_bytes
+    models = {
+        Scope.FIXED_ORDER: CutModel.in_fixed_order(stages, room, np.arange(len(stages))),
+        Scope.ANY_ORDER: CutModel.in_any_order(stages, room, Ancestry(stages, room).path),
+    }
+    for scope, model in models.items():
+        truth = least_time(problem.graph, problem.budget.device_bytes, scope)
+        if truth is not None:
+            found = extra_time(model)
+            assert found is not None
+            assert problem.graph.total_time + found <= truth.time
 
 
 @given(problem=problems(GRAPHS))
@@ -106,7 +130,7 @@ def test_cut_bound_with_every_cut_is_no_worse_than_the_cover_bound(problem: Prob
     stages = Stages.of(problem.graph)
     room = problem.budget.device_bytes - problem.graph.fixed_bytes
     cover = cover_bound(stages, room, Limits.of(60.0)).extra
-    cut = cut_bound(stages, room, np.arange(len(stages)), Limits.of(60.0)).extra
+    cut = extra_time(CutModel.in_fixed_order(stages, room, np.arange(len(stages))))
     if cut is not None:
         assert cover is not None
         assert cut >= cover

@@ -11,10 +11,13 @@ from remat_cli.graph import Phase
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.dtr.planner import DTR, Heuristic
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
+from remat_cli.planners.min_cut.fitting import STARTS, refit
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.offload.planner import Offload
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.any_order_bound import any_order_bound
+from remat_cli.planners.retention.cover_bound import RerunBound
+from remat_cli.planners.retention.cut_bound import CutProof, any_order_cut_bound
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.retention.search import Known, RetentionSearch
 from remat_cli.planners.rotor.planner import Rotor
@@ -22,9 +25,10 @@ from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.stages import Stages
 from remat_cli.planners.shortest_path.planner import is_small
 from remat_cli.planners.shortest_path.search import NONE_FITS, ShortestPathSearch
-from remat_cli.problem import Bound, Observer, Plan, Planner, PlanResult, Problem, Scope
+from remat_cli.problem import Basis, Bound, Observer, Plan, Planner, PlanResult, Problem, Scope
 from remat_cli.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -38,6 +42,8 @@ _MOST_FOR_RETENTION = 5_000
 _MOST_FOR_SMALL_GAPS = 1_000
 # The solver's counted work for the bound.
 _WORK_OF_BOUND = 0.5
+# Searches by minimum cuts in a row that may bring nothing.
+_RESTARTS = 4
 # Nearer to the bound than this, rotor and approx_dp have nothing to add, and retention little for its time.
 _GAP_FOR_HEURISTICS = 0.002
 # States that shortest_path may go on from: before the others, where most small graphs are settled in a fraction of a
@@ -62,6 +68,7 @@ class Portfolio(Observer):
         # What is proven of plans that move nothing to the host says nothing of the best plan, where some may.
         self._incumbent = Incumbent(problem, observe, Scope.ANY_PLAN if problem.offload else Scope.ANY_ORDER)
         self._planner = ""
+        self._proof = CutProof()
 
     @property
     def has_enough(self) -> bool:
@@ -94,6 +101,7 @@ class Portfolio(Observer):
                 ask()
             except PlannerRefuses as refusal:
                 self.phase(refusal.message)
+        self._confirm()
         return self._incumbent.result()
 
     def _members(self) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -129,6 +137,9 @@ class Portfolio(Observer):
             yield "shortest_path", partial(self._settle, path, _FEW_STATES)
         # Without a backward pass much depends on the order, which only retention changes: it should have its time.
         yield "min_cut", lambda: self._search_min_cuts(min_cut, 1.0 if self._is_training else _SHARE_OF_QUICK)
+        yield "retention", self._prove_at_cuts
+        if self._gap > _GAP_FOR_HEURISTICS:
+            yield "min_cut", lambda: self._restart(min_cut)
         if self._is_training and count <= _MOST_FOR_HEURISTICS and self._gap > _GAP_FOR_HEURISTICS:
             yield "rotor", lambda: self._plan(Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)))
             yield "approx_dp", lambda: self._plan(ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK)))
@@ -137,6 +148,8 @@ class Portfolio(Observer):
         best = self._incumbent.best
         if best is not None and best.found_by != "min_cut":
             yield "min_cut", self._improve_by_min_cuts
+        if self._gap > _GAP_FOR_HEURISTICS:
+            yield "min_cut", lambda: self._restart(min_cut)
         if path is not None:
             yield "shortest_path", partial(self._settle, path, _MANY_STATES)
 
@@ -162,9 +175,11 @@ class Portfolio(Observer):
         graph = self._problem.graph
         self._observe.phase("proving a bound")
         room = self._problem.budget.device_bytes - graph.fixed_bytes
-        bound = any_order_bound(graph, room, self._limits.part(_SHARE_OF_QUICK, _WORK_OF_BOUND))
+        self._note(any_order_bound(graph, room, self._limits.part(_SHARE_OF_QUICK, _WORK_OF_BOUND)))
+
+    def _note(self, bound: RerunBound) -> None:
         if bound.extra is not None:
-            self.bound(Bound(graph.total_time + bound.extra, Scope.ANY_ORDER, bound.basis))
+            self.bound(Bound(self._problem.graph.total_time + bound.extra, Scope.ANY_ORDER, bound.basis))
         else:
             why = "what must be there together in any order does not fit, whatever is recomputed"
             self._incumbent.prove_that_none_fits(Scope.ANY_ORDER, why, bound.basis)
@@ -195,6 +210,37 @@ class Portfolio(Observer):
         search.run()
         if search.incumbent.closest is not None:
             self.found(search.incumbent.closest)
+
+    def _restart(self, search: MinCutSearch) -> None:
+        """Search by minimum cuts again and again, until that brings nothing for a while."""
+        fruitless = 0
+        while fruitless < _RESTARTS * self._options.patience and not self._is_over():
+            before = self._incumbent.best
+            search.limits = self._limits.part()
+            search.restart()
+            fruitless = 0 if self._incumbent.best is not before else fruitless + 1
+
+    def _prove_at_cuts(self) -> None:
+        """Bound what plans in any order cost, by what they keep at several moments."""
+        graph = self._problem.graph
+        self._observe.phase("proving a bound")
+        room = self._problem.budget.device_bytes - graph.fixed_bytes
+        known = self._incumbent.bound.time - graph.total_time
+        self._proof = any_order_cut_bound(Stages.of(graph), room, self._limits, known, self._offer_fitted)
+        self._note(self._proof.bound)
+
+    def _confirm(self) -> None:
+        """Ask a second solver about what rests on one, with the time that is left."""
+        if self._incumbent.bound.basis is Basis.ONE_SOLVER:
+            self._observe.phase("checking the bound")
+            self._note(self._proof.confirmed(self._limits))
+
+    def _offer_fitted(self, sequence: RematSequence) -> None:
+        """Make a plan of what fits at some moments only."""
+        budget = self._problem.budget.device_bytes
+        fitted = refit(sequence, budget, STARTS[0], self._limits.part())
+        if fitted is not None:
+            self._offer(fitted)
 
     def _improve_by_min_cuts(self) -> None:
         sequence = self._best_sequence()

@@ -120,9 +120,11 @@ class MinCutSearch:
         self._plain = RematSequence(start.reads, start.first_runs)  # every op once, in this order
         self._is_input_order = start.keeps_input_order
         self.best = start if start.peak <= self._budget else None
+        self._first: RematSequence | None = None  # the best plan before the first move
         self._bound = graph.total_time  # on plans in this order
         self._has_begun = False
         self._nothing_fits = False
+        self._restarts = 0
         self._tightest: CutPoint | None = None  # the moment that the bound is of
         self._longest_part = 0.0  # seconds that a part of the search took: a first plan, or a round
 
@@ -149,6 +151,15 @@ class MinCutSearch:
         if self.best is None:  # much of what is made again must be made again again: leave room for that
             for prices in reversed(STARTS):
                 self._start_at(prices, _MANY_CUTS)
+        self._first = self.best
+
+    def restart(self) -> None:
+        """Search again from the best first plan, with other random choices; what was found before stays the best."""
+        best, self.best = self.best, self._first
+        self._restarts += 1
+        self._improve()
+        if best is not None and (self.best is None or best.time < self.best.time):
+            self.best = best
 
     def _start_at(self, prices: Prices, most_cuts: int) -> None:
         if self._is_done:
@@ -187,7 +198,7 @@ class MinCutSearch:
     def _tasks(self, best: RematSequence) -> list[Task]:
         limits = self.limits
         share = limits.work / _TASKS
-        seeds = ((limits.seed, self.rounds, number) for number in range(_TASKS))
+        seeds = ((limits.seed + self._restarts, self.rounds, number) for number in range(_TASKS))
         return [Task(best.ops, self._budget, seed, limits.deadline, share) for seed in seeds]
 
     @property

@@ -1,181 +1,153 @@
-"""The cut bound: a fixed order of first runs, with memory counted in a few stages only."""
+"""The cut bound: what recomputation costs at the least, with memory counted at those moments that matter."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import monotonic
 
 import numpy as np
 
-from remat_cli.planners.retention.cover_bound import RerunBound
-from remat_cli.planners.retention.model import SETTINGS, Terms, add_rows
+from remat_cli.planners.retention.any_order_bound import Ancestry
+from remat_cli.planners.retention.cover_bound import NO_BOUND, RerunBound
+from remat_cli.planners.retention.cut_model import CutModel
+from remat_cli.planners.retention.model import SETTINGS
 from remat_cli.planners.shared.cp_model import CpModel
-from remat_cli.planners.shared.cp_sat import add_choices, minimise, prove
+from remat_cli.planners.shared.cp_sat import Outcome, first_opinion, second_opinion
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planners.shared.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.stages import Ints, Stages
+from remat_cli.problem import Status
+
+# Cuts of the first model, and how many the next one has more.
+_FIRST_CUTS = 2
+_MORE_CUTS = 2
+# What the first solver may take of the time, and its counted work: more in larger graphs. The second solver may take as
+# long.
+_SHARE_OF_FIRST_SOLVER = 0.2
+_WORK = 3.0
+_USUAL_OPS = 300
 
 
-def cut_bound(stages: Stages, room: int, cuts: Ints, limits: Limits, known: int = 0) -> RerunBound:
+@dataclass(frozen=True, eq=False)
+class CutProof:
+    """What a model of cuts proves, on one solver's word.
+
+    Attributes:
+        bound: the best; none where no model says more than is known.
+        model: that it is of.
+        outcome: of the solver on that model.
+        seconds: that all models took.
+    """
+
+    bound: RerunBound = NO_BOUND
+    model: CpModel | None = None
+    outcome: Outcome | None = None
+    seconds: float = 0.0
+
+    def confirmed(self, limits: Limits) -> RerunBound:
+        """Ask a second solver, which may take as long as the first one did, and return what is proven."""
+        if self.model is None or self.outcome is None:
+            return self.bound
+        outcome = second_opinion(self.model, self.outcome, limits, self.seconds)
+        return replace(self.bound, basis=outcome.basis)
+
+
+def cut_bound(stages: Stages, room: int, limits: Limits, known: int = 0) -> CutProof:
     """Return a lower bound on the time that recomputation takes in any plan with this order of first runs.
-
-    A plan is reduced to what is in memory while the ops of a few stages, the cuts, run for the first time, and to which
-    ops are recomputed between neighbouring cuts, each counted once. What is recomputed needs its inputs, from before
-    the last cut or made since, and these in turn theirs; so, unlike the cover bound, this one pays for inputs that have
-    died too. More cuts give a better bound and a larger model.
 
     Args:
         stages: the graph in its order.
         room: bytes for what ops make: the budget without the fixed bytes.
-        cuts: ascending stages in which memory is counted.
-        limits: of the search; cut short, its own bound holds.
+        limits: of whoever asks, of which a part is taken; cut short, what the solver has proven holds.
         known: extra time that is proven otherwise.
     """
-    return RerunBound.of(prove(_CutModel(stages, room, cuts).build(), limits, known=known, settings=SETTINGS))
+    moments = np.flatnonzero(stages.plain_bytes > room)
+    return _Growth(stages, room, moments, CutModel.in_fixed_order).bound(stages.plain_bytes, limits, known)
 
 
-def tightest_cuts(stages: Stages, room: int, count: int) -> Ints:
-    """Return up to `count` stages that lack memory: the one that lacks the most in each part of the order."""
-    lacking = stages.plain_bytes - room
-    tight = np.flatnonzero(lacking > 0)
-    if len(tight) <= count:
-        return tight
-    parts = np.array_split(tight, count)
-    return np.array([part[np.argmax(lacking[part])] for part in parts])
+def any_order_cut_bound(
+    stages: Stages, room: int, limits: Limits, known: int = 0, tell: Callable[[RematSequence], None] | None = None
+) -> CutProof:
+    """Return a lower bound on the time that recomputation takes in any plan.
+
+    The cuts are first runs of ops on the path of the any-order bound; of a graph too large for that there is none.
+
+    Args:
+        stages: the graph in the input order.
+        room: as of `cut_bound`.
+        limits: as of `cut_bound`.
+        known: as of `cut_bound`.
+        tell: is told of the best sequence of each model, which need not fit.
+    """
+    ancestry = Ancestry(stages, room)
+    if not ancestry.is_small:
+        return CutProof()
+    moments = ancestry.path[ancestry.lacking[ancestry.path] > 0]
+    return _Growth(stages, room, moments, CutModel.in_any_order).bound(ancestry.lacking, limits, known, tell)
+
+
+def tightest_cuts(moments: Ints, lacking: Ints, count: int) -> Ints:
+    """Return up to `count` of the moments: the one that lacks most memory in each part of them."""
+    if len(moments) <= count:
+        return moments
+    return np.array([part[lacking[part].argmax()] for part in np.array_split(moments, count)])
 
 
 @dataclass(frozen=True, eq=False)
-class _CutModel:
-    """Interval k holds the stages after cut k - 1, up to and with cut k; the last one those after the last cut.
+class _Growth:
+    """Models of more and more cuts: those are added at which the best solution of the last one takes too much memory.
 
-    Variables, all boolean: `present[x, k]`, tensor x is in memory at cut k; `rerun[q, k]`, op q, which ran for the
-    first time in an earlier interval, is recomputed in interval k.
+    Attributes:
+        stages: the graph.
+        room: bytes for what ops make.
+        moments: stages that may become cuts, in an order that is sure.
+        model_at: makes the model of some of them.
     """
 
     stages: Stages
     room: int
-    cuts: Ints
+    moments: Ints
+    model_at: Callable[[Stages, int, Ints], CutModel]
 
-    @cached_property
-    def _interval(self) -> Ints:
-        """[N + 1] interval of each stage."""
-        return np.searchsorted(self.cuts, np.arange(len(self.stages) + 1))
+    def bound(
+        self, lacking: Ints, limits: Limits, known: int, tell: Callable[[RematSequence], None] | None = None
+    ) -> CutProof:
+        """Return the best of the models' proofs, until one takes more than what is left of the limits.
 
-    @cached_property
-    def _made(self) -> Ints:
-        """[T] interval in which each tensor is first made."""
-        return self._interval[self.stages.made_at]
+        Args:
+            lacking: [N] a measure of how short of memory each stage is.
+            limits: of which the models together take a part.
+            known: extra time that is proven otherwise.
+            tell: as of `any_order_cut_bound`.
+        """
+        began = monotonic()
+        best, most = CutProof(), known
+        cuts = tightest_cuts(self.moments, lacking, _FIRST_CUTS)
+        part = limits.part(_SHARE_OF_FIRST_SOLVER, _WORK * max(1.0, len(self.stages) / _USUAL_OPS))
+        while len(cuts) and not part.is_over:
+            model = self.model_at(self.stages, self.room, cuts)
+            built = model.build()
+            outcome = first_opinion(built, part, SETTINGS)
+            part.spend(outcome.work)
+            extra = None if outcome.bound is None else outcome.bound - model.counted
+            if outcome.status is Status.INFEASIBLE or (extra is not None and extra > most):
+                best, most = CutProof(RerunBound(extra, outcome.basis), built, outcome), extra or most
+            if outcome.values is None:
+                break
+            sequence = model.sequence(outcome.values)
+            if tell is not None:
+                tell(sequence)
+            if outcome.status is not Status.OPTIMAL:
+                break
+            cuts = self._with_more(cuts, sequence)
+        return replace(best, seconds=monotonic() - began)
 
-    @cached_property
-    def _last_use(self) -> Ints:
-        """[T] interval of the last possible use of each tensor, by a first run or a recomputation."""
-        stages = self.stages
-        last = self._interval[stages.last_read]
-        op_last = np.zeros(len(stages), dtype=np.int64)
-        for op in range(len(stages) - 1, -1, -1):
-            outputs = stages.outputs[op]
-            if len(outputs):
-                op_last[op] = last[outputs].max()
-            if stages.recomputable[op]:
-                inputs = stages.inputs[op]
-                last[inputs] = np.maximum(last[inputs], op_last[op])
-        return last
-
-    @cached_property
-    def _present(self) -> _Family:
-        return _Family.of(self._made, self._last_use, 0)
-
-    @cached_property
-    def _rerun(self) -> _Family:
-        stages = self.stages
-        last = np.zeros(len(stages), dtype=np.int64)
-        np.maximum.at(last, stages.made_at, self._last_use)
-        first = self._interval[: len(stages)] + 1
-        return _Family.of(first, np.where(stages.recomputable, last + 1, first), self._present.end)
-
-    def build(self) -> CpModel:
-        model = CpModel()
-        add_choices(model, self._rerun.end)
-        stages, present, rerun = self.stages, self._present, self._rerun
-        tensor, k = stages.read_tensor, self._interval[stages.read_stage]
-        self._add_needs(model, tensor, k, np.full(len(k), -1))
-        # What is there at a cut was there at the one before, or made since.
-        later = self._made[present.member] < present.interval
-        self._add_needs(model, present.member[later], present.interval[later], present.first + np.flatnonzero(later))
-        which, tensors = stages.inputs.expand(rerun.member)
-        self._add_needs(model, tensors, rerun.interval[which], rerun.first + which)
-        self._add_memory(model)
-        minimise(model, stages.time[rerun.member], rerun.first)
-        return model
-
-    def _add_needs(self, model: CpModel, tensor: Ints, k: Ints, condition: Ints) -> None:
-        """Add: where the condition's variable (-1: always) is true, the tensor is there in interval k."""
-        early = self._made[tensor] < k
-        tensor, k, condition = tensor[early], k[early], condition[early]
-        before = self._present.variable(tensor, k - 1)
-        again = self._rerun.variable(self.stages.made_at[tensor], k)
-        for literals in zip(before.tolist(), again.tolist(), condition.tolist(), strict=True):
-            held, made, if_ = literals
-            clause = [held] if made < 0 else [held, made]
-            model.proto.constraints.add().bool_or.literals.extend(clause if if_ < 0 else [*clause, -if_ - 1])
-
-    def _add_memory(self, model: CpModel) -> None:
-        stages, present = self.stages, self._present
-        variables = present.first + np.arange(len(present.member))
-        shared = np.append(stages.shared_input, -1)[self.cuts]
-        at_cut = present.interval
-        factor = np.where(self._belongs_to_op(present), 0, stages.bytes[present.member])
-        # An op that takes over an input's storage saves bytes if that input is gone afterwards.
-        taken = shared[at_cut] == present.member
-        factor = np.where(taken, stages.shared_bytes[self.cuts][at_cut], factor)
-        own = stages.own_bytes[self.cuts] - np.where(shared >= 0, stages.shared_bytes[self.cuts], 0)
-        kept = factor > 0
-        add_rows(model, Terms(at_cut[kept], variables[kept], factor[kept]), own, self.room)
-
-    def _belongs_to_op(self, present: _Family) -> Bools:
-        """[variables] whether the tensor is an input or output of the op at the cut."""
-        stages = self.stages
-        size = len(stages.bytes)
-        read_at, read = stages.inputs.expand(self.cuts)
-        made_at, made = stages.outputs.expand(self.cuts)
-        own = np.concatenate([read_at * size + read, made_at * size + made])
-        return np.isin(present.interval * size + present.member, own)
-
-
-@dataclass(frozen=True, eq=False)
-class _Family:
-    """Variables for every interval from a first to before an end, for each member.
-
-    Attributes:
-        first: index of the first variable.
-        member: [variables] whose each is.
-        interval: [variables] and of which interval.
-        begin: [members] first interval of each member.
-        offset: [members] where each member's variables start.
-        count: [members] how many each has.
-    """
-
-    first: int
-    member: Ints
-    interval: Ints
-    begin: Ints
-    offset: Ints
-    count: Ints
-
-    @classmethod
-    def of(cls, begin: Ints, end: Ints, first: int) -> _Family:
-        count = np.maximum(end - begin, 0)
-        offset = np.cumsum(count) - count
-        member = np.repeat(np.arange(len(count)), count)
-        interval = np.arange(len(member)) - offset[member] + begin[member]
-        return cls(first, member, interval, begin, offset, count)
-
-    @property
-    def end(self) -> int:
-        """Index after the last variable."""
-        return self.first + len(self.member)
-
-    def variable(self, member: Ints, interval: Ints) -> Ints:
-        """Return the variable of each (member, interval), -1 where there is none."""
-        place = interval - self.begin[member]
-        exists = (place >= 0) & (place < self.count[member])
-        return np.where(exists, self.first + self.offset[member] + place, -1)
+    def _with_more(self, cuts: Ints, sequence: RematSequence) -> Ints:
+        """Return the cuts and those moments between them that take most memory; none where all that remain fit."""
+        exceeding = sequence.memory[~sequence.is_rerun] - self.stages.graph.fixed_bytes - self.room
+        is_cut = np.isin(self.moments, cuts)
+        parts = (part[~np.isin(part, cuts)] for part in np.split(self.moments, np.flatnonzero(is_cut)))
+        worst = [part[exceeding[part].argmax()] for part in parts if len(part)]
+        more = sorted((stage for stage in worst if exceeding[stage] > 0), key=lambda stage: -exceeding[stage])
+        return self.moments[is_cut | np.isin(self.moments, more[:_MORE_CUTS])] if more else cuts[:0]

@@ -11,7 +11,7 @@ import numpy as np
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.cover_bound import RerunBound, cover_bound
-from remat_cli.planners.retention.cut_bound import cut_bound, tightest_cuts
+from remat_cli.planners.retention.cut_bound import any_order_cut_bound, cut_bound
 from remat_cli.planners.retention.model import SETTINGS, RetentionModel
 from remat_cli.planners.retention.need_times import NeedTimes
 from remat_cli.planners.retention.planner import OrderChoice, Retention
@@ -41,9 +41,7 @@ _NEXT_DEPTH = 2.5
 # Models with exact reruns, and models in another order than the best plan's, seldom win. Where turns are handed out,
 # their work counts this many times.
 _UNLIKELY = 3.0
-# Numbers of cuts for the bound on a fixed order; how much work each bound may take, more in larger graphs, and which
-# share of the time left.
-_CUTS = (4, 12)
+# How much work each quick bound may take, more in larger graphs, and which share of the time left.
 _WORK_OF_BOUND = 1.0
 _SHARE_OF_BOUND = 0.05
 # The search for orders may take this share of the time, or try this many moves for each unit of the solver's work.
@@ -130,8 +128,10 @@ class RetentionSearch:
         self._prove(stages)
         if self._is_over():
             return
+        self._prove_more(stages)
+        if self._is_over():
+            return
         if self._is_fixed:
-            self._prove_more(stages)
             self._search([stages])
         else:
             self._search(self._orders())
@@ -147,14 +147,15 @@ class RetentionSearch:
             self._note(cover_bound(stages, self._room, self._limits_of_bound()), Scope.FIXED_ORDER)
 
     def _prove_more(self, stages: Stages) -> None:
-        """Bound what plans in the input order cost, more tightly."""
+        """Bound it more tightly."""
         self._observe.phase("proving a bound")
-        for count in _CUTS:
-            cuts = tightest_cuts(stages, self._room, count)
-            known = self._incumbent.bound.time - self._graph.total_time
-            self._note(cut_bound(stages, self._room, cuts, self._limits_of_bound(), known), Scope.FIXED_ORDER)
-            if len(cuts) < count or self._is_over():
-                break
+        known = self._incumbent.bound.time - self._graph.total_time
+        if self._is_fixed:
+            proof = cut_bound(stages, self._room, self._limits, known)
+            self._note(proof.confirmed(self._limits), Scope.FIXED_ORDER)
+        elif self._known is None:
+            proof = any_order_cut_bound(stages, self._room, self._limits, known)
+            self._note(proof.confirmed(self._limits), Scope.ANY_ORDER)
 
     def _note(self, bound: RerunBound, scope: Scope) -> None:
         if bound.extra is None:

@@ -58,6 +58,7 @@ class Outcome:
         bound: no solution of the model as it was built has a smaller objective; None where nothing was proven.
         work: deterministic time used.
         basis: what bound or infeasibility rest on.
+        unit: what one of the objective stands for, as the model was scaled.
     """
 
     status: Status
@@ -65,6 +66,7 @@ class Outcome:
     bound: int | None = None
     work: float = 0.0
     basis: Basis = Basis.ONE_SOLVER
+    unit: int = 1
 
 
 def solve_model(
@@ -111,19 +113,35 @@ def prove(model: CpModel, limits: Limits, *, known: int = 0, settings: Mapping[s
     Returns:
         The first solver's outcome; `basis` says whether the second one agrees.
     """
-    unit = scale_model(model, Rounding.RELAX)
     began = monotonic()
-    outcome = solve_model(model, limits, rounding=Rounding.RELAX, settings=settings)
-    if outcome.bound is not None:
-        outcome = replace(outcome, bound=outcome.bound * unit)
+    outcome = first_opinion(model, limits, settings)
     says_more = outcome.status is Status.INFEASIBLE or (outcome.bound is not None and outcome.bound > known)
-    if not says_more:
-        return outcome
+    return second_opinion(model, outcome, limits, monotonic() - began) if says_more else outcome
+
+
+def first_opinion(model: CpModel, limits: Limits, settings: Mapping[str, int] | None = None) -> Outcome:
+    """Bound the objective as `prove` does, on the first solver's word alone."""
+    unit = scale_model(model, Rounding.RELAX)
+    outcome = solve_model(model, limits, rounding=Rounding.RELAX, settings=settings)
+    return replace(outcome, bound=None if outcome.bound is None else outcome.bound * unit, unit=unit)
+
+
+def second_opinion(model: CpModel, outcome: Outcome, limits: Limits, seconds: float) -> Outcome:
+    """Ask the second solver whether it agrees with the first one, which has bounded the objective or found no solution.
+
+    Args:
+        model: as the first solver was given it.
+        outcome: of the first solver.
+        limits: as of `prove`.
+        seconds: that the second one may take; one at the least.
+
+    Returns:
+        The outcome; `basis` says whether it does.
+    """
     from remat_cli.planners.shared.second_solver import agrees
 
-    seconds = max(_LEAST_SECOND_OPINION, monotonic() - began)
-    again = replace(limits, deadline=min(limits.deadline, monotonic() + seconds))
-    bound = None if outcome.status is Status.INFEASIBLE or outcome.bound is None else outcome.bound // unit
+    again = replace(limits, deadline=min(limits.deadline, monotonic() + max(_LEAST_SECOND_OPINION, seconds)))
+    bound = None if outcome.bound is None else outcome.bound // outcome.unit
     return replace(outcome, basis=Basis.TWO_SOLVERS) if agrees(model, bound, again) else outcome
 
 

@@ -91,9 +91,10 @@ class Incumbent:
     # Proofs
 
     def prove(self, time: int, scope: Scope, basis: Basis = Basis.COUNTED) -> None:
-        """Note that no plan in scope takes less time."""
+        """Note that no plan in scope takes less time; or, of what is known, that it rests on more than one solver."""
         known = self._bounds.get(scope)
-        if known is None or time > known.time:
+        is_surer = known is not None and time == known.time and known.basis is Basis.ONE_SOLVER is not basis
+        if known is None or time > known.time or is_surer:
             self._bounds[scope] = bound = Bound(time, scope, basis)
             self.observe.bound(bound)
 

@@ -33,13 +33,15 @@ def agrees(model: CpModel, bound: int | None, limits: Limits) -> bool:
     parameters = mathopt.SolveParameters(
         time_limit=timedelta(seconds=min(limits.seconds, 1e6)), node_limit=_MOST_NODES, threads=1, random_seed=0
     )
-    program = mathopt.Model.from_model_proto(_program(model, bound))
-    ended = mathopt.solve(program, mathopt.SolverType.GSCIP, params=parameters).termination.reason
-    return ended is mathopt.TerminationReason.INFEASIBLE
+    program = mathopt.Model.from_model_proto(_program(model))
+    ended = mathopt.solve(program, mathopt.SolverType.GSCIP, params=parameters).termination
+    # It minimises: to look for what costs less than the bound took it up to 16 times as long on cut models.
+    has_bound = bound is not None and ended.objective_bounds.dual_bound > bound - 0.5
+    return has_bound or ended.reason is mathopt.TerminationReason.INFEASIBLE
 
 
-def _program(model: CpModel, bound: int | None) -> Any:
-    """Return the model as an integer program, with a row that asks for less than the bound."""
+def _program(model: CpModel) -> Any:
+    """Return the model as an integer program."""
     proto = model.proto
     program = model_pb2.ModelProto()
     count = len(proto.variables)
@@ -49,9 +51,12 @@ def _program(model: CpModel, bound: int | None) -> Any:
     variables.lower_bounds.extend(domains[:, 0].tolist())
     variables.upper_bounds.extend(domains[:, 1].tolist())
     variables.integers.extend([True] * count)
+    costs = sorted(zip(proto.objective.vars, proto.objective.coeffs, strict=True))
+    program.objective.linear_coefficients.ids.extend(variable for variable, _ in costs)
+    program.objective.linear_coefficients.values.extend(float(cost) for _, cost in costs)
     rows = program.linear_constraints
     matrix = program.linear_constraint_matrix
-    for number, (columns, coefficients, low, high) in enumerate(_rows(proto, bound)):
+    for number, (columns, coefficients, low, high) in enumerate(_rows(proto)):
         rows.ids.append(number)
         rows.lower_bounds.append(low)
         rows.upper_bounds.append(high)
@@ -62,7 +67,7 @@ def _program(model: CpModel, bound: int | None) -> Any:
     return program
 
 
-def _rows(proto: Any, bound: int | None) -> Iterator[tuple[list[int], list[int], float, float]]:
+def _rows(proto: Any) -> Iterator[tuple[list[int], list[int], float, float]]:
     """Yield variables, coefficients, and limits of each row."""
     for constraint in proto.constraints:
         if constraint.has_linear():
@@ -75,8 +80,6 @@ def _rows(proto: Any, bound: int | None) -> Iterator[tuple[list[int], list[int],
             yield _clause(literals)
         else:
             raise ValueError("only rows and clauses have counterparts in an integer program")
-    if bound is not None:
-        yield list(proto.objective.vars), list(proto.objective.coeffs), -inf, float(bound - 1)
 
 
 def _clause(literals: list[int]) -> tuple[list[int], list[int], float, float]:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from remat_cli.graph import Graph
-from remat_cli.planners.retention.cut_bound import tightest_cuts
 from remat_cli.planners.retention.model import RetentionModel
 from remat_cli.planners.retention.need_times import NeedTimes
 from remat_cli.planners.shared.sequence import RematSequence
@@ -105,10 +104,3 @@ def test_a_hint_says_what_its_plan_does(computes: str) -> None:
     assert len(hint.vars) == len(values)
     assert "".join(retention.sequence(values).names) == computes
     assert values[1] == int(computes == "abcde")
-
-
-def test_cuts_are_the_stages_that_lack_most() -> None:
-    stages = Stages.of(skip())
-    assert tightest_cuts(stages, 5, 10).tolist() == [1, 2, 3, 4]
-    assert tightest_cuts(stages, 5, 2).tolist() == [2, 3]
-    assert tightest_cuts(stages, 13, 2).tolist() == []

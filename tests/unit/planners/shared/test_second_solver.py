@@ -39,7 +39,7 @@ def least_cost(costs: list[int], sizes: list[int], limit: int, clauses: Clauses)
 @st.composite
 def coverings(draw: st.DrawFn) -> tuple[list[int], list[int], int, Clauses]:
     count = draw(st.integers(1, 6))
-    costs = draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
+    costs = draw(st.lists(st.integers(1, 2**30), min_size=count, max_size=count))
     sizes = draw(st.lists(st.integers(0, 2**28), min_size=count, max_size=count))
     literals = st.integers(-count, count - 1)
     clauses = draw(st.lists(st.lists(literals, min_size=1, max_size=3), min_size=1, max_size=6))

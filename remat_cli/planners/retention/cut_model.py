@@ -1,0 +1,272 @@
+"""The cut model: what recomputation costs at the least, with memory counted at a few moments only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from remat_cli.planners.retention.any_order_bound import ops_around
+from remat_cli.planners.retention.model import Terms, add_rows
+from remat_cli.planners.shared.cp_model import CpModel
+from remat_cli.planners.shared.cp_sat import Values, add_choices, minimise
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.stages import Bools, Ints, Stages
+
+# Stands for a literal that is not there.
+_NONE = -(2**62)
+
+
+@dataclass(frozen=True, eq=False)
+class CutModel:
+    """A plan reduced to what is in memory at a few cuts, and to which ops run between them, each counted once.
+
+    The cuts are first runs of ops, in an order that is sure. Interval k holds what runs after cut k - 1, up to and with
+    cut k; the last one what runs after the last cut. What runs needs its inputs, from before the last cut or made
+    since, and these in turn theirs; so, unlike the cover bound, this one pays for inputs that have died too. More cuts
+    give a better bound and a larger model.
+
+    Variables, all boolean: `present[x, k]`, tensor x is in memory at cut k; `run[q, k]`, op q runs in interval k;
+    `after[q, k]`, it runs after cut k. Where the interval of an op's first run is sure, that run is left out of both.
+    The last family follows from the one before; it is there for the linear relaxation, which with it is as good as the
+    minimum cut at each of the cuts.
+
+    Attributes:
+        stages: the graph.
+        room: bytes for what ops make: the budget without the fixed bytes.
+        cuts: stages in whose first runs memory is counted.
+        first: [N] the interval in which each op can run for the first time at the earliest.
+        latest: [N] and at the latest.
+    """
+
+    stages: Stages
+    room: int
+    cuts: Ints
+    first: Ints
+    latest: Ints
+
+    @classmethod
+    def in_fixed_order(cls, stages: Stages, room: int, cuts: Ints) -> CutModel:
+        """Return the model of plans whose ops run for the first time in the order of the stages."""
+        interval = np.searchsorted(cuts, np.arange(len(stages)))
+        return cls(stages, room, cuts, interval, interval)
+
+    @classmethod
+    def in_any_order(cls, stages: Stages, room: int, cuts: Ints) -> CutModel:
+        """Return the model of all plans; each cut must run before the next one, in whatever order."""
+        first = np.zeros(len(stages), dtype=np.int64)
+        latest = np.full(len(stages), len(cuts))
+        for cut in cuts.tolist():
+            is_before, is_after = ops_around(stages.graph, cut)
+            first += is_after
+            latest -= is_before
+            latest[cut] -= 1
+        return cls(stages, room, cuts, first, latest)
+
+    @property
+    def counted(self) -> int:
+        """Time of the first runs that are among the variables, and hence in the objective."""
+        return int(self.stages.time[~self._is_sure].sum())
+
+    def sequence(self, values: Values) -> RematSequence:
+        """Return the runs that a solution asks for; ops run for the first time in the order of the stages.
+
+        In each interval an op runs again right before it is needed, or right before the cut.
+        """
+        stages, run = self.stages, self._run
+        begins, ends = np.append(0, self.cuts + 1), np.append(self.cuts, len(stages))
+        start = np.searchsorted(stages.read_tensor, np.arange(len(stages.bytes) + 1))
+        at: dict[tuple[int, int], int] = {}
+        for place in np.flatnonzero(values[run.first : run.end])[::-1].tolist():  # whoever reads an op's outputs first
+            op, k = int(run.member[place]), int(run.interval[place])
+            if op >= begins[k]:
+                continue  # here it runs for the first time
+            readers = [r for x in stages.outputs[op] for r in stages.read_stage[start[x] : start[x + 1]].tolist()]
+            first = [r for r in readers if begins[k] <= r < ends[k]]
+            at[op, k] = min([*first, *(at[r, k] for r in readers if (r, k) in at)], default=int(ends[k]))
+        reruns = np.array([op for op, _ in at], dtype=np.int64)
+        return RematSequence.of_stages(
+            stages, reruns, np.array([*at.values()], dtype=np.int64)
+        ).without_useless_reruns()
+
+    # Which variables there are
+
+    @cached_property
+    def _made(self) -> Ints:
+        """[T] interval in which each tensor can be made first."""
+        return self.first[self.stages.made_at]
+
+    @cached_property
+    def _is_sure(self) -> Bools:
+        """[N] whether it is sure in which interval each op runs for the first time."""
+        return np.equal(self.first, self.latest)
+
+    @cached_property
+    def _last_use(self) -> Ints:
+        """[T] interval of the last possible use of each tensor, by a first run or a recomputation."""
+        stages = self.stages
+        last = self._made.copy()
+        np.maximum.at(last, stages.read_tensor, np.append(self.latest, len(self.cuts))[stages.read_stage])
+        op_last = self.latest.copy()
+        for op in range(len(stages) - 1, -1, -1):
+            if stages.recomputable[op]:
+                op_last[op] = max(op_last[op], last[stages.outputs[op]].max(initial=0))
+            inputs = stages.inputs[op]
+            last[inputs] = np.maximum(last[inputs], op_last[op])
+        return last
+
+    @cached_property
+    def _last_run(self) -> Ints:
+        """[N] the last interval in which each op may run."""
+        last = self.latest.copy()
+        again = self.stages.recomputable[self.stages.made_at]
+        np.maximum.at(last, self.stages.made_at[again], self._last_use[again])
+        return last
+
+    @cached_property
+    def _present(self) -> _Family:
+        return _Family.of(self._made, self._last_use, 0)
+
+    @cached_property
+    def _run(self) -> _Family:
+        return _Family.of(self.first + self._is_sure, self._last_run + 1, self._present.end)
+
+    @cached_property
+    def _after(self) -> _Family:
+        return _Family.of(self.first, self._last_run, self._run.end)
+
+    # What holds of them
+
+    def build(self) -> CpModel:
+        """Return the model; its objective is the time of what is run again, and what is `counted`."""
+        model = CpModel()
+        add_choices(model, self._after.end)
+        self._add_needs(model)
+        self._add_runs_after_cuts(model)
+        self._add_first_runs(model)
+        self._add_memory(model)
+        minimise(model, self.stages.time[self._run.member], self._run.first)
+        return model
+
+    def _add_needs(self, model: CpModel) -> None:
+        """Add: what is read is there."""
+        stages, present, run, after = self.stages, self._present, self._run, self._after
+        is_sure = np.append(self._is_sure, True)[stages.read_stage]
+        tensor = stages.read_tensor[is_sure]
+        interval = np.append(self.first, len(self.cuts))[stages.read_stage[is_sure]]
+        self._add_need_in(model, tensor, interval, np.full(len(tensor), _NONE))
+        # What is there at a cut was there at the one before, or made since.
+        self._add_need_in(model, present.member, present.interval, present.negated)
+        which, tensors = stages.inputs.expand(run.member)
+        self._add_need_in(model, tensors, run.interval[which], run.negated[which])
+        last = self._made.copy()
+        np.maximum.at(last, tensor, interval)
+        through = _Family.of(self._made, last, 0)  # the cuts between a tensor's making and its last sure read
+        self._add_need_after(model, through.member, through.interval, np.full(through.end, _NONE))
+        which, tensors = stages.inputs.expand(after.member)
+        self._add_need_after(model, tensors, after.interval[which], after.negated[which])
+
+    def _add_need_in(self, model: CpModel, tensor: Ints, k: Ints, otherwise: Ints) -> None:
+        """Add: the tensor is there in interval k, or another literal is true."""
+        maker = self.stages.made_at[tensor]
+        open_ = self.first[maker] + self._is_sure[maker] <= k
+        tensor, maker, k, otherwise = tensor[open_], maker[open_], k[open_], otherwise[open_]
+        _add_clauses(model, self._present.variable(tensor, k - 1), self._run.variable(maker, k), otherwise)
+
+    def _add_need_after(self, model: CpModel, tensor: Ints, cut: Ints, otherwise: Ints) -> None:
+        """Add: the tensor, if surely made by then, is there at the cut or made again later, or another is true."""
+        maker = self.stages.made_at[tensor]
+        open_ = self.first[maker] <= cut
+        tensor, maker, cut, otherwise = tensor[open_], maker[open_], cut[open_], otherwise[open_]
+        _add_clauses(model, self._present.variable(tensor, cut), self._after.variable(maker, cut), otherwise)
+
+    def _add_runs_after_cuts(self, model: CpModel) -> None:
+        """Add: who runs after a cut runs in the next interval or after the next cut; and the other way round."""
+        run, after = self._run, self._after
+        op, cut = after.member, after.interval
+        _add_clauses(model, run.variable(op, cut + 1), after.variable(op, cut + 1), after.negated)
+        for family in (run, after):
+            before = after.variable(family.member, family.interval - 1)
+            exists = before != _NONE
+            _add_clauses(model, before[exists], family.negated[exists])
+
+    def _add_first_runs(self, model: CpModel) -> None:
+        """Add: ops whose first interval is not sure run by the latest one."""
+        for op in np.flatnonzero(~self._is_sure).tolist():
+            intervals = np.arange(self.first[op], self.latest[op] + 1)
+            literals = self._run.variable(np.full(len(intervals), op), intervals)
+            model.proto.constraints.add().bool_or.literals.extend(literals.tolist())
+
+    def _add_memory(self, model: CpModel) -> None:
+        stages, present = self.stages, self._present
+        variables = present.first + np.arange(len(present.member))
+        shared = np.append(stages.shared_input, -1)[self.cuts]
+        at_cut = present.interval
+        factor = np.where(self._belongs_to_op(present), 0, stages.bytes[present.member])
+        # An op that takes over an input's storage saves bytes if that input is gone afterwards.
+        taken = shared[at_cut] == present.member
+        factor = np.where(taken, stages.shared_bytes[self.cuts][at_cut], factor)
+        own = stages.own_bytes[self.cuts] - np.where(shared >= 0, stages.shared_bytes[self.cuts], 0)
+        kept = factor > 0
+        add_rows(model, Terms(at_cut[kept], variables[kept], factor[kept]), own, self.room)
+
+    def _belongs_to_op(self, present: _Family) -> Bools:
+        """[variables] whether the tensor is an input or output of the op at the cut."""
+        stages = self.stages
+        size = len(stages.bytes)
+        read_at, read = stages.inputs.expand(self.cuts)
+        made_at, made = stages.outputs.expand(self.cuts)
+        own = np.concatenate([read_at * size + read, made_at * size + made])
+        return np.isin(present.interval * size + present.member, own)
+
+
+def _add_clauses(model: CpModel, *literals: Ints) -> None:
+    """Add clauses, each of one of every array's literals."""
+    for clause in zip(*(each.tolist() for each in literals), strict=True):
+        model.proto.constraints.add().bool_or.literals.extend(literal for literal in clause if literal != _NONE)
+
+
+@dataclass(frozen=True, eq=False)
+class _Family:
+    """Variables for every interval from a first to before an end, for each member.
+
+    Attributes:
+        first: index of the first variable.
+        member: [variables] whose each is.
+        interval: [variables] and of which interval.
+        begin: [members] first interval of each member.
+        offset: [members] where each member's variables start.
+        count: [members] how many each has.
+    """
+
+    first: int
+    member: Ints
+    interval: Ints
+    begin: Ints
+    offset: Ints
+    count: Ints
+
+    @classmethod
+    def of(cls, begin: Ints, end: Ints, first: int) -> _Family:
+        count = np.maximum(end - begin, 0)
+        offset = np.cumsum(count) - count
+        member = np.repeat(np.arange(len(count)), count)
+        interval = np.arange(len(member)) - offset[member] + begin[member]
+        return cls(first, member, interval, begin, offset, count)
+
+    @property
+    def end(self) -> int:
+        """Index after the last variable."""
+        return self.first + len(self.member)
+
+    @property
+    def negated(self) -> Ints:
+        """[variables] the literal that is true where the variable is not."""
+        return -self.first - np.arange(len(self.member)) - 1
+
+    def variable(self, member: Ints, interval: Ints) -> Ints:
+        """Return the variable of each (member, interval), none where there is none."""
+        place = interval - self.begin[member]
+        exists = (place >= 0) & (place < self.count[member])
+        return np.where(exists, self.first + self.offset[member] + place, _NONE)

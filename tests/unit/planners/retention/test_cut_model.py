@@ -1,0 +1,84 @@
+"""Cuts: where they are taken, what a model of them finds, and what it costs; tests/agreement has the oracle's word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from remat_cli.planners.retention.any_order_bound import any_order_bound
+from remat_cli.planners.retention.cut_bound import any_order_cut_bound, cut_bound, tightest_cuts
+from remat_cli.planners.retention.cut_model import CutModel
+from remat_cli.planners.shared import second_solver
+from remat_cli.planners.shared.cp_model import CpModel
+from remat_cli.planners.shared.cp_sat import first_opinion
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.stages import Ints, Stages
+from remat_cli.problem import Basis
+from tests.graphs import diamond, training_chain
+
+AMPLE = Limits.of(1e5)
+
+
+def test_the_tightest_cuts_are_those_that_lack_most_in_each_part() -> None:
+    lacking = np.array([0, 3, 9, 8, 1, 7])
+    moments = np.array([1, 2, 3, 5])
+    assert tightest_cuts(moments, lacking, 10).tolist() == [1, 2, 3, 5]
+    assert tightest_cuts(moments, lacking, 2).tolist() == [2, 3]
+    assert tightest_cuts(moments[:0], lacking, 2).tolist() == []
+
+
+def test_in_any_order_only_what_a_cut_needs_surely_runs_before_it() -> None:
+    model = CutModel.in_any_order(Stages.of(diamond()), 5, np.array([1, 3]))  # ops a, b, c, d: cuts at b and d
+    assert model.first.tolist() == [0, 0, 0, 1]
+    assert model.latest.tolist() == [0, 0, 1, 1]  # c may run before b or after it
+    assert model.counted == 1
+
+
+CHAIN = training_chain(10)
+ROOM = 4  # bytes; the plain run takes 11
+STAGES = Stages.of(CHAIN)
+
+
+def test_several_moments_say_more_than_the_worst_one() -> None:
+    one = any_order_bound(CHAIN, ROOM, AMPLE).extra
+    fixed, several = cut_bound(STAGES, ROOM, AMPLE).bound.extra, any_order_cut_bound(STAGES, ROOM, AMPLE).bound.extra
+    assert one is not None
+    assert fixed is not None
+    assert several is not None
+    assert fixed >= several > one
+
+
+@pytest.mark.parametrize("make", [CutModel.in_fixed_order, CutModel.in_any_order])
+def test_the_sequence_of_a_solution_runs_again_what_it_says(make: Callable[[Stages, int, Ints], CutModel]) -> None:
+    cuts = np.array([10, 13, 16])
+    model = make(STAGES, ROOM, cuts)
+    outcome = first_opinion(model.build(), AMPLE)
+    assert outcome.values is not None
+    assert outcome.bound is not None
+    sequence = model.sequence(outcome.values)
+    assert sequence.time - CHAIN.total_time == outcome.bound - model.counted > 0
+    at_cuts = sequence.memory[~sequence.is_rerun][cuts]
+    assert at_cuts.max() <= ROOM + CHAIN.fixed_bytes < sequence.peak
+
+
+def test_only_the_best_of_the_models_gets_a_second_opinion(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+    models: list[RematSequence] = []
+
+    def agrees(_: CpModel, bound: int | None, __: Limits) -> bool:
+        asked.append(bound)
+        return True
+
+    monkeypatch.setattr(second_solver, "agrees", agrees)
+    proof = any_order_cut_bound(STAGES, ROOM, AMPLE, tell=models.append)
+    assert len(models) > 1
+    assert not asked
+    assert proof.bound.basis is Basis.ONE_SOLVER
+    bound = proof.confirmed(AMPLE)
+    assert asked == [bound.extra]
+    assert bound.basis is Basis.TWO_SOLVERS
+    assert any_order_cut_bound(STAGES, ROOM, AMPLE, known=100).confirmed(AMPLE).extra == 0
+    assert len(asked) == 1
