@@ -42,8 +42,8 @@ _MOST_FOR_RETENTION = 5_000
 _MOST_FOR_SMALL_GAPS = 1_000
 # The solver's counted work for the bound.
 _WORK_OF_BOUND = 0.5
-# Searches by minimum cuts in a row that may bring nothing.
-_RESTARTS = 4
+# Searches by minimum cuts in a row that may bring nothing: before retention, and after it.
+_FEW_RESTARTS, _MANY_RESTARTS = 2, 4
 # Nearer to the bound than this, rotor and approx_dp have nothing to add, and retention little for its time.
 _GAP_FOR_HEURISTICS = 0.002
 # States that shortest_path may go on from: before the others, where most small graphs are settled in a fraction of a
@@ -137,9 +137,10 @@ class Portfolio(Observer):
             yield "shortest_path", partial(self._settle, path, _FEW_STATES)
         # Without a backward pass much depends on the order, which only retention changes: it should have its time.
         yield "min_cut", lambda: self._search_min_cuts(min_cut, 1.0 if self._is_training else _SHARE_OF_QUICK)
-        yield "retention", self._prove_at_cuts
-        if self._gap > _GAP_FOR_HEURISTICS:
-            yield "min_cut", lambda: self._restart(min_cut)
+        if count <= _MOST_FOR_HEURISTICS:
+            yield "retention", self._prove_at_cuts
+        if count <= _MOST_FOR_HEURISTICS and self._gap > _GAP_FOR_HEURISTICS:
+            yield "min_cut", lambda: self._restart(min_cut, _FEW_RESTARTS)
         if self._is_training and count <= _MOST_FOR_HEURISTICS and self._gap > _GAP_FOR_HEURISTICS:
             yield "rotor", lambda: self._plan(Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)))
             yield "approx_dp", lambda: self._plan(ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK)))
@@ -148,8 +149,8 @@ class Portfolio(Observer):
         best = self._incumbent.best
         if best is not None and best.found_by != "min_cut":
             yield "min_cut", self._improve_by_min_cuts
-        if self._gap > _GAP_FOR_HEURISTICS:
-            yield "min_cut", lambda: self._restart(min_cut)
+        if count <= _MOST_FOR_HEURISTICS and self._gap > _GAP_FOR_HEURISTICS:
+            yield "min_cut", lambda: self._restart(min_cut, _MANY_RESTARTS)
         if path is not None:
             yield "shortest_path", partial(self._settle, path, _MANY_STATES)
 
@@ -211,10 +212,10 @@ class Portfolio(Observer):
         if search.incumbent.closest is not None:
             self.found(search.incumbent.closest)
 
-    def _restart(self, search: MinCutSearch) -> None:
-        """Search by minimum cuts again and again, until that brings nothing for a while."""
+    def _restart(self, search: MinCutSearch, fruitless_restarts: int) -> None:
+        """Search by minimum cuts again and again, until that brought nothing for so many times in a row."""
         fruitless = 0
-        while fruitless < _RESTARTS * self._options.patience and not self._is_over():
+        while fruitless < fruitless_restarts * self._options.patience and not self._is_over():
             before = self._incumbent.best
             search.limits = self._limits.part()
             search.restart()
@@ -225,13 +226,13 @@ class Portfolio(Observer):
         graph = self._problem.graph
         self._observe.phase("proving a bound")
         room = self._problem.budget.device_bytes - graph.fixed_bytes
-        known = self._incumbent.bound.time - graph.total_time
+        known = self._incumbent.bound_on(Scope.ANY_ORDER).time - graph.total_time
         self._proof = any_order_cut_bound(Stages.of(graph), room, self._limits, known, self._offer_fitted)
         self._note(self._proof.bound)
 
     def _confirm(self) -> None:
         """Ask a second solver about what rests on one, with the time that is left."""
-        if self._incumbent.bound.basis is Basis.ONE_SOLVER:
+        if self._incumbent.bound_on(Scope.ANY_ORDER).basis is Basis.ONE_SOLVER:
             self._observe.phase("checking the bound")
             self._note(self._proof.confirmed(self._limits))
 

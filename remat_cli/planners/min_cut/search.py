@@ -23,7 +23,7 @@ import numpy as np
 from remat_cli.cores import leave_ctrl_c_to_parent
 from remat_cli.graph import Graph
 from remat_cli.planners.min_cut.exact_choice import Window
-from remat_cli.planners.min_cut.fitting import STARTS, Prices, fit, move, without_needless
+from remat_cli.planners.min_cut.fitting import STARTS, Prices, drawn_prices, fit, move, refit, without_needless
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
@@ -33,6 +33,9 @@ from remat_cli.problem import Basis, Scope, Status
 
 # Cuts after which a first plan is given up: at first, and where none was found so.
 _FEW_CUTS, _MANY_CUTS = 6, 200
+# First plans of a search that begins anew. On ResNet-50 at 60 % ten such searches, of 3 s each, came to 16.8 to 19.9 %;
+# from the one best first plan, to 17.2 to 19.7 %.
+_DRAWN_STARTS = 6
 # Tasks of a round, and moves of a task. They are the same however many processes there are, and so is what is found.
 _TASKS = 4
 _MOVES = 4
@@ -120,7 +123,6 @@ class MinCutSearch:
         self._plain = RematSequence(start.reads, start.first_runs)  # every op once, in this order
         self._is_input_order = start.keeps_input_order
         self.best = start if start.peak <= self._budget else None
-        self._first: RematSequence | None = None  # the best plan before the first move
         self._bound = graph.total_time  # on plans in this order
         self._has_begun = False
         self._nothing_fits = False
@@ -151,12 +153,16 @@ class MinCutSearch:
         if self.best is None:  # much of what is made again must be made again again: leave room for that
             for prices in reversed(STARTS):
                 self._start_at(prices, _MANY_CUTS)
-        self._first = self.best
 
     def restart(self) -> None:
-        """Search again from the best first plan, with other random choices; what was found before stays the best."""
-        best, self.best = self.best, self._first
+        """Search again, with other first plans and other random choices; the best of all remains."""
+        best, self.best = self.best, None
         self._restarts += 1
+        rng = np.random.default_rng((self.limits.seed, self._restarts))
+        self.incumbent.observe.phase("first plans by minimum cuts")
+        for _ in range(_DRAWN_STARTS):
+            if (start := refit(self._plain, self._budget, drawn_prices(rng), self.limits)) is not None:
+                self._take(start)
         self._improve()
         if best is not None and (self.best is None or best.time < self.best.time):
             self.best = best
