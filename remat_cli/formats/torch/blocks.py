@@ -219,11 +219,11 @@ def _path(node: fx.Node) -> str:
 
 
 def _layout(tensor: torch.Tensor) -> Hashable:
-    kind = type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tuple(tensor.shape)
+    kind = type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad
     if tensor.layout is not torch.strided:  # refused where the whole is read
         return kind
-    memory = tuple(tensor.stride()), tensor.storage_offset(), tensor.untyped_storage().nbytes()
-    return *kind, *memory, tensor.is_conj(), tensor.is_neg()
+    memory = tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
+    return *kind, repr(memory), tensor.is_conj(), tensor.is_neg()  # sizes that depend on data have no hash
 
 
 def _longest_run(forms: Sequence[Hashable]) -> tuple[int, int, int]:
