@@ -2,7 +2,8 @@
 
 `reference` names the function and calls it, `step` says what it may return, `weightless` builds the model without
 memory, `internals` has torch.compile hand over the joint graph of forward and backward pass, `joint` resolves in it who
-shares memory with whom, `convert` makes of that a `Graph`. Nothing here loads torch before a function is named.
+shares memory with whom, `convert` makes of that a `Graph`. Of many equal blocks few are traced (`blocks`), and what all
+of them would give is worked out (`lines`). Nothing here loads torch before a function is named.
 """
 
 from __future__ import annotations

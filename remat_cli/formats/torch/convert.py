@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import fx
 
+from remat_cli.formats.reader import Reading
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint, JointOp
 from remat_cli.formats.torch.mutation import is_backward
@@ -80,13 +82,25 @@ def signature(op: JointOp) -> str:
 
     Two joint graphs whose ops have the same names and signatures are the same graph.
     """
-    node = op.node
-    if node is None:
-        text = "boundary"
-    else:
-        made = [_layout(value) for value in tensors_of(node.meta.get("val"))]
-        text = f"{written(node)} -> {made}"
-    return sha256(text.encode()).hexdigest()[:_SIGNATURE_LENGTH]
+    return hashed(full_signature(op))
+
+
+def full_signature(op: JointOp) -> str:
+    """Return what `signature` is the hash of."""
+    if op.node is None:
+        return "boundary"
+    return f"{written(op.node)} -> {[_layout(value) for value in tensors_of(op.node.meta.get('val'))]}"
+
+
+def hashed(full: str) -> str:
+    """Return the signature of what an op does, from the full text."""
+    return sha256(full.encode()).hexdigest()[:_SIGNATURE_LENGTH]
+
+
+def with_signatures(reading: Reading, signatures: Mapping[str, str]) -> Reading:
+    """Return a reading whose ops have other signatures, which are given by the ops' names."""
+    ops = tuple(replace(op, signature=signatures[op.name]) for op in reading.graph.ops)
+    return replace(reading, graph=replace(reading.graph, ops=ops))
 
 
 def written(node: fx.Node, *, named: bool = True) -> str:

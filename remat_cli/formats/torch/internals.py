@@ -70,13 +70,24 @@ class Captured:
 Divide = Callable[[Captured], tuple[fx.GraphModule, fx.GraphModule]]
 
 
-def compiled(function: Callable[..., Any], divide: Divide) -> Callable[..., Any]:
+# Gets a module as torch's front end makes it, and its inputs; returns their joint graph, None where there is none.
+Trace = Callable[[fx.GraphModule, Sequence[Any]], "Captured | None"]
+# Sees a module and its inputs before they are traced with their backward pass; it may raise to end the capture.
+Foresee = Callable[[fx.GraphModule, Sequence[Any], Trace], None]
+
+
+def compiled(function: Callable[..., Any], divide: Divide, foresee: Foresee | None = None) -> Callable[..., Any]:
     """Return `function` so that it runs, with autograd, as the two graphs that `divide` makes of its joint graph.
 
     It is captured at the first call, and again wherever a guard of torch.compile says that another graph is needed
     (another shape, another mode). Where nothing needs a gradient, it runs as it is.
+
+    Args:
+        function: what is called.
+        divide: makes the two graphs.
+        foresee: sees what is captured before it is traced with its backward pass.
     """
-    compiled_function = torch.compile(function, backend=_backend(divide), fullgraph=True, dynamic=False)
+    compiled_function = torch.compile(function, backend=_backend(divide, foresee), fullgraph=True, dynamic=False)
 
     options = {**_DYNAMO, "reorderable_logging_functions": {print}, "ignore_logging_functions": _logging_methods()}
 
@@ -105,31 +116,55 @@ def _logging_methods() -> set[Callable[..., Any]]:
     return {method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")}
 
 
-def _backend(divide: Divide) -> Callable[..., Any]:
-    from torch._dynamo.backends.common import aot_autograd
-
+def _backend(divide: Divide, foresee: Foresee | None) -> Callable[..., Any]:
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        nodes = module.graph.find_nodes(op="placeholder")
-        given = [Primal(_source(node), value) for node, value in zip(nodes, inputs, strict=True)]
-
-        def partition(
-            joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
-        ) -> tuple[fx.GraphModule, fx.GraphModule]:
-            primals = tuple(_given_as(node, given) for node in primals_of(joint.graph))
-            return divide(Captured(joint, num_fwd_outputs, primals))
-
-        compiler = aot_autograd(
-            fw_compiler=_boxed,
-            bw_compiler=_boxed,
-            inference_compiler=_boxed,
-            partition_fn=partition,
-            keep_inference_input_mutations=True,
-        )
-        _recurrent_layers_written_out(module.graph)
-        with torch._functorch.config.patch(_FUNCTORCH):
-            return compiler(module, inputs)
+        if foresee is not None:
+            foresee(module, inputs, _traced)
+        return _divided(module, inputs, divide)
 
     return backend
+
+
+def _traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured | None:
+    seen: list[Captured] = []
+
+    def look(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+        seen.append(captured)
+        raise _Seen
+
+    with contextlib.suppress(_Seen):
+        _divided(module, inputs, look)
+    return seen[0] if seen else None
+
+
+def _divided(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide) -> Any:
+    """Have torch trace a module together with its backward pass, and return what runs as `divide` says."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    given = given_of(module, inputs)
+
+    def partition(
+        joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        primals = tuple(_given_as(node, given) for node in primals_of(joint.graph))
+        return divide(Captured(joint, num_fwd_outputs, primals))
+
+    compiler = aot_autograd(
+        fw_compiler=_boxed,
+        bw_compiler=_boxed,
+        inference_compiler=_boxed,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+    _recurrent_layers_written_out(module.graph)
+    with torch._functorch.config.patch(_FUNCTORCH):
+        return compiler(module, inputs)
+
+
+def given_of(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Primal]:
+    """Return what the inputs of a module are, as torch's front end makes it."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    return [Primal(_source(node), value) for node, value in zip(nodes, inputs, strict=True)]
 
 
 def _recurrent_layers_written_out(graph: fx.Graph) -> None:

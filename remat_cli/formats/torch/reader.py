@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import format_tb
 from typing import Any
@@ -16,9 +16,26 @@ from torch import fx, nn
 
 from remat_cli.errors import GraphError, RematError, UsageError
 from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.formats.torch.blocks import read_by_few
 from remat_cli.formats.torch.capture_errors import explained
-from remat_cli.formats.torch.convert import graph_of, operators_of, trained_parameters
-from remat_cli.formats.torch.internals import NO_DATA, Captured, captured_call, check_supported, compiled, forgetting
+from remat_cli.formats.torch.convert import (
+    full_signature,
+    graph_of,
+    hashed,
+    operators_of,
+    trained_parameters,
+    with_signatures,
+)
+from remat_cli.formats.torch.internals import (
+    NO_DATA,
+    Captured,
+    Foresee,
+    Trace,
+    captured_call,
+    check_supported,
+    compiled,
+    forgetting,
+)
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
 from remat_cli.formats.torch.optimizer import optimizer_state_bytes
@@ -58,9 +75,7 @@ class TakenStep:
         """Return what is read of it."""
         joint, captured, optimizer = self.joint, self.captured, self.step.optimizer
         where, name = parts(self.reference)
-        used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
-        state = 0 if optimizer is None else optimizer_state_bytes(optimizer)
-        resident = unused_bytes(modules_of(self.step), used) + state
+        resident = resident_bytes(self.step, (primal.value for primal in captured.primals))
         return Reading(
             graph=graph_of(joint, f"{Path(where).stem if where.endswith('.py') else where}.{name}", resident),
             operators=operators_of(joint),
@@ -86,10 +101,36 @@ def _no_search_for_garbage() -> Iterator[None]:
             gc.enable()
 
 
+class _Told(BaseException):
+    """Ends the capture once a reading is there."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+
+
 @_no_search_for_garbage()
 def read_step(reference: str, options: ReadOptions) -> Reading:
     """Read a training step; arguments and errors are those of `take_step`."""
-    return take_step(reference, options).reading()
+    step, device, notes = _built(reference, options)
+
+    def taken(step: Step, captured: Captured) -> TakenStep:
+        return TakenStep(reference, step, captured, Joint.of(captured), device, notes)
+
+    def read_in_full(captured: Captured) -> Reading:
+        few = taken(step, captured)
+        return with_signatures(few.reading(), {op.name: full_signature(op) for op in few.joint.ops})
+
+    def foresee(module: fx.GraphModule, inputs: Sequence[Any], trace: Trace) -> None:
+        reading = read_by_few(module, inputs, trace, read_in_full)
+        if reading is not None:
+            signed = with_signatures(reading, {op.name: hashed(str(op.signature)) for op in reading.graph.ops})
+            graph = replace(signed.graph, resident_bytes=resident_bytes(step, inputs))
+            raise _Told(replace(signed, graph=graph))
+
+    try:
+        return taken(*capture(step, device, reference, foresee)).reading()
+    except _Told as told:
+        return told.reading
 
 
 @_no_search_for_garbage()
@@ -104,6 +145,13 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
         UsageError: there is no such function, or it does not take these options.
         GraphError: what it returns is no training step, or cannot be captured as one graph.
     """
+    step, device, notes = _built(reference, options)
+    step, captured = capture(step, device, reference)
+    return TakenStep(reference, step, captured, Joint.of(captured), device, notes)
+
+
+def _built(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[str, ...]]:
+    """Return a training step without data, the kind of device whose kernels are read, and what to say about that."""
     check_supported()
     for name in ("input_shapes", "value_shapes"):
         if getattr(options, name):
@@ -117,8 +165,7 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
     with weightless, explaining_failure(reference):
         step = as_step(function(**options.dims), reference)
     device, notes = _device(weightless.device_type)
-    step, captured = capture(step, device, reference)
-    return TakenStep(reference, step, captured, Joint.of(captured), device, tuple(notes))
+    return step, device, tuple(notes)
 
 
 @contextmanager
@@ -158,13 +205,14 @@ class _Seen(BaseException):
     """Ends the capture once the joint graph was seen."""
 
 
-def capture(step: Step, device: str, where: str) -> tuple[Step, Captured]:
+def capture(step: Step, device: str, where: str, foresee: Foresee | None = None) -> tuple[Step, Captured]:
     """Have torch capture a step on tensors without data.
 
     Args:
         step: its modules are changed in place.
         device: whose kernels are captured, such as "cpu".
         where: what the step comes from, for messages.
+        foresee: sees what is captured before it is traced with its backward pass.
 
     Returns:
         The step with fake tensors, and its joint graph.
@@ -182,7 +230,7 @@ def capture(step: Step, device: str, where: str) -> tuple[Step, Captured]:
 
     # Where nothing needs a gradient, torch goes on and runs what it has captured.
     with forgetting(), mode, explained(where), suppress(_Seen, *NO_DATA):
-        compiled(callable_of(step.model), look)(*step.inputs, **step.keyword_inputs)
+        compiled(callable_of(step.model), look, foresee)(*step.inputs, **step.keyword_inputs)
     if not seen:
         raise GraphError(
             f"{where}: nothing in the step needs a gradient",
@@ -221,6 +269,18 @@ def modules_of(step: Step) -> list[nn.Module]:
     """Return the modules that take part in a step, as far as they are in sight: the model, or a function's inputs."""
     candidates = (step.model, *step.inputs, *step.keyword_inputs.values())
     return [value for value in candidates if isinstance(value, nn.Module)]
+
+
+def resident_bytes(step: Step, used: Iterable[torch.Tensor | None]) -> int:
+    """Return the bytes that are there beside a step's inputs: of parameters that it does not use, and the optimizer's.
+
+    Args:
+        step: with fake tensors.
+        used: inputs of its graph; None where torch made one of several.
+    """
+    keys = {storage_key(tensor) for tensor in used if tensor is not None}
+    state = 0 if step.optimizer is None else optimizer_state_bytes(step.optimizer)
+    return unused_bytes(modules_of(step), keys) + state
 
 
 def unused_bytes(modules: Iterable[nn.Module], used: set[int]) -> int:
