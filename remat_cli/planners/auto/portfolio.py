@@ -212,10 +212,10 @@ class Portfolio(Observer):
         if search.incumbent.closest is not None:
             self.found(search.incumbent.closest)
 
-    def _restart(self, search: MinCutSearch, fruitless_restarts: int) -> None:
+    def _restart(self, search: MinCutSearch, most_fruitless: int) -> None:
         """Search by minimum cuts again and again, until that brought nothing for so many times in a row."""
         fruitless = 0
-        while fruitless < fruitless_restarts * self._options.patience and not self._is_over():
+        while fruitless < most_fruitless and not self._is_over():
             before = self._incumbent.best
             search.limits = self._limits.part()
             search.restart()

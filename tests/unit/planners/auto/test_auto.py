@@ -22,8 +22,8 @@ from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.retention.cut_bound import CutProof
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
-from remat_cli.planners.shared import limits
-from remat_cli.problem import Bound, Budget, Observer, Problem, Scope, Status
+from remat_cli.planners.shared import limits, second_solver
+from remat_cli.problem import Basis, Bound, Budget, Observer, Problem, Scope, Status
 from remat_cli.schedule import Offload, Schedule, plain_run
 from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.synthesis import synthesize
@@ -232,6 +232,17 @@ def test_whatever_phase_the_time_is_up_in_it_ends_with_the_plan_so_far(
     assert has_plan or late_at == 1
     # A planner may announce what comes next before it looks at the clock.
     assert len(told.phases) <= late_at + 2
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_what_one_solver_says_of_several_moments_is_checked_by_another(
+    agrees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second_solver, "agrees", lambda *_: agrees)
+    solution = solve(at_share(training_unet(6), 0.8), Auto(time_limit=NO_CLOCK))
+    assert solution.status is Status.OPTIMAL
+    foremost = solution.result.bounds[0]
+    assert (foremost.scope, foremost.basis) == (Scope.ANY_ORDER, Basis.TWO_SOLVERS if agrees else Basis.ONE_SOLVER)
 
 
 def test_a_limit_of_work_gives_the_same_plan_again() -> None:

@@ -68,6 +68,18 @@ def test_other_seeds_find_other_plans() -> None:
     assert len(plans) > 1
 
 
+def test_a_search_that_begins_anew_may_find_more_and_keeps_the_best_plan() -> None:
+    search = MinCutSearch(Incumbent(at_share(UNET, 0.35), Observer()), Limits(work=1e5))
+    search.run()
+    times = []
+    for work in (0, 2e5, 0):
+        assert search.best is not None
+        times.append(search.best.time)
+        search.limits = Limits(work=work)
+        search.restart()
+    assert times[0] == times[1] > times[2]
+
+
 def test_more_work_is_never_worse() -> None:
     problem = at_share(UNET, 0.35)
     times = []
