@@ -137,11 +137,11 @@ class Portfolio(Observer):
             yield "shortest_path", partial(self._settle, path, _FEW_STATES)
         # Without a backward pass much depends on the order, which only retention changes: it should have its time.
         yield "min_cut", lambda: self._search_min_cuts(min_cut, 1.0 if self._is_training else _SHARE_OF_QUICK)
-        if count <= _MOST_FOR_HEURISTICS:
+        is_small_training = self._is_training and count <= _MOST_FOR_HEURISTICS
+        if is_small_training:
             yield "retention", self._prove_at_cuts
-        if count <= _MOST_FOR_HEURISTICS and self._gap > _GAP_FOR_HEURISTICS:
+        if is_small_training and self._gap > _GAP_FOR_HEURISTICS:
             yield "min_cut", lambda: self._restart(min_cut, _FEW_RESTARTS)
-        if self._is_training and count <= _MOST_FOR_HEURISTICS and self._gap > _GAP_FOR_HEURISTICS:
             yield "rotor", lambda: self._plan(Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)))
             yield "approx_dp", lambda: self._plan(ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK)))
         if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):
@@ -149,7 +149,7 @@ class Portfolio(Observer):
         best = self._incumbent.best
         if best is not None and best.found_by != "min_cut":
             yield "min_cut", self._improve_by_min_cuts
-        if count <= _MOST_FOR_HEURISTICS and self._gap > _GAP_FOR_HEURISTICS:
+        if is_small_training and self._gap > _GAP_FOR_HEURISTICS:
             yield "min_cut", lambda: self._restart(min_cut, _MANY_RESTARTS)
         if path is not None:
             yield "shortest_path", partial(self._settle, path, _MANY_STATES)
