@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Phase
+from remat_cli.planners.annealing.search import AnnealingSearch
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.dtr.planner import DTR, Heuristic
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
@@ -47,6 +48,8 @@ _FEW_STATES, _MANY_STATES = 1_000, 20_000
 # what they find does not depend on the clock.
 _SHARE_OF_QUICK = 0.25
 _SHARE_OF_OFFLOADING = 0.4
+# What annealing may take of the time on graphs that retention is worth its time on, too.
+_SHARE_OF_ANNEALING = 0.6
 # A greedy run is given up after so many times the plain time.
 _SLOWEST_EVICTION = 1.5
 
@@ -132,6 +135,8 @@ class Portfolio(Observer):
         if self._is_training and count <= _MOST_FOR_HEURISTICS and self._gap > _GAP_FOR_HEURISTICS:
             yield "rotor", lambda: self._plan(Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)))
             yield "approx_dp", lambda: self._plan(ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK)))
+        if not self._is_training and self._gap > _GAP_FOR_HEURISTICS and count > _MOST_FOR_SHORTEST_PATH:
+            yield "annealing", self._anneal
         if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):
             yield "retention", self._retain
         best = self._incumbent.best
@@ -201,6 +206,13 @@ class Portfolio(Observer):
         if sequence is not None:
             own = Incumbent(self._problem, self, Scope.FIXED_ORDER)
             MinCutSearch(own, self._limits.part(), self._options.gap, sequence).run()
+
+    def _anneal(self) -> None:
+        share = _SHARE_OF_ANNEALING if len(self._problem.graph.ops) <= _MOST_FOR_RETENTION else 1.0
+        own = Incumbent(self._problem, self, Scope.ANY_ORDER)
+        AnnealingSearch(own, self._limits.part(share), self._options.gap, self._best_sequence()).run()
+        if own.closest is not None:
+            self.found(own.closest)
 
     def _retain(self) -> None:
         given = self._options
