@@ -63,6 +63,8 @@ _SWEEPS_OF_MENDING, _SWEEPS_A_CUT = 150, 10
 _NOISE_OF_CUTS = 0.3
 # What a move may lose, in temperatures: one that loses more is hardly ever made.
 _LOSS = 3.0
+# A plan that is given is as good a beginning as any where it is so near to the bound, as a share of the plain time.
+_NEAR = 0.1
 # The search ends after so many rounds in a row that gain nothing: where there is a plan, and where there is none.
 _PATIENCE, _PATIENCE_WITHOUT = 3, 6
 
@@ -112,7 +114,7 @@ class AnnealingSearch:
         fruitless = 0
         while fruitless < (_PATIENCE if self._best else _PATIENCE_WITHOUT) and not self._is_done:
             before = self._best
-            if before is None or not self.rounds:
+            if before is None or (not self.rounds and self.incumbent.gap > _NEAR):
                 self._round(start, _FIRST)
             else:
                 self._round(before, _AGAIN)

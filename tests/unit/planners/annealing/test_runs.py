@@ -71,11 +71,11 @@ def test_what_leaving_a_run_out_does_is_told_before(sequence: RematSequence, roo
 @given(SEQUENCES, st.integers(0, 10), st.randoms(use_true_random=False))
 def test_what_making_again_does_is_told_before(sequence: RematSequence, room: int, rng: random.Random) -> None:
     runs = Runs(sequence, room)
-    pauses = runs.pauses()
-    pause = rng.choice(pauses) if pauses else None
-    span = None if pause is None else runs.span(pause)
-    remake = None if span is None else Remaking(runs, pause.instance, *span, price=100.0, loss=100.0).remake()
-    if remake is not None:
+    for pause in rng.sample(pauses := runs.pauses(), min(1, len(pauses))):
+        begin, end = runs.span(pause) or (0, 0)
+        remake = Remaking(runs, pause.instance, begin, end, price=100.0, loss=100.0).remake() if end else None
+        if remake is None:
+            continue
         before, length = above(runs.excess), len(runs.order)
         runs.add(remake)
         assert above(runs.excess) - before == remake.lacking
