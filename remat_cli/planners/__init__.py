@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from remat_cli.planners.acg.planner import ACG
+from remat_cli.planners.annealing.planner import Annealing
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP
 from remat_cli.planners.dtr.planner import DTR
@@ -39,6 +40,7 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "acg": ACG,
     "min_cut": MinCut,
     "retention": Retention,
+    "annealing": Annealing,
 }
 
 # Those that move tensors to the host and back: the ones that exist for it, and those that do where it is asked for.

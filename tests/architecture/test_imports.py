@@ -50,6 +50,7 @@ PLANNER_LAYERS = (
     (
         "remat_cli.planners.keep_all",
         "remat_cli.planners.acg",
+        "remat_cli.planners.annealing",
         "remat_cli.planners.checkmate",
         "remat_cli.planners.dtr",
         "remat_cli.planners.lower_sets",
@@ -66,8 +67,9 @@ PLANNER_LAYERS = (
 )
 METHODS = PLANNER_LAYERS[1]
 # A method that builds on another: pofo prices a block by rotor's table, retention starts from min_cut's plans, offload
-# prices min_cut's cuts, at the moments that retention's bound looks at.
+# prices min_cut's cuts, at the moments that retention's bound looks at, annealing mends by min_cut's cuts.
 BUILDS_ON = {
+    "remat_cli.planners.annealing": ("remat_cli.planners.min_cut",),
     "remat_cli.planners.offload": ("remat_cli.planners.min_cut", "remat_cli.planners.retention"),
     "remat_cli.planners.pofo": ("remat_cli.planners.rotor",),
     "remat_cli.planners.retention": ("remat_cli.planners.min_cut",),

@@ -42,6 +42,7 @@ from tests.bench.portfolio import portfolio
 from tests.bench.progress import progress
 from tests.bench.scale import scale
 from tests.bench.small import small
+from tests.bench.tangled import tangled
 from tests.bench.transfers import transfers
 from tests.places import GRAPHS
 
@@ -74,9 +75,13 @@ def files() -> Iterator[tuple[Path, GraphOptions]]:
 def public_files() -> Iterator[tuple[Path, GraphOptions]]:
     """All of these, and the graphs without a backward pass."""
     yield from files()
-    if "REMAT_DATA" in os.environ:
-        for path in sorted(Path(os.environ["REMAT_DATA"], "moccasin").glob("rl_*.json")):
-            yield path, GraphOptions()
+    for path in tangled_files():
+        yield path, GraphOptions()
+
+
+def tangled_files() -> list[Path]:
+    """The public graphs without a backward pass."""
+    return sorted(Path(os.environ["REMAT_DATA"], "moccasin").glob("rl_*.json")) if "REMAT_DATA" in os.environ else []
 
 
 def linked_files() -> Iterator[tuple[Path, GraphOptions]]:
@@ -196,6 +201,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "portfolio": lambda console: portfolio(console, files()),
     "progress": lambda console: progress(console, files()),
     "small": small,
+    "tangled": lambda console: tangled(console, tangled_files()),
     "scale": scale,
     "commands": commands,
     "execution": execution,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from remat_cli.errors import PlannerRefuses
 from remat_cli.graph import Phase
+from remat_cli.planners.annealing.search import AnnealingSearch
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.dtr.planner import DTR, Heuristic
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
@@ -53,6 +54,11 @@ _FEW_STATES, _MANY_STATES = 1_000, 20_000
 # what they find does not depend on the clock.
 _SHARE_OF_QUICK = 0.25
 _SHARE_OF_OFFLOADING = 0.4
+# Without a backward pass annealing and retention share the time. Annealing comes first where there is no plan this near
+# to the bound. Up to so many ops, retention comes first with all the time there is.
+_SHARE_OF_FIRST = 0.7
+_MOST_FOR_RETENTION_ALONE = 600
+_GAP_FOR_ANNEALING = 0.1
 # A greedy run is given up after so many times the plain time.
 _SLOWEST_EVICTION = 1.5
 
@@ -144,8 +150,7 @@ class Portfolio(Observer):
             yield "min_cut", lambda: self._restart(min_cut, _FEW_RESTARTS)
             yield "rotor", lambda: self._plan(Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)))
             yield "approx_dp", lambda: self._plan(ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK)))
-        if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):
-            yield "retention", self._retain
+        yield from self._reordering()
         best = self._incumbent.best
         if best is not None and best.found_by != "min_cut":
             yield "min_cut", self._improve_by_min_cuts
@@ -153,6 +158,19 @@ class Portfolio(Observer):
             yield "min_cut", lambda: self._restart(min_cut, _MANY_RESTARTS)
         if path is not None:
             yield "shortest_path", partial(self._settle, path, _MANY_STATES)
+
+    def _reordering(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yield the planners that search for other orders, too."""
+        count = len(self._problem.graph.ops)
+        is_tangled = not self._is_training and count > _MOST_FOR_SHORTEST_PATH
+        anneals_first = is_tangled and (self._gap > _GAP_FOR_ANNEALING or count > _MOST_FOR_RETENTION)
+        if anneals_first:
+            yield "annealing", lambda: self._anneal(_SHARE_OF_FIRST if count <= _MOST_FOR_RETENTION else 1.0)
+        if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):
+            shares = is_tangled and not anneals_first and count > _MOST_FOR_RETENTION_ALONE
+            yield "retention", lambda: self._retain(_SHARE_OF_FIRST if shares else 1.0)
+        if is_tangled and not anneals_first and self._gap > _GAP_FOR_HEURISTICS:
+            yield "annealing", lambda: self._anneal(1.0)
 
     @property
     def _is_training(self) -> bool:
@@ -249,10 +267,16 @@ class Portfolio(Observer):
             own = Incumbent(self._problem, self, Scope.FIXED_ORDER)
             MinCutSearch(own, self._limits.part(), self._options.gap, sequence).run()
 
-    def _retain(self) -> None:
+    def _anneal(self, share: float) -> None:
+        own = Incumbent(self._problem, self, Scope.ANY_ORDER)
+        AnnealingSearch(own, self._limits.part(share), self._options.gap, self._best_sequence()).run()
+        if own.closest is not None:
+            self.found(own.closest)
+
+    def _retain(self, share: float) -> None:
         given = self._options
         planner = Retention(
-            time_limit=self._seconds(1.0), work_limit=given.work_limit, patience=given.patience, seed=given.seed
+            time_limit=self._seconds(share), work_limit=given.work_limit, patience=given.patience, seed=given.seed
         )
         known = Known(self._best_sequence(), self._incumbent.bound.time)
         result = RetentionSearch(self._problem, planner, self, known).run()

@@ -6,6 +6,7 @@ on how much further it goes. So prefix sums give the cost of every place at once
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,28 @@ Bytes = NDArray[np.float64]
 _REACH = 1000
 # Ops that read a tensor with more readers than this stay where they are: the lists below grow with its square.
 _MOST_READERS = 256
+
+
+class Uses(NamedTuple):
+    """What bounds the places of an item, and which tensors end with it; items are ops, or runs of ops.
+
+    Attributes:
+        before: items that make what it reads.
+        after: items that read what it makes.
+        users: for each of its counted inputs, who makes it and who else reads it, one after the other.
+        users_start: where in `users` each of its counted inputs starts.
+        input_bytes: the size of each of its counted inputs.
+        held_bytes: bytes of the outputs that are still needed after it has run.
+        own_bytes: bytes of all outputs and of the workspace.
+    """
+
+    before: Ints
+    after: Ints
+    users: Ints
+    users_start: Ints
+    input_bytes: Bytes
+    held_bytes: float
+    own_bytes: float
 
 
 class Takeover(NamedTuple):
@@ -115,6 +138,13 @@ class Dependencies:
         starts = np.searchsorted(self.makers[by_maker], np.arange(1, len(self.movable)))
         return np.split(self.readers[by_maker], starts)
 
+    @cached_property
+    def uses(self) -> list[Uses]:
+        """For each op, what is said of it above."""
+        columns = (self.before, self.after, self.users, self.users_start)
+        sizes = (self.input_bytes, self.held_bytes, self.own_bytes)
+        return [Uses(*row) for row in zip(*columns, *sizes, strict=True)]
+
 
 def _users(reader: Ints, tensor: Ints, maker: Ints, readers_of: Ragged, count: int) -> tuple[list[Ints], list[Ints]]:
     """Return `users` and `users_start` from the pairs (reader, tensor), sorted by reader, and each tensor's maker."""
@@ -149,10 +179,10 @@ def _takeovers(graph: Graph, reader: Ints, tensor: Ints) -> dict[int, list[Takeo
 
 
 class Places(NamedTuple):
-    """All places that an op can take, the others staying in their order. Place 0 is the earliest.
+    """All places that an item can take, the others staying in their order. Place 0 is the earliest.
 
     Attributes:
-        op: the op.
+        item: the op, or run of an op.
         first: stage of place 0.
         now: the place that it has.
         excess: [3, P] memory less the room: of the op now at each place, were it run before the moved op; were it run
@@ -161,7 +191,7 @@ class Places(NamedTuple):
         cost: [P] excess over the stages of all places, up to a constant, with the op at each of them.
     """
 
-    op: int
+    item: int
     first: int
     now: int
     excess: Bytes
@@ -169,7 +199,121 @@ class Places(NamedTuple):
     cost: Bytes
 
 
-class Layout:
+class Line(ABC):
+    """Items in a row, and the memory of each: of the places of an item it tells at once what each would do to memory.
+
+    Attributes:
+        order: [N] item of each stage.
+        position: stage of each item.
+        excess: [N] memory while each stage runs, less the room.
+        between: [N + 1] memory before each stage, and at the end, less the room.
+    """
+
+    order: Ints
+    position: Ints
+    excess: Bytes
+    between: Bytes
+
+    @abstractmethod
+    def _uses(self, item: int) -> Uses:
+        """Return what bounds the places of an item."""
+
+    @abstractmethod
+    def _share(self, item: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
+        """Take off what working in place saves, where that depends on the place."""
+
+    @property
+    def total_excess(self) -> float:
+        """Sum over the stages of the memory above the room."""
+        return float(np.maximum(self.excess, 0).sum())
+
+    def places(self, item: int) -> Places | None:
+        """Return the places that `item` can take; None where it can only stay."""
+        uses = self._uses(item)
+        before, after = uses.before, uses.after
+        position = self.position
+        stage = int(position[item])
+        first = int(np.maximum.reduce(position[before])) + 1 if len(before) else 0
+        last = int(np.minimum.reduce(position[after])) - 1 if len(after) else len(self.order) - 1
+        if first == last:
+            return None
+        first, last = max(first, stage - _REACH), min(last, stage + _REACH)
+        now, count = stage - first, last - first + 1
+        ends = self._ends(uses, first, count)
+        rise = _rise(uses, ends, count)
+        own = uses.own_bytes
+        excess = np.empty((3, count))
+        excess[:2] = self.excess[first : last + 1]
+        excess[0, now + 1 :] -= rise[now + 1 : -1]
+        excess[1, :now] += rise[:now]
+        excess[2, : now + 1] = self.between[first : stage + 1] + own
+        excess[2, now + 1 :] = self.between[stage + 2 : last + 2] - rise[now + 2 :] + own
+        self._share(item, ends, first, now, excess)
+        excess[:2, now] = 0.0  # the moved item does not pass itself
+        above = np.maximum(excess, 0.0)
+        passed = np.cumsum(above[0] - above[1])
+        cost = above[2]
+        cost[1 : now + 1] += passed[:now]
+        cost[now + 1 :] += passed[now + 1 :]
+        return Places(item, first, now, excess, rise, cost)
+
+    def move(self, places: Places, place: int) -> None:
+        """Move an item to one of its places."""
+        item, first, now, excess, rise, _ = places
+        if place == now:
+            return
+        start, end = first + now, first + place
+        if place > now:
+            self.order[start:end] = self.order[start + 1 : end + 1]
+            self.excess[start:end] = excess[0, now + 1 : place + 1]
+            self.between[start + 1 : end + 1] = self.between[start + 2 : end + 2] - rise[now + 2 : place + 2]
+        else:
+            start, end = end, start
+            self.order[start + 1 : end + 1] = self.order[start:end]
+            self.excess[start + 1 : end + 1] = excess[1, place:now]
+            self.between[start + 1 : end + 1] = self.between[start:end] + rise[place:now]
+        self.order[first + place] = item
+        self.excess[first + place] = excess[2, place]
+        self.position[self.order[start : end + 1]] = np.arange(start, end + 1)
+
+    def _can_matter(self, makers: Ints, readers: Ints) -> Bools:
+        """[N] Return which items can move within a range of stages of which one lacks memory."""
+        earliest, latest = self._ranges(makers, readers)
+        lacking = np.concatenate([[0], np.cumsum(self.excess > 0)])
+        can: Bools = (earliest < latest) & (lacking[latest + 1] > lacking[earliest])
+        return can
+
+    def _ranges(self, makers: Ints, readers: Ints) -> tuple[Ints, Ints]:
+        """Return the first and the last stage of each item that its dependencies allow, the others staying in order.
+
+        Args:
+            makers: for each pair of items of which one reads what the other makes: the one that makes it.
+            readers: the one that reads it.
+        """
+        count = len(self.order)
+        earliest, latest = np.zeros(count, dtype=np.int64), np.full(count, count - 1)
+        np.maximum.at(earliest, readers, self.position[makers] + 1)
+        np.minimum.at(latest, makers, self.position[readers] - 1)
+        return earliest, latest
+
+    def _ends(self, uses: Uses, first: int, count: int) -> Ints:
+        """For each counted input, the first place by which all its other readers have run, at most `count` + 1."""
+        if not len(uses.users):
+            return uses.users
+        last_use: Ints = np.maximum.reduceat(self.position[uses.users], uses.users_start)
+        return np.minimum(np.maximum(last_use + (1 - first), 0), count + 1)
+
+
+def _rise(uses: Uses, ends: Ints, count: int) -> Bytes:
+    """What having run the item adds before each place: its outputs, less the inputs that only it still reads."""
+    held = uses.held_bytes
+    if not len(ends):
+        return np.full(count + 1, held)
+    ended = np.bincount(ends, weights=uses.input_bytes, minlength=count + 2)
+    return held - np.cumsum(ended, dtype=np.float64)[: count + 1]
+
+
+class Layout(Line):
     """An order that changes by moves of one op, and the memory of each of its stages.
 
     Attributes:
@@ -183,7 +327,7 @@ class Layout:
         """Lay out a graph, in the order of its stages."""
         count = len(stages)
         self._dependencies = dependencies
-        self._before, self._after = dependencies.before, dependencies.after
+        self._uses_of = dependencies.uses
         self.order = stages.order.copy()
         self.position = np.empty(count, dtype=np.int64)
         self.position[self.order] = np.arange(count)
@@ -192,11 +336,6 @@ class Layout:
         np.add.at(change, stages.made_at + 1, stages.bytes)
         np.add.at(change, stages.last_read + 1, -stages.bytes)
         self.between = np.cumsum(change)[: count + 1] - room
-
-    @property
-    def total_excess(self) -> float:
-        """Sum over the stages of the memory above the room."""
-        return float(np.maximum(self.excess, 0).sum())
 
     def copy(self) -> Layout:
         """Return the same order, to be changed apart from this one."""
@@ -207,95 +346,22 @@ class Layout:
 
     def loose(self) -> Ints:
         """Return the ops that can move."""
-        earliest, latest = self._ranges()
+        earliest, latest = self._ranges(self._dependencies.makers, self._dependencies.readers)
         return np.flatnonzero((earliest < latest) & self._dependencies.movable)
 
     def restless(self) -> Ints:
         """Return the ops that can move within a range of stages of which one lacks memory."""
-        earliest, latest = self._ranges()
-        lacking = np.concatenate([[0], np.cumsum(self.excess > 0)])
-        matters = lacking[latest + 1] > lacking[earliest]
-        return np.flatnonzero((earliest < latest) & self._dependencies.movable & matters)
+        can = self._can_matter(self._dependencies.makers, self._dependencies.readers)
+        return np.flatnonzero(can & self._dependencies.movable)
 
-    def _ranges(self) -> tuple[Ints, Ints]:
-        """Return the first and the last stage of each op that its dependencies allow, the others staying in order."""
-        count = len(self.order)
-        earliest, latest = np.zeros(count, dtype=np.int64), np.full(count, count - 1)
-        makers, readers = self._dependencies.makers, self._dependencies.readers
-        np.maximum.at(earliest, readers, self.position[makers] + 1)
-        np.minimum.at(latest, makers, self.position[readers] - 1)
-        return earliest, latest
+    def _uses(self, item: int) -> Uses:
+        return self._uses_of[item]
 
-    def places(self, op: int) -> Places | None:
-        """Return the places that `op` can take; None where it can only stay."""
-        before, after = self._before[op], self._after[op]
-        position = self.position
-        stage = int(position[op])
-        first = int(np.maximum.reduce(position[before])) + 1 if len(before) else 0
-        last = int(np.minimum.reduce(position[after])) - 1 if len(after) else len(position) - 1
-        if first == last:
-            return None
-        first, last = max(first, stage - _REACH), min(last, stage + _REACH)
-        now, count = stage - first, last - first + 1
-        ends = self._ends(op, first, count)
-        rise = self._rise(op, ends, count)
-        own = self._dependencies.own_bytes[op]
-        excess = np.empty((3, count))
-        excess[:2] = self.excess[first : last + 1]
-        excess[0, now + 1 :] -= rise[now + 1 : -1]
-        excess[1, :now] += rise[:now]
-        excess[2, : now + 1] = self.between[first : stage + 1] + own
-        excess[2, now + 1 :] = self.between[stage + 2 : last + 2] - rise[now + 2 :] + own
-        if op in self._dependencies.takeovers:
-            self._share(op, ends, first, now, excess)
-        excess[:2, now] = 0.0  # the moved op does not pass itself
-        above = np.maximum(excess, 0.0)
-        passed = np.cumsum(above[0] - above[1])
-        cost = above[2]
-        cost[1 : now + 1] += passed[:now]
-        cost[now + 1 :] += passed[now + 1 :]
-        return Places(op, first, now, excess, rise, cost)
-
-    def move(self, places: Places, place: int) -> None:
-        """Move an op to one of its places."""
-        op, first, now, excess, rise, _ = places
-        if place == now:
-            return
-        start, end = first + now, first + place
-        if place > now:
-            self.order[start:end] = self.order[start + 1 : end + 1]
-            self.excess[start:end] = excess[0, now + 1 : place + 1]
-            self.between[start + 1 : end + 1] = self.between[start + 2 : end + 2] - rise[now + 2 : place + 2]
-        else:
-            start, end = end, start
-            self.order[start + 1 : end + 1] = self.order[start:end]
-            self.excess[start + 1 : end + 1] = excess[1, place:now]
-            self.between[start + 1 : end + 1] = self.between[start:end] + rise[place:now]
-        self.order[first + place] = op
-        self.excess[first + place] = excess[2, place]
-        self.position[self.order[start : end + 1]] = np.arange(start, end + 1)
-
-    def _ends(self, op: int, first: int, count: int) -> Ints:
-        """For each counted input, the first place by which all its other readers have run, at most `count` + 1."""
-        users = self._dependencies.users[op]
-        if not len(users):
-            return users
-        last_use: Ints = np.maximum.reduceat(self.position[users], self._dependencies.users_start[op])
-        return np.minimum(np.maximum(last_use + (1 - first), 0), count + 1)
-
-    def _rise(self, op: int, ends: Ints, count: int) -> Bytes:
-        """What having run the op adds before each place: its outputs, less the inputs that only it still reads."""
-        held = self._dependencies.held_bytes[op]
-        if not len(ends):
-            return np.full(count + 1, held)
-        ended = np.bincount(ends, weights=self._dependencies.input_bytes[op], minlength=count + 2)
-        return held - np.cumsum(ended, dtype=np.float64)[: count + 1]
-
-    def _share(self, op: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
+    def _share(self, item: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
         """Take off what working in place saves: at the moved op, and at ops that become or were an input's last one."""
-        for taker, which, saved in self._dependencies.takeovers[op]:
+        for taker, which, saved in self._dependencies.takeovers.get(item, ()):
             end = int(ends[which])
-            if taker == op:
+            if taker == item:
                 # A place before the present one puts the op before that stage's own op, a later one behind it.
                 excess[2, end if end <= now else end - 1 :] -= saved
             elif 0 < end <= excess.shape[1] and self.order[first + end - 1] == taker:

@@ -1,0 +1,1 @@
+"""Order and recomputation searched together, by simulated annealing over sequences."""

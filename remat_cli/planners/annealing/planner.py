@@ -1,0 +1,50 @@
+"""Order and recomputation searched together, for graphs where each depends on the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_cli.planners.shared.option_checks import check_least
+from remat_cli.problem import Observer, PlanResult, Problem, Scope
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """Searches order and recomputation together: runs take other places, are added and are left out.
+
+    For graphs without a backward pass, where the order is free and decides as much as what is made again.
+
+    Source: ours; Kirkpatrick, Gelatt, Vecchi, Optimization by Simulated Annealing, Science 1983.
+    Takes: any graph.
+    Searches: all plans.
+    Proves: nothing.
+    Complexity: a move takes time that grows with the length it spans; some hundred moves for each op.
+
+    Attributes:
+        time_limit: seconds.
+        work_limit: moves that may be tried, in millions; without one the search ends when it no longer pays.
+        gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
+        seed: of random choices.
+    """
+
+    time_limit: float = 60.0
+    work_limit: float | None = None
+    gap: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_least(self, time_limit=0, work_limit=0, gap=0, seed=0)
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        """Plan `problem`."""
+        # numpy comes with it; the options must be readable without it.
+        from remat_cli.planners.annealing.search import AnnealingSearch
+        from remat_cli.planners.shared.incumbent import Incumbent
+        from remat_cli.planners.shared.limits import Limits
+
+        incumbent = Incumbent(problem, observe, Scope.ANY_ORDER)
+        work = None if self.work_limit is None else self.work_limit * 1_000_000
+        limits = Limits.of(self.time_limit, work, seed=self.seed, observe=observe)
+        search = AnnealingSearch(incumbent, limits, self.gap)
+        search.run()
+        return incumbent.result(stats={"rounds": search.rounds})

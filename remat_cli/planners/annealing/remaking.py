@@ -1,0 +1,162 @@
+"""What to make again before a read, so that it need not be kept through the pause before that."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from remat_cli.planners.annealing.runs import Remake, Runs, above
+
+# How deep reruns of reruns go, and of how many tensors the price is worked out.
+_DEPTH = 8
+_MOST_PRICED = 200
+# A pause is left alone where filling it seems to cost so many times what it would save. That counts twice what several
+# reruns need.
+_MOST_COST = 1.2
+
+
+class Remaking:
+    """One pause, and what it takes to fill it.
+
+    Each tensor that a rerun reads is kept until then, or made again in turn, whichever costs less; what several reruns
+    need is counted once for each when they are chosen, and once when what was chosen is measured.
+    """
+
+    def __init__(self, runs: Runs, instance: int, begin: int, end: int, price: float, loss: float) -> None:
+        """Prepare.
+
+        Args:
+            runs: the sequence.
+            instance: what nobody reads between two positions.
+            begin: the first of them.
+            end: the other one, before which it is made again.
+            price: time that a byte above the room is worth, for one stage.
+            loss: time that it may cost more than it gains.
+        """
+        self._runs, self._facts = runs, runs.facts
+        self._instance, self._begin, self._end = instance, begin, end
+        self._price, self._loss = price, loss
+        self._tensor = runs.tensor[instance]
+        self._size = self._facts.size[self._tensor]
+        self._costs: dict[int, tuple[float, bool]] = {}
+
+    def remake(self) -> Remake | None:
+        """Return what to make again; None where that cannot pay."""
+        pause = self._runs.excess[self._begin + 1 : self._end]
+        most = _MOST_COST * self._price * (above(pause) - above(pause - self._size)) + self._loss
+        op = self._facts.producer[self._tensor]
+        cost = float(self._facts.time[op])
+        for tensor in self._facts.reads[op]:
+            if cost > most:
+                return None
+            cost += self._cost(tensor, _DEPTH, most - cost)
+        if cost > most:
+            return None
+        ops = self._ops(op)
+        made: set[int] = set()
+        kept: dict[int, int] = {}
+        for again in ops:
+            for tensor in self._facts.reads[again]:
+                if tensor not in made and tensor not in kept:
+                    instance = self._runs.latest(tensor, self._end)
+                    if instance is None or instance == self._instance:
+                        return None
+                    kept[tensor] = instance
+            made.update(self._facts.makes[again])
+        return self._measured(ops, kept)
+
+    def _cost(self, tensor: int, depth: int, most: float) -> float:
+        """Return what it costs to have a tensor at the end of the pause, and note whether it is made again for that.
+
+        What costs more than `most` is not looked into.
+        """
+        known = self._costs.get(tensor)
+        if known is not None:
+            return known[0]
+        keep = self._cost_of_keeping(tensor)
+        op = self._facts.producer[tensor]
+        again = float(self._facts.time[op]) if self._facts.can_rerun[op] and depth else inf
+        most = min(most, keep)
+        if again < most and len(self._costs) < _MOST_PRICED:
+            for read in self._facts.reads[op]:
+                again += self._cost(read, depth - 1, most - again)
+                if again >= most:
+                    break
+        if again >= most:
+            again = inf
+        self._costs[tensor] = min(keep, again), again < keep
+        return min(keep, again)
+
+    def _cost_of_keeping(self, tensor: int) -> float:
+        runs = self._runs
+        instance = runs.latest(tensor, self._end)
+        if instance is None or instance == self._instance:
+            return inf
+        last = runs.last_read(instance)
+        if last >= self._end:
+            return 0.0
+        excess = runs.excess[last + 1 : self._end] - (self._size if last >= self._begin else 0)
+        return self._price * (above(excess + self._facts.size[tensor]) - above(excess))
+
+    def _ops(self, op: int) -> list[int]:
+        """Return the ops to run, in order: one, and before it those of which it reads what is made again."""
+        ops: dict[int, None] = {}
+        stack = [op]
+        while stack:
+            reads = self._facts.reads[stack[-1]]
+            again = (self._facts.producer[tensor] for tensor in reads if self._costs.get(tensor, (0.0, False))[1])
+            due = next((each for each in again if each not in ops), None)
+            if due is None:
+                ops[stack.pop()] = None
+            else:
+                stack.append(due)
+        return list(ops)
+
+    def _measured(self, ops: list[int], kept: dict[int, int]) -> Remake:
+        runs, end = self._runs, self._end
+        last = {tensor: runs.last_read(instance) for tensor, instance in kept.items()}
+        late = {tensor: at for tensor, at in last.items() if at < end}
+        start = min([self._begin, *late.values()])
+        change = np.zeros(end - start)
+        for tensor, at in late.items():
+            change[at - start] += self._facts.size[tensor]
+        change[self._begin - start] -= self._size
+        change = np.cumsum(change)
+        before = runs.excess[start + 1 : end]
+        between, own = self._levels(ops, set(late), runs.between.item(end) + change.item(-1))
+        excess = np.concatenate([before + change[:-1], own])
+        return Remake(
+            instance=self._instance,
+            end=end,
+            ops=ops,
+            kept=kept,
+            start=start,
+            change=change,
+            excess=excess,
+            between=between,
+            lacking=above(excess) - above(before),
+            time=sum(self._facts.time[op] for op in ops),
+        )
+
+    def _levels(self, ops: list[int], late: set[int], level: float) -> tuple[list[float], list[float]]:
+        """Return memory less the room, before each of the new runs and while it is carried out.
+
+        Args:
+            ops: of the new runs, in order.
+            late: tensors that are kept for the new runs only.
+            level: memory less the room before the first one.
+        """
+        facts = self._facts
+        last_use = {tensor: number for number, op in enumerate(ops) for tensor in facts.reads[op]}
+        last_use[self._tensor] = len(ops)
+        between, own = [], []
+        for number, op in enumerate(ops):
+            between.append(level)
+            own.append(level + facts.own_bytes[op])
+            late |= {tensor for tensor in facts.makes[op] if last_use.get(tensor, -1) > number}
+            level += sum(facts.size[tensor] for tensor in facts.makes[op] if tensor in late)
+            ended = {tensor for tensor in facts.reads[op] if tensor in late and last_use[tensor] == number}
+            level -= sum(facts.size[tensor] for tensor in ended)
+            late -= ended
+        return between, own

@@ -1,0 +1,442 @@
+"""A sequence whose runs take other places, are added and are left out, and what each such move does to memory and time.
+
+Every instance of a tensor has a maker and readers, which are runs. So the places of a run are measured as those of an
+op are where each op runs once. Moves keep these ties; laying the sequence out anew gives each reader the latest
+instance before it, and leaves nothing that is useless.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from remat_cli.graph import Graph
+from remat_cli.planners.shared.orders.moves import Bytes, Line, Uses
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.stages import Ints
+
+
+class Facts(NamedTuple):
+    """A graph as plain lists, which are quick to look one entry up in; tensors of 0 bytes are there, graph inputs not.
+
+    Attributes:
+        producer: of each tensor.
+        size: of each tensor, in bytes.
+        is_output: of each tensor, whether it is there at the end.
+        reads: for each op, tensors.
+        makes: for each op, tensors.
+        time: of each op.
+        own_bytes: of each op, outputs and workspace.
+        can_rerun: of each op.
+    """
+
+    producer: list[int]
+    size: list[int]
+    is_output: list[bool]
+    reads: list[list[int]]
+    makes: list[list[int]]
+    time: list[int]
+    own_bytes: list[float]
+    can_rerun: list[bool]
+
+    @classmethod
+    @lru_cache(maxsize=4)
+    def of(cls, graph: Graph) -> Facts:
+        """List `graph`; kept for the next time."""
+        arrays = graph.arrays
+        producer: list[int] = arrays.producer.tolist()
+        size: list[int] = arrays.tensor_bytes.tolist()
+        workspace = arrays.workspace_bytes.tolist()
+        outputs = zip(workspace, arrays.outputs, strict=True)
+        return cls(
+            producer=producer,
+            size=size,
+            is_output=(arrays.is_output & (arrays.producer >= 0)).tolist(),
+            reads=[[tensor for tensor in row if producer[tensor] >= 0] for row in arrays.inputs],
+            makes=[list(row) for row in arrays.outputs],
+            time=arrays.op_time.tolist(),
+            own_bytes=[float(sum((size[tensor] for tensor in row), start)) for start, row in outputs],
+            can_rerun=arrays.recomputable.tolist(),
+        )
+
+
+class Pause(NamedTuple):
+    """A time in which nobody reads an instance.
+
+    Attributes:
+        instance: which.
+        after: the run that makes or reads it last before.
+        before: the run that reads it first afterwards; -1 for the end.
+    """
+
+    instance: int
+    after: int
+    before: int
+
+
+class Remake(NamedTuple):
+    """Runs before the end of a pause that make what is read there, so that it need not be kept through the pause.
+
+    Attributes:
+        instance: what is not kept.
+        end: position of the reader after the pause, before which the new runs come.
+        ops: the ops to run, in order.
+        kept: instance of each tensor that they read and do not make themselves.
+        start: position after which memory changes.
+        change: [end - start] bytes added before each of the stages after `start` up to the end.
+        excess: memory less the room, of the stages after `start` up to the end, then of the new runs.
+        between: memory less the room before each of the new runs.
+        lacking: by how much the bytes above the room grow, over all stages.
+        time: of the new runs.
+    """
+
+    instance: int
+    end: int
+    ops: list[int]
+    kept: dict[int, int]
+    start: int
+    change: Bytes
+    excess: Bytes
+    between: list[float]
+    lacking: float
+    time: int
+
+
+class Omission(NamedTuple):
+    """A run that is left out.
+
+    Attributes:
+        run: which.
+        at: its position.
+        start: position from which on memory changes.
+        change: [at + 1 - start] bytes added before each stage from there to the run.
+        relief: bytes less at each stage after the run, where what it makes was there twice.
+        excess: memory less the room, of the stages from `start` to the last of those, without the run.
+        handed: its instances that are read, each with the one that is read instead.
+        lacking: by how much the bytes above the room grow, over all stages.
+        time: saved, with the runs that become useless.
+    """
+
+    run: int
+    at: int
+    start: int
+    change: Bytes
+    relief: Bytes
+    excess: Bytes
+    handed: list[tuple[int, int]]
+    lacking: float
+    time: int
+
+
+class Runs(Line):
+    """A sequence that changes by moves; items of the line are runs, by their numbers.
+
+    What working in place saves is taken as it was when the sequence was laid out; new runs save nothing.
+
+    Attributes:
+        facts: of the graph.
+        op: of each run.
+        inputs: of each run, the instances that it reads.
+        outputs: of each run, its instances.
+        maker: of each instance.
+        tensor: of each instance.
+        readers: of each instance, in any order.
+        is_kept: of each instance, whether it is there at the end.
+    """
+
+    def __init__(self, sequence: RematSequence, room: int) -> None:
+        """Lay out a sequence.
+
+        Args:
+            sequence: every op of which finds its inputs.
+            room: bytes for what ops make: the budget without the graph's fixed bytes.
+        """
+        self.facts = Facts.of(sequence.graph)
+        self._reads = sequence.reads
+        self.op: list[int] = sequence.ops.tolist()
+        count = len(self.op)
+        self.order = np.arange(count)
+        self.position = np.arange(2 * count)
+        self._tie()
+        size = np.array([self.facts.size[tensor] for tensor in self.tensor], dtype=np.float64)
+        change = np.zeros(count + 2)
+        np.add.at(change, np.array(self.maker, dtype=np.int64) + 1, size)
+        last = np.fromiter(map(self.last_read, range(len(self.maker))), dtype=np.int64, count=len(self.maker))
+        np.add.at(change, last + 1, -size)
+        self.between = np.cumsum(change)[: count + 1] - room
+        own = np.array([self.facts.own_bytes[op] for op in self.op]) - sequence.shared_bytes
+        self.excess = self.between[:-1] + own
+        self._own: list[float] = own.tolist()
+        self._uses_of: dict[int, Uses] = {}
+
+    def _tie(self) -> None:
+        """Give each reader the latest instance before it."""
+        self.maker: list[int] = []
+        self.tensor: list[int] = []
+        self.readers: list[list[int]] = []
+        self.is_kept: list[bool] = []
+        self.inputs: list[list[int]] = []
+        self.outputs: list[list[int]] = []
+        self._instances: list[list[int]] = [[] for _ in self.facts.size]
+        self._runs_of: list[list[int]] = [[] for _ in self.facts.time]
+        latest: dict[int, int] = {}
+        for run, op in enumerate(self.op):
+            self._add(run, op, latest)
+        for tensor, instance in latest.items():
+            self.is_kept[instance] = self.facts.is_output[tensor]
+
+    def _add(self, run: int, op: int, latest: dict[int, int]) -> None:
+        """Add a run that reads the instances in `latest`, and note there what it makes."""
+        inputs = [latest[tensor] for tensor in self.facts.reads[op]]
+        for instance in inputs:
+            self.readers[instance].append(run)
+        new = range(len(self.maker), len(self.maker) + len(self.facts.makes[op]))
+        for instance, tensor in zip(new, self.facts.makes[op], strict=True):
+            latest[tensor] = instance
+            self._instances[tensor].append(instance)
+            self.maker.append(run)
+            self.tensor.append(tensor)
+            self.readers.append([])
+            self.is_kept.append(False)
+        self.inputs.append(inputs)
+        self.outputs.append(list(new))
+        self._runs_of[op].append(run)
+
+    @property
+    def sequence(self) -> RematSequence:
+        """The runs as they stand, without the useless ones."""
+        ops = np.array(self.op, dtype=np.int64)[self.order]
+        return RematSequence(self._reads, ops).without_useless_runs()
+
+    def is_there(self, run: int) -> bool:
+        """Tell whether a run has not been left out."""
+        return run in self._runs_of[self.op[run]]
+
+    def has_twin(self, run: int) -> bool:
+        """Tell whether there are other runs of its op."""
+        return len(self._runs_of[self.op[run]]) > 1
+
+    def last_read(self, instance: int) -> int:
+        """Return the position of an instance's last read; that of its making where nobody reads it."""
+        if self.is_kept[instance]:
+            return len(self.order)
+        where = self.position.item
+        readers = self.readers[instance]
+        return max(map(where, readers)) if readers else where(self.maker[instance])
+
+    def latest(self, tensor: int, before: int) -> int | None:
+        """Return the instance of a tensor that was made last before a position."""
+        where, maker = self.position.item, self.maker
+        made = [(at, i) for i in self._instances[tensor] if (at := where(maker[i])) < before]
+        return max(made)[1] if made else None
+
+    # What there is to try, of a sequence that has just been laid out
+
+    def restless(self) -> Ints:
+        """Return the runs that can move within a range of stages of which one lacks memory."""
+        readers = np.repeat(np.arange(len(self.inputs)), [len(row) for row in self.inputs])
+        makers = np.array([self.maker[instance] for row in self.inputs for instance in row], dtype=np.int64)
+        return np.flatnonzero(self._can_matter(makers, readers))
+
+    def twins(self) -> list[int]:
+        """Return the runs of all ops that run more than once."""
+        return [run for runs in self._runs_of if len(runs) > 1 for run in runs]
+
+    def pauses(self) -> list[Pause]:
+        """Return the pauses in which memory is lacking."""
+        lacking: list[int] = np.concatenate([[0], np.cumsum(self.excess > 0)]).tolist()
+        end = len(self.order)
+        pauses = []
+        for instance, readers in enumerate(self.readers):
+            maker = self.maker[instance]
+            if self.facts.size[self.tensor[instance]] and self.facts.can_rerun[self.op[maker]]:
+                reads = [maker, *readers, end] if self.is_kept[instance] else [maker, *readers]
+                pauses += [
+                    Pause(instance, after, before if before < end else -1)
+                    for after, before in pairwise(reads)
+                    if lacking[before] > lacking[after + 1]
+                ]
+        return pauses
+
+    # Places
+
+    def _uses(self, item: int) -> Uses:
+        uses = self._uses_of.get(item)
+        if uses is None:
+            uses = self._uses_of[item] = self._gathered(item)
+        return uses
+
+    def _gathered(self, run: int) -> Uses:
+        size, tensor = self.facts.size, self.tensor
+        users: list[int] = []
+        start: list[int] = []
+        sizes: list[float] = []
+        for instance in self.inputs[run]:
+            if size[tensor[instance]] and not self.is_kept[instance]:
+                start.append(len(users))
+                sizes.append(size[tensor[instance]])
+                users.append(self.maker[instance])
+                users += [reader for reader in self.readers[instance] if reader != run]
+        outputs = self.outputs[run]
+        held = sum(size[tensor[instance]] for instance in outputs if self.readers[instance] or self.is_kept[instance])
+        return Uses(
+            before=np.array([self.maker[instance] for instance in self.inputs[run]], dtype=np.int64),
+            after=np.array([reader for instance in outputs for reader in self.readers[instance]], dtype=np.int64),
+            users=np.array(users, dtype=np.int64),
+            users_start=np.array(start, dtype=np.int64),
+            input_bytes=np.array(sizes, dtype=np.float64),
+            held_bytes=float(held),
+            own_bytes=self._own[run],
+        )
+
+    def _share(self, item: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
+        """Leave it: what working in place saves is part of a run's own bytes here."""
+
+    def _forget(self, instance: int) -> None:
+        """Gather the uses of those that make and read an instance anew when they are asked for."""
+        for run in (self.maker[instance], *self.readers[instance]):
+            self._uses_of.pop(run, None)
+
+    def _hand_over(self, instance: int, readers: list[int], to: int) -> None:
+        """Let some readers of an instance read another one of the same tensor, which is kept in its stead."""
+        self._forget(instance)
+        stay = set(self.readers[instance]) - set(readers)
+        self.readers[instance] = [reader for reader in self.readers[instance] if reader in stay]
+        self.readers[to] = self.readers[to] + readers
+        self.is_kept[to], self.is_kept[instance] = self.is_kept[to] or self.is_kept[instance], False
+        for reader in readers:
+            inputs = self.inputs[reader]
+            inputs[inputs.index(instance)] = to
+        self._forget(to)
+
+    # Runs that are added
+
+    def span(self, pause: Pause) -> tuple[int, int] | None:
+        """Return between which positions a pause lies; None where the moves since then have left none."""
+        instance, after, before = pause
+        where, readers = self.position.item, self.readers[instance]
+        is_there = self.is_there(self.maker[instance]) and (after == self.maker[instance] or after in readers)
+        if not is_there or not (before in readers or (before < 0 and self.is_kept[instance])):
+            return None
+        begin, end = where(after), len(self.order) if before < 0 else where(before)
+        is_pause = end - begin > 1 and not any(begin < where(reader) < end for reader in readers)
+        return (begin, end) if is_pause else None
+
+    def add(self, remake: Remake) -> None:
+        """Make again what is read after a pause."""
+        instance, end, start = remake.instance, remake.end, remake.start
+        late = [reader for reader in self.readers[instance] if self.position[reader] >= end]
+        latest = dict(remake.kept)
+        new = np.arange(len(self.op), len(self.op) + len(remake.ops))
+        for run, op in zip(new.tolist(), remake.ops, strict=True):
+            self.op.append(op)
+            self._own.append(self.facts.own_bytes[op])
+            self._add(run, op, latest)
+            for read in self.inputs[run]:
+                self._forget(read)
+        self._hand_over(instance, late, latest[self.tensor[instance]])
+        self.between[start + 1 : end + 1] += remake.change
+        after = self.between[end] - remake.change[-1]
+        self.between = np.concatenate([self.between[:end], remake.between, [after], self.between[end + 1 :]])
+        self.excess = np.concatenate([self.excess[: start + 1], remake.excess, self.excess[end:]])
+        self.order = np.concatenate([self.order[:end], new, self.order[end:]])
+        if len(self.op) > len(self.position):
+            self.position = np.concatenate([self.position, np.zeros(len(self.op), dtype=np.int64)])
+        self.position[self.order[end:]] = np.arange(end, len(self.order))
+
+    # Runs that are left out
+
+    def omission(self, run: int) -> Omission | None:
+        """Return what leaving a run out does; None where its readers have nothing else to read."""
+        at = self.position.item(run)
+        handed = self._handed(run)
+        if handed is None:
+            return None
+        size = self.facts.size
+        steps = [(self.last_read(other) + 1, size[self.tensor[other]]) for _, other in handed]
+        steps += [
+            (self._last_other(instance, run) + 1, -size[self.tensor[instance]])
+            for instance in self.inputs[run]
+            if self.last_read(instance) == at
+        ]
+        start = min([at, *(begin for begin, _ in steps)])
+        change = np.zeros(at + 1 - start)
+        for begin, by in steps:
+            if begin <= at:
+                change[begin - start] += by
+        change = np.cumsum(change)
+        relief = self._relief(at, handed)
+        stop = at + 1 + len(relief)
+        after = self.excess[at + 1 : stop]
+        excess = np.concatenate([self.excess[start:at] + change[:-1], after - relief[: len(after)]])
+        lacking = above(excess) - above(self.excess[start:stop])
+        time = sum(self.facts.time[self.op[each]] for each in self._useless_without(run))
+        return Omission(run, at, start, change, relief, excess, handed, lacking, time)
+
+    def _handed(self, run: int) -> list[tuple[int, int]] | None:
+        """Return what a run makes that is read, each with the instance made before it; None where there is none."""
+        at = self.position.item(run)
+        handed = []
+        for instance in self.outputs[run]:
+            if self.readers[instance] or self.is_kept[instance]:
+                other = self.latest(self.tensor[instance], at)
+                if other is None:
+                    return None
+                handed.append((instance, other))
+        return handed
+
+    def _relief(self, at: int, handed: list[tuple[int, int]]) -> Bytes:
+        """Return by how much memory falls at each stage after a run that is left out, as far as it does."""
+        ends = [(min(self.last_read(instance), self.last_read(other)), other) for instance, other in handed]
+        relief = np.zeros(max([at, *(end for end, _ in ends)]) - at)
+        for end, other in ends:
+            relief[: max(end - at, 0)] += self.facts.size[self.tensor[other]]
+        return relief
+
+    def _last_other(self, instance: int, run: int) -> int:
+        """Return the position of an instance's last read by another run."""
+        where = self.position.item
+        others = [where(reader) for reader in self.readers[instance] if reader != run]
+        return max(others, default=where(self.maker[instance]))
+
+    def _useless_without(self, run: int) -> set[int]:
+        """Return a run and those that nobody would need without it."""
+        gone = {run}
+        stack = [run]
+        while stack:
+            for instance in self.inputs[stack.pop()]:
+                maker = self.maker[instance]
+                if maker not in gone and self.has_twin(maker) and self._serves_only(maker, gone):
+                    gone.add(maker)
+                    stack.append(maker)
+        return gone
+
+    def _serves_only(self, run: int, readers: set[int]) -> bool:
+        return not any(self.is_kept[i] or set(self.readers[i]) - readers for i in self.outputs[run])
+
+    def leave_out(self, omission: Omission) -> None:
+        """Leave a run out."""
+        run, at, start = omission.run, omission.at, omission.start
+        for instance, other in omission.handed:
+            self._hand_over(instance, self.readers[instance], other)
+        for instance in self.outputs[run]:
+            self._instances[self.tensor[instance]].remove(instance)
+        for instance in self.inputs[run]:
+            self._forget(instance)
+            self.readers[instance].remove(run)
+        self._runs_of[self.op[run]].remove(run)
+        stop = at + 1 + len(omission.relief)
+        self.excess = np.concatenate([self.excess[:start], omission.excess, self.excess[stop:]])
+        self.between[start : at + 1] += omission.change
+        self.between[at + 2 : stop] -= omission.relief[1:]
+        self.between = np.delete(self.between, at + 1)
+        self.order = np.delete(self.order, at)
+        self.position[self.order[at:]] = np.arange(at, len(self.order))
+
+
+def above(excess: Bytes) -> float:
+    """Return the bytes above the room, over some stages."""
+    return float(np.maximum(excess, 0.0).sum())

@@ -1,0 +1,241 @@
+"""The search of `annealing`: rounds that begin hot, with cheap memory, and end cold, with dear memory.
+
+What is minimised is time, and the bytes above the room at each run, at a price. While memory is cheap and all is in
+motion, orders form that need little of it; as it becomes dearer, tensors are made again where that costs least.
+
+Source: Kirkpatrick, Gelatt, Vecchi, Optimization by Simulated Annealing, Science 1983; Geman, Geman, Stochastic
+Relaxation, IEEE Transactions on Pattern Analysis and Machine Intelligence 1984 (places are drawn as there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import exp
+from time import monotonic
+from typing import NamedTuple
+
+import numpy as np
+
+from remat_cli.planners.annealing.remaking import Remaking
+from remat_cli.planners.annealing.runs import Pause, Runs
+from remat_cli.planners.min_cut.fitting import Prices, fit
+from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.orders.greedy import greedy_order
+from remat_cli.planners.shared.rerun_removal import without_needless_reruns
+from remat_cli.planners.shared.sequence import RematSequence
+
+
+class Climate(NamedTuple):
+    """How a round goes.
+
+    Temperatures are in the mean time of an op; prices are in that for a tensor of the mean size, above the room at one
+    run.
+
+    Attributes:
+        hot: first temperature.
+        cold: last temperature.
+        cheap: price in the first half.
+        dear: last price.
+        moves: how many are tried for each op.
+        share: of the seconds that are left, at most.
+    """
+
+    hot: float
+    cold: float
+    cheap: float
+    dear: float
+    moves: float
+    share: float
+
+
+_FIRST = Climate(hot=1.0, cold=0.1, cheap=0.1, dear=10.0, moves=600, share=0.5)
+_AGAIN = Climate(hot=0.5, cold=0.1, cheap=0.3, dear=5.0, moves=200, share=0.3)
+# Small graphs need fewer moves: so many for each op, times the number of ops.
+_MOVES_OF_SMALL = 4.0
+# While all fits, the price falls by this factor from sweep to sweep, and rises again where it does not.
+_EASE = 1.02
+# What does not fit after a round is made to fit: at this temperature, from this price on, which grows from sweep to
+# sweep. Every few sweeps a minimum cut at the worst moment shows a way.
+_MENDING_HEAT, _MENDING_PRICE, _MENDING_GROWTH = 0.7, 5.0, 1.015
+_SWEEPS_OF_MENDING, _SWEEPS_A_CUT = 150, 10
+_NOISE_OF_CUTS = 0.3
+# What a move may lose, in temperatures: one that loses more is hardly ever made.
+_LOSS = 3.0
+# A plan that is given is as good a beginning as any where it is so near to the bound, as a share of the plain time.
+_NEAR = 0.1
+# The search ends after so many rounds in a row that gain nothing: where there is a plan, and where there is none.
+_PATIENCE, _PATIENCE_WITHOUT = 3, 6
+
+
+class AnnealingSearch:
+    """One search.
+
+    Attributes:
+        incumbent: is offered what is found.
+        limits: where the search stops. Work is counted in moves that are tried.
+        rounds: that were made.
+    """
+
+    def __init__(
+        self, incumbent: Incumbent, limits: Limits, gap: float = 0.0, start: RematSequence | None = None
+    ) -> None:
+        """Prepare a search.
+
+        Args:
+            incumbent: keeps what is found.
+            limits: where the search stops.
+            gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
+            start: a plan to begin with, if there is one.
+        """
+        graph = incumbent.problem.graph
+        self.incumbent, self.limits = incumbent, limits
+        self.rounds = 0
+        self._gap = gap
+        self._budget = incumbent.problem.budget.device_bytes
+        self._room = self._budget - graph.fixed_bytes
+        self._rng = np.random.default_rng(limits.seed)
+        self._best: RematSequence | None = None
+        self._start = start
+        sizes = graph.arrays.tensor_bytes[graph.arrays.producer >= 0]
+        self._mean_time = max(graph.total_time, 1) / len(graph.ops)
+        self._mean_bytes = max(float(sizes.mean()) if len(sizes) else 0.0, 1.0)
+
+    def run(self) -> None:
+        """Search until it no longer pays, the gap is closed, or the limits are reached."""
+        graph = self.incumbent.problem.graph
+        starts = [RematSequence.plain(graph), RematSequence.of(graph, greedy_order(graph))]
+        starts += [] if self._start is None else [self._start]
+        for sequence in starts:
+            self._take(sequence)
+        start = min(starts, key=lambda each: each.peak)
+        self.incumbent.observe.phase("annealing")
+        fruitless = 0
+        while fruitless < (_PATIENCE if self._best else _PATIENCE_WITHOUT) and not self._is_done:
+            before = self._best
+            if before is None or (not self.rounds and self.incumbent.gap > _NEAR):
+                self._round(start, _FIRST)
+            else:
+                self._round(before, _AGAIN)
+            self.rounds += 1
+            fruitless = 0 if self._best is not before else fruitless + 1
+
+    def _round(self, sequence: RematSequence, climate: Climate) -> None:
+        """Cool down from a sequence, and make what comes of it fit."""
+        count = len(self.incumbent.problem.graph.ops)
+        planned = count * min(climate.moves, _MOVES_OF_SMALL * count)
+        tried, began, seconds = 0, monotonic(), max(climate.share * self.limits.seconds, 1e-9)
+        ease = 1.0
+        while (progress := max(tried / planned, (monotonic() - began) / seconds)) < 1 and not self._is_done:
+            dearness = max(0.0, 2 * progress - 1)
+            price = climate.cheap * (climate.dear / climate.cheap) ** dearness
+            temperature = climate.hot * (climate.cold / climate.hot) ** progress
+            ease = ease / _EASE if sequence.peak <= self._budget else min(1.0, ease * _EASE)
+            sequence, moves = self._sweep(sequence, price * ease, temperature)
+            tried += moves
+        self._improve(self._mended(sequence, planned))
+
+    def _mended(self, sequence: RematSequence, most: float) -> RematSequence:
+        """Return a sequence changed so that it fits, if that is achieved within so many moves."""
+        price = _MENDING_PRICE
+        for number in range(_SWEEPS_OF_MENDING):
+            if sequence.peak <= self._budget or most <= 0 or self._is_done:
+                break
+            if number % _SWEEPS_A_CUT == 0:
+                prices = Prices(tilt=0.0, noise=_NOISE_OF_CUTS, seed=int(self._rng.integers(2**31)))
+                sequence = fit(sequence, self._budget, prices, replace(self.limits), most_cuts=1)
+            sequence, tried = self._sweep(sequence, price, _MENDING_HEAT)
+            most -= tried
+            price *= _MENDING_GROWTH
+        return sequence
+
+    def _improve(self, sequence: RematSequence) -> None:
+        """Leave out of a sequence what the budget has room to do without."""
+        if sequence.peak > self._budget:
+            self.incumbent.offer(sequence)
+        else:
+            self._take(without_needless_reruns(sequence, self._budget, replace(self.limits)))
+
+    def _sweep(self, sequence: RematSequence, price: float, temperature: float) -> tuple[RematSequence, int]:
+        """Return the sequence after one try of every move that may matter, and how many there were."""
+        runs = Runs(sequence, self._room)
+        sweep = Sweep(runs, price * self._mean_time / self._mean_bytes, temperature * self._mean_time, self._rng)
+        tried = sweep.run(lambda: self.limits.is_over) + len(sequence)
+        self.limits.spend(tried)
+        sequence = runs.sequence
+        self._take(sequence)
+        return sequence, tried
+
+    def _take(self, sequence: RematSequence) -> None:
+        if sequence.peak <= self._budget and (self._best is None or sequence.time < self._best.time):
+            self._best = sequence
+            self.incumbent.offer(sequence)
+
+    @property
+    def _is_done(self) -> bool:
+        return self.limits.is_over or self.incumbent.nothing_fits or self.incumbent.gap <= self._gap
+
+
+class Sweep:
+    """One try of every move that may matter, in random order."""
+
+    def __init__(self, runs: Runs, price: float, temperature: float, rng: np.random.Generator) -> None:
+        """Prepare.
+
+        Args:
+            runs: the sequence, which has just been laid out.
+            price: time that a byte above the room is worth, at one run.
+            temperature: in the graph's time unit.
+            rng: of the random choices.
+        """
+        self._runs, self._price, self._temperature, self._rng = runs, price, temperature, rng
+
+    def run(self, is_over: Callable[[], bool]) -> int:
+        """Try the moves; return how many there were."""
+        runs = self._runs
+        moves: list[tuple[Callable[..., None], int | Pause]] = [
+            *_each(self._move, runs.restless().tolist()),
+            *_each(self._leave_out, runs.twins()),
+            *_each(self._make_again, runs.pauses()),
+        ]
+        draws: list[float] = self._rng.random(len(moves)).tolist()
+        for number, (at, draw) in enumerate(zip(self._rng.permutation(len(moves)).tolist(), draws, strict=True)):
+            if number % 64 == 0 and is_over():
+                break
+            move, what = moves[at]
+            move(what, draw)
+        return len(moves)
+
+    def _move(self, run: int, draw: float) -> None:
+        """Draw another place for a run."""
+        places = self._runs.places(run) if self._runs.is_there(run) else None
+        if places is not None:
+            cost = places.cost
+            weights = np.cumsum(np.exp((np.minimum.reduce(cost) - cost) * (self._price / self._temperature)))
+            self._runs.move(places, int(np.searchsorted(weights, draw * weights[-1], side="right")))
+
+    def _leave_out(self, run: int, draw: float) -> None:
+        if not (self._runs.is_there(run) and self._runs.has_twin(run)):
+            return
+        omission = self._runs.omission(run)
+        if omission is not None and self._accepts(self._price * omission.lacking - omission.time, draw):
+            self._runs.leave_out(omission)
+
+    def _make_again(self, pause: Pause, draw: float) -> None:
+        span = self._runs.span(pause)
+        remake = (
+            None
+            if span is None
+            else Remaking(self._runs, pause.instance, *span, self._price, _LOSS * self._temperature).remake()
+        )
+        if remake is not None and self._accepts(self._price * remake.lacking + remake.time, draw):
+            self._runs.add(remake)
+
+    def _accepts(self, cost: float, draw: float) -> bool:
+        """Tell whether a move is made: always where it gains, and the less likely the more it costs."""
+        return cost <= 0 or draw < exp(-cost / self._temperature)
+
+
+def _each(move: Callable[..., None], of: Iterable[int | Pause]) -> Iterable[tuple[Callable[..., None], int | Pause]]:
+    return ((move, what) for what in of)
