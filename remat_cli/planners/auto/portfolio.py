@@ -143,7 +143,7 @@ class Portfolio(Observer):
         if is_small(self._problem.graph, _MOST_FOR_SHORTEST_PATH):
             path = ShortestPathSearch(Incumbent(self._problem, self, Scope.ANY_ORDER), self._limits)
             yield "shortest_path", partial(self._settle, path, _FEW_STATES)
-        # Without a backward pass much depends on the order, which only retention changes: it should have its time.
+        # Without a backward pass much depends on the order, which others change: they should have their time.
         yield "min_cut", lambda: self._search_min_cuts(min_cut, 1.0 if self._is_training else _SHARE_OF_QUICK)
         is_small_training = self._is_training and count <= _MOST_FOR_HEURISTICS
         if is_small_training:
