@@ -55,8 +55,8 @@ _FEW_STATES, _MANY_STATES = 1_000, 20_000
 _SHARE_OF_QUICK = 0.25
 _SHARE_OF_OFFLOADING = 0.4
 # Without a backward pass annealing and retention share the time. Annealing comes first where there is no plan this near
-# to the bound, except in small graphs, whose models retention soon solves. Else retention comes first, up to so many ops
-# with all the time there is.
+# to the bound, except in small graphs, whose models retention soon solves. Else retention comes first; it has all the
+# time up to so many ops.
 _SHARE_OF_FIRST = 0.7
 _GAP_FOR_ANNEALING = 0.1
 _LEAST_FOR_ANNEALING_FIRST = 200
