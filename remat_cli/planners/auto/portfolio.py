@@ -253,7 +253,9 @@ class Portfolio(Observer):
 
     def _confirm(self) -> None:
         """Ask a second solver about what rests on one, with the time that is left."""
-        if self._incumbent.bound_on(Scope.ANY_ORDER).basis is Basis.ONE_SOLVER:
+        incumbent = self._incumbent
+        matters = incumbent.nothing_fits or incumbent.bound_on(Scope.ANY_ORDER).basis is Basis.ONE_SOLVER
+        if matters and self._proof.bound.basis is Basis.ONE_SOLVER:
             self._observe.phase("checking the bound")
             self._note(self._proof.confirmed(self._limits))
 
