@@ -112,23 +112,27 @@ def test_that_onnxruntime_does_not_run_a_model_by_itself_is_told(monkeypatch: py
     assert found.usual == UsualRun(failure="its process was killed")
 
 
+# So large that the C library maps each array by itself, and gives it back: how the heap lies makes no difference.
+LARGE = 40 * MIB
+
+
 def test_the_least_peak_of_some_runs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
-        sizes = iter((8, 2, 4, 1))
+        sizes = iter((4, 1, 2, 3))
 
         def run_with_ort_values(self, *_: object) -> list[object]:
-            np.ones(next(self.sizes) * MIB, np.int8)
+            np.ones(next(self.sizes) * LARGE, np.int8)
             return []
 
         def get_outputs(self) -> list[object]:
             return []
 
     found = measured_process._measured(Session(), {}, 3)
-    assert 2 * MIB <= found["peak_bytes"] + 2**18 < 3 * MIB
-    assert next(Session.sizes) == 1
+    assert found["peak_bytes"] == pytest.approx(LARGE, rel=0.2)
+    assert next(Session.sizes) == 3
     monkeypatch.setattr(measured_process, "_LONGEST_TIMING_NS", 0)
-    Session.sizes = iter((4, 2, 1))
-    assert 2 * MIB <= measured_process._measured(Session(), {}, 3)["peak_bytes"] + 2**18 < 3 * MIB
+    Session.sizes = iter((2, 1, 3))
+    assert measured_process._measured(Session(), {}, 3)["peak_bytes"] == pytest.approx(LARGE, rel=0.2)
 
 
 def with_scratch(op: str, size: int) -> Callable[[Graph], Graph]:
