@@ -36,7 +36,7 @@ demo: $(PROGRAM) ## plan a U-Net's training step in 60 % of its memory
 	$(BIN)/remat plan graphs/unet.onnx --dim batch=8 --budget 60%
 
 test: install ## run all tests
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 3
 
 lint: install ## check style and format
 	$(BIN)/ruff check .

@@ -16,8 +16,6 @@ from onnx import TensorProto
 from tests.unit.runtime.onnx.measuring import measured
 from tests.unit.runtime.onnx.one_op import Case, ints, predicted
 
-# All of them in one worker, so that what they measure together is measured once.
-pytestmark = pytest.mark.xdist_group("kernels")
 MIB = 2**20
 # What pages, the allocator's books and small tensors come to.
 TOLERANCE = 0.6 * MIB
