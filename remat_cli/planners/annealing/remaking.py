@@ -6,7 +6,8 @@ from math import inf
 
 import numpy as np
 
-from remat_cli.planners.annealing.runs import Remake, Runs, above
+from remat_cli.planners.annealing.runs import Remake, Runs
+from remat_cli.planners.shared.orders.moves import above
 
 # How deep reruns of reruns go, and of how many tensors the price is worked out.
 _DEPTH = 8

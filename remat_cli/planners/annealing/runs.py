@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from remat_cli.graph import Graph
-from remat_cli.planners.shared.orders.moves import Bytes, Line, Uses
+from remat_cli.planners.shared.orders.moves import Bytes, Line, Uses, above, levels
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Ints
 
@@ -162,11 +162,8 @@ class Runs(Line):
         self.position = np.arange(2 * count)
         self._tie()
         size = np.array([self.facts.size[tensor] for tensor in self.tensor], dtype=np.float64)
-        change = np.zeros(count + 2)
-        np.add.at(change, np.array(self.maker, dtype=np.int64) + 1, size)
         last = np.fromiter(map(self.last_read, range(len(self.maker))), dtype=np.int64, count=len(self.maker))
-        np.add.at(change, last + 1, -size)
-        self.between = np.cumsum(change)[: count + 1] - room
+        self.between = levels(np.array(self.maker, dtype=np.int64), last, size, count) - room
         own = np.array([self.facts.own_bytes[op] for op in self.op]) - sequence.shared_bytes
         self.excess = self.between[:-1] + own
         self._own: list[float] = own.tolist()
@@ -435,8 +432,3 @@ class Runs(Line):
         self.between = np.delete(self.between, at + 1)
         self.order = np.delete(self.order, at)
         self.position[self.order[at:]] = np.arange(at, len(self.order))
-
-
-def above(excess: Bytes) -> float:
-    """Return the bytes above the room, over some stages."""
-    return float(np.maximum(excess, 0.0).sum())

@@ -10,7 +10,6 @@ Relaxation, IEEE Transactions on Pattern Analysis and Machine Intelligence 1984 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from math import exp
 from time import monotonic
 from typing import NamedTuple
@@ -144,7 +143,7 @@ class AnnealingSearch:
                 break
             if number % _SWEEPS_A_CUT == 0:
                 prices = Prices(tilt=0.0, noise=_NOISE_OF_CUTS, seed=int(self._rng.integers(2**31)))
-                sequence = fit(sequence, self._budget, prices, replace(self.limits), most_cuts=1)
+                sequence = fit(sequence, self._budget, prices, self.limits.part(), most_cuts=1)
             sequence, tried = self._sweep(sequence, price, _MENDING_HEAT)
             most -= tried
             price *= _MENDING_GROWTH
@@ -155,7 +154,7 @@ class AnnealingSearch:
         if sequence.peak > self._budget:
             self.incumbent.offer(sequence)
         else:
-            self._take(without_needless_reruns(sequence, self._budget, replace(self.limits)))
+            self._take(without_needless_reruns(sequence, self._budget, self.limits.part()))
 
     def _sweep(self, sequence: RematSequence, price: float, temperature: float) -> tuple[RematSequence, int]:
         """Return the sequence after one try of every move that may matter, and how many there were."""

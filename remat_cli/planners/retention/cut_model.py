@@ -155,31 +155,31 @@ class CutModel:
         is_sure = np.append(self._is_sure, True)[stages.read_stage]
         tensor = stages.read_tensor[is_sure]
         interval = np.append(self.first, len(self.cuts))[stages.read_stage[is_sure]]
-        self._add_need_in(model, tensor, interval, np.full(len(tensor), _NONE))
+        self._add_need(model, tensor, interval - 1, run, interval, np.full(len(tensor), _NONE))
         # What is there at a cut was there at the one before, or made since.
-        self._add_need_in(model, present.member, present.interval, present.negated)
+        self._add_need(model, present.member, present.interval - 1, run, present.interval, present.negated)
         which, tensors = stages.inputs.expand(run.member)
-        self._add_need_in(model, tensors, run.interval[which], run.negated[which])
+        k = run.interval[which]
+        self._add_need(model, tensors, k - 1, run, k, run.negated[which])
         last = self._made.copy()
         np.maximum.at(last, tensor, interval)
         through = _Family.of(self._made, last, 0)  # the cuts between a tensor's making and its last sure read
-        self._add_need_after(model, through.member, through.interval, np.full(through.end, _NONE))
+        self._add_need(model, through.member, through.interval, after, through.interval, np.full(through.end, _NONE))
         which, tensors = stages.inputs.expand(after.member)
-        self._add_need_after(model, tensors, after.interval[which], after.negated[which])
+        k = after.interval[which]
+        self._add_need(model, tensors, k, after, k, after.negated[which])
 
-    def _add_need_in(self, model: CpModel, tensor: Ints, k: Ints, otherwise: Ints) -> None:
-        """Add: the tensor is there in interval k, or another literal is true."""
-        maker = self.stages.made_at[tensor]
-        open_ = self.first[maker] + self._is_sure[maker] <= k
-        tensor, maker, k, otherwise = tensor[open_], maker[open_], k[open_], otherwise[open_]
-        _add_clauses(model, self._present.variable(tensor, k - 1), self._run.variable(maker, k), otherwise)
+    def _add_need(
+        self, model: CpModel, tensor: Ints, cut: Ints, again: _Family, interval: Ints, otherwise: Ints
+    ) -> None:
+        """Add: the tensor is there at the cut, or made again in the interval, or another literal is true.
 
-    def _add_need_after(self, model: CpModel, tensor: Ints, cut: Ints, otherwise: Ints) -> None:
-        """Add: the tensor, if surely made by then, is there at the cut or made again later, or another is true."""
+        What is surely made for the first time after the cut asks for nothing.
+        """
         maker = self.stages.made_at[tensor]
-        open_ = self.first[maker] <= cut
-        tensor, maker, cut, otherwise = tensor[open_], maker[open_], cut[open_], otherwise[open_]
-        _add_clauses(model, self._present.variable(tensor, cut), self._after.variable(maker, cut), otherwise)
+        open_ = again.begin[maker] <= interval
+        tensor, cut, maker, interval, otherwise = (each[open_] for each in (tensor, cut, maker, interval, otherwise))
+        _add_clauses(model, self._present.variable(tensor, cut), again.variable(maker, interval), otherwise)
 
     def _add_runs_after_cuts(self, model: CpModel) -> None:
         """Add: who runs after a cut runs in the next interval or after the next cut; and the other way round."""

@@ -128,7 +128,8 @@ class RetentionSearch:
         self._prove(stages)
         if self._is_over():
             return
-        self._prove_more(stages)
+        if self._is_fixed or self._known is None:
+            self._prove_more(stages)
         if self._is_over():
             return
         if self._is_fixed:
@@ -147,15 +148,11 @@ class RetentionSearch:
             self._note(cover_bound(stages, self._room, self._limits_of_bound()), Scope.FIXED_ORDER)
 
     def _prove_more(self, stages: Stages) -> None:
-        """Bound it more tightly."""
+        """Bound what plans cost at several moments."""
         self._observe.phase("proving a bound")
         known = self._incumbent.bound.time - self._graph.total_time
-        if self._is_fixed:
-            proof = cut_bound(stages, self._room, self._limits, known)
-            self._note(proof.confirmed(self._limits), Scope.FIXED_ORDER)
-        elif self._known is None:
-            proof = any_order_cut_bound(stages, self._room, self._limits, known)
-            self._note(proof.confirmed(self._limits), Scope.ANY_ORDER)
+        prove, scope = (cut_bound, Scope.FIXED_ORDER) if self._is_fixed else (any_order_cut_bound, Scope.ANY_ORDER)
+        self._note(prove(stages, self._room, self._limits, known).confirmed(self._limits), scope)
 
     def _note(self, bound: RerunBound, scope: Scope) -> None:
         if bound.extra is None:

@@ -93,8 +93,11 @@ class Incumbent:
     def prove(self, time: int, scope: Scope, basis: Basis = Basis.COUNTED) -> None:
         """Note that no plan in scope takes less time; or, of what is known, that it rests on more than one solver."""
         known = self._bounds.get(scope)
-        is_surer = known is not None and time == known.time and known.basis is Basis.ONE_SOLVER is not basis
-        if known is None or time > known.time or is_surer:
+        if known is not None and time == known.time:
+            says_more = known.basis is Basis.ONE_SOLVER and basis is not Basis.ONE_SOLVER
+        else:
+            says_more = known is None or time > known.time
+        if says_more:
             self._bounds[scope] = bound = Bound(time, scope, basis)
             self.observe.bound(bound)
 

@@ -199,6 +199,26 @@ class Places(NamedTuple):
     cost: Bytes
 
 
+def above(excess: Bytes) -> float:
+    """Return the bytes above the room, over some stages."""
+    return float(np.maximum(excess, 0.0).sum())
+
+
+def levels(made_at: Ints, last_read: Ints, sizes: Ints | Bytes, count: int) -> Bytes:
+    """[count + 1] Return memory before each stage, and at the end.
+
+    Args:
+        made_at: [T] stage in which each tensor is made.
+        last_read: [T] stage of its last read; `count` for the end.
+        sizes: [T] bytes.
+        count: of stages.
+    """
+    change = np.zeros(count + 2)
+    np.add.at(change, made_at + 1, sizes)
+    np.add.at(change, last_read + 1, -sizes)
+    return np.cumsum(change)[: count + 1]
+
+
 class Line(ABC):
     """Items in a row, and the memory of each: of the places of an item it tells at once what each would do to memory.
 
@@ -225,7 +245,7 @@ class Line(ABC):
     @property
     def total_excess(self) -> float:
         """Sum over the stages of the memory above the room."""
-        return float(np.maximum(self.excess, 0).sum())
+        return above(self.excess)
 
     def places(self, item: int) -> Places | None:
         """Return the places that `item` can take; None where it can only stay."""
@@ -332,10 +352,7 @@ class Layout(Line):
         self.position = np.empty(count, dtype=np.int64)
         self.position[self.order] = np.arange(count)
         self.excess = stages.plain_bytes.astype(np.float64) - room
-        change = np.zeros(count + 2)
-        np.add.at(change, stages.made_at + 1, stages.bytes)
-        np.add.at(change, stages.last_read + 1, -stages.bytes)
-        self.between = np.cumsum(change)[: count + 1] - room
+        self.between = levels(stages.made_at, stages.last_read, stages.bytes, count) - room
 
     def copy(self) -> Layout:
         """Return the same order, to be changed apart from this one."""

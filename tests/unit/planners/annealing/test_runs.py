@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.planners.annealing.remaking import Remaking
-from remat_cli.planners.annealing.runs import Runs, above
+from remat_cli.planners.annealing.runs import Runs
 from remat_cli.planners.annealing.search import Sweep
+from remat_cli.planners.shared.orders.moves import above
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.simulate import simulate
 from tests.graphs import small_graphs, training_graphs
