@@ -11,7 +11,7 @@ from hypothesis import given
 from remat_cli.graph import Graph
 from remat_cli.planners.retention.any_order_bound import Ancestry, any_order_bound
 from remat_cli.planners.retention.cover_bound import cover_bound
-from remat_cli.planners.retention.cut_bound import any_order_cut_bound, cut_bound
+from remat_cli.planners.retention.cut_bound import CutSearch
 from remat_cli.planners.retention.cut_model import CutModel
 from remat_cli.planners.retention.planner import OrderChoice, Retention
 from remat_cli.planners.shared.cp_sat import first_opinion
@@ -95,12 +95,14 @@ def test_where_no_order_fits_by_the_bound_the_oracle_finds_none(problem: Problem
 def test_cut_bounds_are_never_above_the_least_overhead(problem: Problem) -> None:
     stages = Stages.of(problem.graph)
     room = problem.budget.device_bytes - problem.graph.fixed_bytes
-    for bound, scope in ((cut_bound, Scope.FIXED_ORDER), (any_order_cut_bound, Scope.ANY_ORDER)):
+    for search, scope in ((CutSearch.in_fixed_order, Scope.FIXED_ORDER), (CutSearch.in_any_order, Scope.ANY_ORDER)):
         truth = least_time(problem.graph, problem.budget.device_bytes, scope)
-        found = bound(stages, room, Limits.of(60.0)).bound.extra
         if truth is not None:
-            assert found is not None
-            assert problem.graph.total_time + found <= truth.time
+            best = truth.time - problem.graph.total_time
+            for of_a_plan in (None, best):
+                found = search(stages, room).turn(Limits.of(60.0), best=of_a_plan).bound.extra
+                assert found is not None
+                assert found <= best
 
 
 def extra_time(model: CutModel) -> int | None:

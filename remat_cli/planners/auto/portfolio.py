@@ -18,7 +18,7 @@ from remat_cli.planners.offload.planner import Offload
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.cover_bound import RerunBound
-from remat_cli.planners.retention.cut_bound import CutProof, any_order_cut_bound
+from remat_cli.planners.retention.cut_bound import CutSearch
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.retention.search import Known, RetentionSearch
 from remat_cli.planners.rotor.planner import Rotor
@@ -43,6 +43,8 @@ _MOST_FOR_RETENTION = 5_000
 _MOST_FOR_SMALL_GAPS = 1_000
 # The solver's counted work for the bound.
 _WORK_OF_BOUND = 0.5
+# What the bound at several moments may take of the time, and its counted work: while all others wait, and after them.
+_FIRST_TURN_AT_CUTS, _LAST_TURN_AT_CUTS = (0.2, 3.0), (1.0, 20.0)
 # Searches by minimum cuts in a row that may bring nothing: before retention, and after it.
 _FEW_RESTARTS, _MANY_RESTARTS = 2, 4
 # Nearer to the bound than this, rotor and approx_dp have nothing to add, and retention little for its time.
@@ -76,7 +78,7 @@ class Portfolio(Observer):
         # What is proven of plans that move nothing to the host says nothing of the best plan, where some may.
         self._incumbent = Incumbent(problem, observe, Scope.ANY_PLAN if problem.offload else Scope.ANY_ORDER)
         self._planner = ""
-        self._proof = CutProof()
+        self._cuts: CutSearch | None = None
 
     @property
     def has_enough(self) -> bool:
@@ -147,7 +149,7 @@ class Portfolio(Observer):
         yield "min_cut", lambda: self._search_min_cuts(min_cut, 1.0 if self._is_training else _SHARE_OF_QUICK)
         is_small_training = self._is_training and count <= _MOST_FOR_HEURISTICS
         if is_small_training:
-            yield "retention", self._prove_at_cuts
+            yield "retention", lambda: self._prove_at_cuts(*_FIRST_TURN_AT_CUTS)
         if is_small_training and self._gap > _GAP_FOR_HEURISTICS:
             yield "min_cut", lambda: self._restart(min_cut, _FEW_RESTARTS)
             yield "rotor", lambda: self._plan(Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)))
@@ -158,6 +160,7 @@ class Portfolio(Observer):
             yield "min_cut", self._improve_by_min_cuts
         if is_small_training and self._gap > _GAP_FOR_HEURISTICS:
             yield "min_cut", lambda: self._restart(min_cut, _MANY_RESTARTS)
+            yield "retention", lambda: self._prove_at_cuts(*_LAST_TURN_AT_CUTS)
         if path is not None:
             yield "shortest_path", partial(self._settle, path, _MANY_STATES)
 
@@ -242,22 +245,25 @@ class Portfolio(Observer):
             search.restart()
             fruitless = 0 if self._incumbent.best is not before else fruitless + 1
 
-    def _prove_at_cuts(self) -> None:
+    def _prove_at_cuts(self, share: float, work: float) -> None:
         """Bound what plans in any order cost, by what they keep at several moments."""
         graph = self._problem.graph
         self._observe.phase("proving a bound")
-        room = self._problem.budget.device_bytes - graph.fixed_bytes
+        if self._cuts is None:
+            room = self._problem.budget.device_bytes - graph.fixed_bytes
+            self._cuts = CutSearch.in_any_order(Stages.of(graph), room)
         known = self._incumbent.bound_on(Scope.ANY_ORDER).time - graph.total_time
-        self._proof = any_order_cut_bound(Stages.of(graph), room, self._limits, known, self._offer_fitted)
-        self._note(self._proof.bound)
+        plan = self._best_sequence()
+        best = None if plan is None else plan.time - graph.total_time
+        self._note(self._cuts.turn(self._limits, known, best, self._offer_fitted, share=share, work=work).bound)
 
     def _confirm(self) -> None:
         """Ask a second solver about what rests on one, with the time that is left."""
         incumbent = self._incumbent
         matters = incumbent.nothing_fits or incumbent.bound_on(Scope.ANY_ORDER).basis is Basis.ONE_SOLVER
-        if matters and self._proof.bound.basis is Basis.ONE_SOLVER:
+        if matters and self._cuts is not None and self._cuts.proof.bound.basis is Basis.ONE_SOLVER:
             self._observe.phase("checking the bound")
-            self._note(self._proof.confirmed(self._limits))
+            self._note(self._cuts.proof.confirmed(self._limits))
 
     def _offer_fitted(self, sequence: RematSequence) -> None:
         """Make a plan of what fits at some moments only."""

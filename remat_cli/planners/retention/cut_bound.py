@@ -19,14 +19,12 @@ from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Ints, Stages
 from remat_cli.problem import Status
 
-# Cuts of the first model, and how many the next one has more.
-_FIRST_CUTS = 2
-_MORE_CUTS = 2
-# What the first solver may take of the time, and its counted work: more in larger graphs. The second solver may take as
-# long.
-_SHARE_OF_FIRST_SOLVER = 0.2
+# What models may take of the time in a turn, and their counted work: more in larger graphs.
+_SHARE_OF_TURN = 0.2
 _WORK = 3.0
 _USUAL_OPS = 300
+# Stands for no limit at all in the domain of an objective.
+_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,101 +51,111 @@ class CutProof:
         return replace(self.bound, basis=outcome.basis)
 
 
-def cut_bound(stages: Stages, room: int, limits: Limits, known: int = 0) -> CutProof:
-    """Return a lower bound on the time that recomputation takes in any plan with this order of first runs.
+class CutSearch:
+    """Models of more and more cuts: the next one is where the best solution of the last model takes too much memory.
 
-    Args:
-        stages: the graph in its order.
-        room: bytes for what ops make: the budget without the fixed bytes.
-        limits: of whoever asks, of which a part is taken; cut short, what the solver has proven holds.
-        known: extra time that is proven otherwise.
-    """
-    moments = np.flatnonzero(stages.plain_bytes > room)
-    return _Growth(stages, room, moments, CutModel.in_fixed_order).bound(stages.plain_bytes, limits, known)
-
-
-def any_order_cut_bound(
-    stages: Stages, room: int, limits: Limits, known: int = 0, tell: Callable[[RematSequence], None] | None = None
-) -> CutProof:
-    """Return a lower bound on the time that recomputation takes in any plan.
-
-    The cuts are first runs of ops on the path of the any-order bound; of a graph too large for that there is none.
-
-    Args:
-        stages: the graph in the input order.
-        room: as of `cut_bound`.
-        limits: as of `cut_bound`.
-        known: as of `cut_bound`.
-        tell: is told of the best sequence of each model, which need not fit.
-    """
-    ancestry = Ancestry(stages, room)
-    if not ancestry.is_small:
-        return CutProof()
-    moments = ancestry.path[ancestry.lacking[ancestry.path] > 0]
-    return _Growth(stages, room, moments, CutModel.in_any_order).bound(ancestry.lacking, limits, known, tell)
-
-
-def tightest_cuts(moments: Ints, lacking: Ints, count: int) -> Ints:
-    """Return up to `count` of the moments: the one that lacks most memory in each part of them."""
-    if len(moments) <= count:
-        return moments
-    return np.array([part[lacking[part].argmax()] for part in np.array_split(moments, count)])
-
-
-@dataclass(frozen=True, eq=False)
-class _Growth:
-    """Models of more and more cuts: those are added at which the best solution of the last one takes too much memory.
+    One cut more at a time: models grow no larger than they must, and each bound says where the next cut matters. Of
+    ResNet-50 in 60 %, four cuts say as much as seven that were added two by two, in a seventh of the time.
 
     Attributes:
-        stages: the graph.
-        room: bytes for what ops make.
-        moments: stages that may become cuts, in an order that is sure.
-        model_at: makes the model of some of them.
+        proof: the best so far.
     """
 
-    stages: Stages
-    room: int
-    moments: Ints
-    model_at: Callable[[Stages, int, Ints], CutModel]
-
-    def bound(
-        self, lacking: Ints, limits: Limits, known: int, tell: Callable[[RematSequence], None] | None = None
-    ) -> CutProof:
-        """Return the best of the models' proofs, until one takes more than what is left of the limits.
+    def __init__(
+        self, stages: Stages, room: int, moments: Ints, lacking: Ints, model_at: Callable[[Stages, int, Ints], CutModel]
+    ) -> None:
+        """Begin with the moment that lacks most memory.
 
         Args:
+            stages: the graph.
+            room: bytes for what ops make: the budget without the fixed bytes.
+            moments: stages that may become cuts, in an order that is sure.
             lacking: [N] a measure of how short of memory each stage is.
-            limits: of which the models together take a part.
-            known: extra time that is proven otherwise.
-            tell: as of `any_order_cut_bound`.
+            model_at: makes the model of some of the moments.
         """
-        began = monotonic()
-        best, most = CutProof(), known
-        cuts = tightest_cuts(self.moments, lacking, _FIRST_CUTS)
-        part = limits.part(_SHARE_OF_FIRST_SOLVER, _WORK * max(1.0, len(self.stages) / _USUAL_OPS))
-        while len(cuts) and not part.is_over:
-            model = self.model_at(self.stages, self.room, cuts)
+        self.proof = CutProof()
+        self._stages = stages
+        self._room = room
+        self._moments = moments
+        self._model_at = model_at
+        self._cuts = moments[lacking[moments].argmax()][None] if len(moments) else moments
+
+    @classmethod
+    def in_fixed_order(cls, stages: Stages, room: int) -> CutSearch:
+        """Return the search for a bound on plans whose ops run for the first time in the order of the stages."""
+        moments = np.flatnonzero(stages.plain_bytes > room)
+        return cls(stages, room, moments, stages.plain_bytes, CutModel.in_fixed_order)
+
+    @classmethod
+    def in_any_order(cls, stages: Stages, room: int) -> CutSearch:
+        """Return the search for a bound on all plans.
+
+        The cuts are first runs of ops on the path of the any-order bound; in a graph too large for that there is none.
+
+        Args:
+            stages: the graph in the input order.
+            room: bytes for what ops make.
+        """
+        ancestry = Ancestry(stages, room)
+        path = ancestry.path[ancestry.lacking[ancestry.path] > 0] if ancestry.is_small else ancestry.path[:0]
+        return cls(stages, room, path, ancestry.lacking, CutModel.in_any_order)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether another turn would bring nothing."""
+        return not len(self._cuts)
+
+    def turn(
+        self,
+        limits: Limits,
+        known: int = 0,
+        best: int | None = None,
+        tell: Callable[[RematSequence], None] | None = None,
+        *,
+        share: float = _SHARE_OF_TURN,
+        work: float = _WORK,
+    ) -> CutProof:
+        """Solve one model after the other, until one takes more than its part of the limits; return the best proof.
+
+        The next turn begins with that model.
+
+        Args:
+            limits: of whoever asks; cut short, what the solver has proven holds.
+            known: extra time that is proven otherwise.
+            best: extra time of a plan: solutions that take more are left out, which often makes the proof quicker.
+            tell: is told of the best sequence of each model, which need not fit.
+            share: of the time, for this turn.
+            work: of the solver, for this turn, on a graph of usual size.
+        """
+        began, earlier = monotonic(), self.proof.seconds
+        part = limits.part(share, work * max(1.0, len(self._stages) / _USUAL_OPS))
+        most = max(known, self.proof.bound.extra or 0)
+        while len(self._cuts) and not part.is_over:
+            model = self._model_at(self._stages, self._room, self._cuts)
             built = model.build()
+            if best is not None:
+                built.proto.objective.domain.extend((-_NO_LIMIT, best + model.counted))
             outcome = first_opinion(built, part, SETTINGS)
             part.spend(outcome.work)
             extra = None if outcome.bound is None else outcome.bound - model.counted
             if outcome.status is Status.INFEASIBLE or (extra is not None and extra > most):
-                best, most = CutProof(RerunBound(extra, outcome.basis), built, outcome), extra or most
-            if outcome.values is None:
-                break
-            sequence = model.sequence(outcome.values)
-            if tell is not None:
+                self.proof, most = CutProof(RerunBound(extra, outcome.basis), built, outcome), extra or most
+            sequence = None if outcome.values is None else model.sequence(outcome.values)
+            if sequence is not None and tell is not None:
                 tell(sequence)
-            if outcome.status is not Status.OPTIMAL:
+            if outcome.status is Status.OPTIMAL and sequence is not None:
+                self._cuts = self._with_one_more(sequence)
+            elif outcome.status is Status.INFEASIBLE:
+                self._cuts = self._cuts[:0]
+            else:
                 break
-            cuts = self._with_more(cuts, sequence)
-        return replace(best, seconds=monotonic() - began)
+        self.proof = replace(self.proof, seconds=earlier + monotonic() - began)
+        return self.proof
 
-    def _with_more(self, cuts: Ints, sequence: RematSequence) -> Ints:
-        """Return the cuts and those moments between them that take most memory; none where all that remain fit."""
-        exceeding = sequence.memory[~sequence.is_rerun] - self.stages.graph.fixed_bytes - self.room
-        is_cut = np.isin(self.moments, cuts)
-        parts = (part[~np.isin(part, cuts)] for part in np.split(self.moments, np.flatnonzero(is_cut)))
-        worst = [part[exceeding[part].argmax()] for part in parts if len(part)]
-        more = sorted((stage for stage in worst if exceeding[stage] > 0), key=lambda stage: -exceeding[stage])
-        return self.moments[is_cut | np.isin(self.moments, more[:_MORE_CUTS])] if more else cuts[:0]
+    def _with_one_more(self, sequence: RematSequence) -> Ints:
+        """Return the cuts and that moment where a sequence takes most memory; none where all that remain fit."""
+        exceeding = sequence.memory[~sequence.is_rerun] - self._stages.graph.fixed_bytes - self._room
+        others = self._moments[~np.isin(self._moments, self._cuts)]
+        if not len(others) or exceeding[others].max() <= 0:
+            return self._cuts[:0]
+        return self._moments[np.isin(self._moments, [*self._cuts, others[exceeding[others].argmax()]])]

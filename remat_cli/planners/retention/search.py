@@ -11,7 +11,7 @@ import numpy as np
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.cover_bound import RerunBound, cover_bound
-from remat_cli.planners.retention.cut_bound import any_order_cut_bound, cut_bound
+from remat_cli.planners.retention.cut_bound import CutSearch
 from remat_cli.planners.retention.model import SETTINGS, RetentionModel
 from remat_cli.planners.retention.need_times import NeedTimes
 from remat_cli.planners.retention.planner import OrderChoice, Retention
@@ -151,8 +151,12 @@ class RetentionSearch:
         """Bound what plans cost at several moments."""
         self._observe.phase("proving a bound")
         known = self._incumbent.bound.time - self._graph.total_time
-        prove, scope = (cut_bound, Scope.FIXED_ORDER) if self._is_fixed else (any_order_cut_bound, Scope.ANY_ORDER)
-        self._note(prove(stages, self._room, self._limits, known).confirmed(self._limits), scope)
+        if self._is_fixed:
+            search, scope = CutSearch.in_fixed_order(stages, self._room), Scope.FIXED_ORDER
+        else:
+            search, scope = CutSearch.in_any_order(stages, self._room), Scope.ANY_ORDER
+        best = None if self._best is None else self._best.time - self._graph.total_time
+        self._note(search.turn(self._limits, known, best).confirmed(self._limits), scope)
 
     def _note(self, bound: RerunBound, scope: Scope) -> None:
         if bound.extra is None:

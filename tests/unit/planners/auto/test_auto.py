@@ -19,7 +19,7 @@ from remat_cli.planners.auto.portfolio import Portfolio
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.planner import MinCut
-from remat_cli.planners.retention.cut_bound import CutProof
+from remat_cli.planners.retention.cut_bound import CutProof, CutSearch
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.shared import limits, second_solver
@@ -224,7 +224,7 @@ def test_whatever_phase_the_time_is_up_in_it_ends_with_the_plan_so_far(
     told = Late(late_at)
     monkeypatch.setattr(limits, "monotonic", told.clock)
     # Of more ops than are settled by trying everything, and not settled by a better bound either.
-    monkeypatch.setattr(portfolio, "any_order_cut_bound", lambda *_: CutProof())
+    monkeypatch.setattr(CutSearch, "turn", lambda *_, **__: CutProof())
     solution = solve(at_share(training_unet(6), 0.8), Auto(time_limit=10.0), told)
     assert len(told.phases) >= late_at
     has_plan = bool(told.plans)

@@ -9,7 +9,7 @@ from hypothesis import given
 from remat_cli.graph import Graph
 from remat_cli.planners.retention.any_order_bound import Ancestry, any_order_bound
 from remat_cli.planners.retention.cover_bound import NO_BOUND, Gaps, RerunBound, cheapest_cover, cover_bound
-from remat_cli.planners.retention.cut_bound import any_order_cut_bound, cut_bound
+from remat_cli.planners.retention.cut_bound import CutSearch
 from remat_cli.planners.shared import cp_sat
 from remat_cli.planners.shared.cp_sat import Outcome
 from remat_cli.planners.shared.limits import Limits
@@ -46,8 +46,8 @@ def test_a_chain_in_one_byte_less_runs_one_op_again(factor: int) -> None:
     stages = Stages.of(graph)
     for bound in (
         cover_bound(stages, room, AMPLE),
-        cut_bound(stages, room, AMPLE).confirmed(AMPLE),
-        any_order_cut_bound(stages, room, AMPLE).confirmed(AMPLE),
+        CutSearch.in_fixed_order(stages, room).turn(AMPLE).confirmed(AMPLE),
+        CutSearch.in_any_order(stages, room).turn(AMPLE).confirmed(AMPLE),
         any_order_bound(graph, room, AMPLE),
     ):
         assert bound.extra == 1
@@ -113,8 +113,8 @@ def test_where_no_room_is_left_bounds_end_without_asking_a_solver(
     stages = Stages.of(graph)
     for bound in (
         cover_bound(stages, room, limits),
-        cut_bound(stages, room, limits).confirmed(limits),
-        any_order_cut_bound(stages, room, limits).confirmed(limits),
+        CutSearch.in_fixed_order(stages, room).turn(limits).confirmed(limits),
+        CutSearch.in_any_order(stages, room).turn(limits).confirmed(limits),
         any_order_bound(graph, room, limits),
     ):
         assert bound.extra is not None

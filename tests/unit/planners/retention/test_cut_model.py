@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from remat_cli.planners.retention.any_order_bound import any_order_bound
-from remat_cli.planners.retention.cut_bound import any_order_cut_bound, cut_bound, tightest_cuts
+from remat_cli.planners.retention.cut_bound import CutSearch
 from remat_cli.planners.retention.cut_model import CutModel
 from remat_cli.planners.shared import second_solver
 from remat_cli.planners.shared.cp_model import CpModel
@@ -20,14 +20,6 @@ from remat_cli.problem import Basis
 from tests.graphs import diamond, training_chain
 
 AMPLE = Limits.of(1e5)
-
-
-def test_the_tightest_cuts_are_those_that_lack_most_in_each_part() -> None:
-    lacking = np.array([0, 3, 9, 8, 1, 7])
-    moments = np.array([1, 2, 3, 5])
-    assert tightest_cuts(moments, lacking, 10).tolist() == [1, 2, 3, 5]
-    assert tightest_cuts(moments, lacking, 2).tolist() == [2, 3]
-    assert tightest_cuts(moments[:0], lacking, 2).tolist() == []
 
 
 def test_in_any_order_only_what_a_cut_needs_surely_runs_before_it() -> None:
@@ -44,7 +36,8 @@ STAGES = Stages.of(CHAIN)
 
 def test_several_moments_say_more_than_the_worst_one() -> None:
     one = any_order_bound(CHAIN, ROOM, AMPLE).extra
-    fixed, several = cut_bound(STAGES, ROOM, AMPLE).bound.extra, any_order_cut_bound(STAGES, ROOM, AMPLE).bound.extra
+    fixed = CutSearch.in_fixed_order(STAGES, ROOM).turn(AMPLE).bound.extra
+    several = CutSearch.in_any_order(STAGES, ROOM).turn(AMPLE).bound.extra
     assert one is not None
     assert fixed is not None
     assert several is not None
@@ -73,12 +66,25 @@ def test_only_the_best_of_the_models_gets_a_second_opinion(monkeypatch: pytest.M
         return True
 
     monkeypatch.setattr(second_solver, "agrees", agrees)
-    proof = any_order_cut_bound(STAGES, ROOM, AMPLE, tell=models.append)
+    proof = CutSearch.in_any_order(STAGES, ROOM).turn(AMPLE, tell=models.append)
     assert len(models) > 1
     assert not asked
     assert proof.bound.basis is Basis.ONE_SOLVER
     bound = proof.confirmed(AMPLE)
     assert asked == [bound.extra]
     assert bound.basis is Basis.TWO_SOLVERS
-    assert any_order_cut_bound(STAGES, ROOM, AMPLE, known=100).confirmed(AMPLE).extra == 0
+    assert CutSearch.in_any_order(STAGES, ROOM).turn(AMPLE, known=100).confirmed(AMPLE).extra == 0
     assert len(asked) == 1
+
+
+def test_each_turn_goes_on_with_the_model_that_the_last_one_did_not_finish() -> None:
+    whole, parts = CutSearch.in_any_order(STAGES, ROOM), CutSearch.in_any_order(STAGES, ROOM)
+    sequences: list[RematSequence] = []
+    proof = whole.turn(AMPLE, tell=sequences.append)
+    bounds = [parts.turn(AMPLE, work=1e-9).bound.extra or 0 for _ in sequences]
+    assert whole.has_ended
+    assert not parts.has_ended
+    assert bounds == sorted(bounds)
+    assert parts.turn(AMPLE).bound == proof.bound
+    assert parts.has_ended
+    assert parts.turn(AMPLE) == parts.proof
