@@ -39,7 +39,7 @@ from tests.bench.library import library
 from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
 from tests.bench.portfolio import portfolio
-from tests.bench.progress import progress
+from tests.bench.progress import generated_graphs, named_graphs, progress
 from tests.bench.scale import scale
 from tests.bench.small import small
 from tests.bench.tangled import tangled
@@ -95,6 +95,22 @@ def linked_files() -> Iterator[tuple[Path, GraphOptions]]:
     if find_spec("transformers") is not None:
         large = {"batch": 8, "length": 1024, "depth": 8, "width": 1024, "heads": 16}
         yield Path("tests.bench.torch_models:llama"), GraphOptions(dims=large)
+
+
+def gap_files() -> Iterator[tuple[Path, GraphOptions]]:
+    """Training steps on which plan and bound were far apart once, and which are in no other table."""
+    if "REMAT_DATA" in os.environ:
+        for name in ("resnet50", "unet_noopt"):
+            yield Path(os.environ["REMAT_DATA"], "onnx", f"{name}.onnx"), GraphOptions(dims={"batch": 8})
+    if find_spec("torch") is not None:
+        yield Path("tests.bench.torch_models:mlp"), GraphOptions()
+        if find_spec("transformers") is not None:
+            yield Path("tests.bench.torch_models:resnet18"), GraphOptions()
+
+
+def gaps(console: Console) -> None:
+    """Plan and bound on these, and on generated graphs."""
+    library(console, [*named_graphs(gap_files()), *generated_graphs()], (0.8, 0.6, 0.4))
 
 
 def _data_dims(name: str) -> dict[str, int]:
@@ -200,12 +216,13 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "moccasin": published_tables,
     "portfolio": lambda console: portfolio(console, files()),
     "progress": lambda console: progress(console, files()),
+    "gaps": gaps,
     "small": small,
     "tangled": lambda console: tangled(console, tangled_files()),
     "scale": scale,
     "commands": commands,
     "execution": execution,
-    "library": lambda console: library(console, public_files()),
+    "library": lambda console: library(console, named_graphs(public_files())),
     "transfers": lambda console: transfers(console, linked_files()),
     "kernels": kernels,
     "torch": torch_table,

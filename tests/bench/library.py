@@ -6,17 +6,15 @@ and until `auto` ended. Papers' figures are those of MOCCASIN's Table 3, within 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from time import process_time
 
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from remat_cli.config import GraphOptions
+from remat_cli.graph import Graph
 from remat_cli.planners.auto.planner import Auto
-from remat_cli.prepare import prepare
 from remat_cli.problem import Budget, Problem
 from remat_cli.solve import Solution, baseline_of, solve
 from tests.bench.moccasin import PAPER
@@ -28,20 +26,25 @@ SECONDS = 30.0
 WIDTH = 160
 
 
-def library(console: Console, files: Iterable[tuple[Path, GraphOptions]]) -> None:
-    """Print the table for the graphs in these files, each down to the first budget in which nothing fits."""
+def library(console: Console, graphs: Iterable[tuple[str, Graph]], shares: Sequence[float] = SHARES) -> None:
+    """Print the table for these graphs, each down to the first budget in which nothing fits.
+
+    Args:
+        console: where to.
+        graphs: each with its name.
+        shares: the budgets, the largest first.
+    """
     table = Table(title=f"auto within {SECONDS:g} s: overhead and bound in %", title_justify="left", box=MARKDOWN)
     for column in ("graph", "ops", "budget", "overhead", "bound", "found by", "last gain", "ended", "papers"):
         table.add_column(column, justify="left" if column in ("graph", "found by", "papers") else "right")
-    for path, options in files:
-        graph = prepare(path, options).graph
-        first = (path.stem, f"{len(graph.ops):,}")
-        for share in SHARES:
+    for name, graph in graphs:
+        first = (name, f"{len(graph.ops):,}")
+        for share in shares:
             problem = Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes)))
             seen = Standings()
             solution = solve(problem, Auto(time_limit=SECONDS), seen)
             cells = _cells(solution, seen, process_time() - seen.begun)
-            table.add_row(*first, f"{share:.0%}", *cells, _published(path.stem, share))
+            table.add_row(*first, f"{share:.0%}", *cells, _published(name, share))
             first = ("", "")
             if solution.status == "infeasible":
                 break

@@ -100,7 +100,7 @@ def progress(console: Console, files: Iterable[tuple[Path, GraphOptions]]) -> No
     for column in columns:
         table.add_column(column, justify="right")
     found = []
-    for name, graph in _graphs(files):
+    for name, graph in [*named_graphs(files), *generated_graphs()]:
         for share in SHARES:
             room = baseline_of(graph).peak_bytes - graph.fixed_bytes
             problem = Problem(graph, Budget(graph.fixed_bytes + int(share * room)))
@@ -119,9 +119,14 @@ def _cells(run: Run) -> Iterator[str]:
     yield from (_points(run.gap_after(inf)), f"{run.noted[-1][0]:.2f}" if run.noted else "-", f"{run.seconds:.2f}")
 
 
-def _graphs(files: Iterable[tuple[Path, GraphOptions]]) -> Iterator[tuple[str, Graph]]:
+def named_graphs(files: Iterable[tuple[Path, GraphOptions]]) -> Iterator[tuple[str, Graph]]:
+    """Yield the name and graph of each file or function of a training step."""
     for path, options in files:
-        yield path.stem, prepare(path, options).graph
+        yield path.stem if path.exists() else path.name.rpartition(":")[2], prepare(path, options).graph
+
+
+def generated_graphs() -> Iterator[tuple[str, Graph]]:
+    """Yield one graph of each family of training steps."""
     for name, (generator, ops) in GENERATED.items():
         yield name, synthesize(generator, ops=ops).graph
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.torch_steps import GPT, ChangingBuffer
+from tests.torch_steps import GPT, MLP, ChangingBuffer
 
 Step = tuple[Callable[..., Any], Any]
 
@@ -149,6 +149,18 @@ def resnet50(batch: int = 4, size: int = 64) -> Step:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     return _images(ResNetForImageClassification(ResNetConfig(num_labels=10)), batch, size)
+
+
+def resnet18(batch: int = 8, size: int = 224) -> Step:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic", num_labels=10)
+    return _images(ResNetForImageClassification(config), batch, size)
+
+
+def mlp(batch: int = 1024, width: int = 512, depth: int = 17) -> Step:
+    """Equal layers."""
+    return MLP(depth, width), (torch.randn(batch, width),)
 
 
 def efficientnet_b0(batch: int = 4, size: int = 64) -> Step:

@@ -43,7 +43,8 @@ _MOST_FOR_RETENTION = 5_000
 _MOST_FOR_SMALL_GAPS = 1_000
 # The solver's counted work for the bound.
 _WORK_OF_BOUND = 0.5
-# What the bound at several moments may take of the time, and its counted work: while all others wait, and after them.
+# What the bound at several moments may take of the time, and its counted work: before the long searches and after them,
+# where one long turn proves more than two short ones.
 _FIRST_TURN_AT_CUTS, _LAST_TURN_AT_CUTS = (0.2, 3.0), (1.0, 20.0)
 # Searches by minimum cuts in a row that may bring nothing: before retention, and after it.
 _FEW_RESTARTS, _MANY_RESTARTS = 2, 4
@@ -56,9 +57,9 @@ _FEW_STATES, _MANY_STATES = 1_000, 20_000
 # what they find does not depend on the clock.
 _SHARE_OF_QUICK = 0.25
 _SHARE_OF_OFFLOADING = 0.4
-# Without a backward pass annealing and retention share the time. Annealing comes first where there is no plan this near
-# to the bound, except in small graphs, whose models retention soon solves. Else retention comes first; it has all the
-# time up to so many ops.
+# Far from the bound retention leaves time to others. Without a backward pass it shares the time with annealing, which
+# comes first where there is no plan this near to the bound, except in small graphs, whose models retention soon solves.
+# Else retention comes first; it has all the time up to so many ops.
 _SHARE_OF_FIRST = 0.7
 _GAP_FOR_ANNEALING = 0.1
 _LEAST_FOR_ANNEALING_FIRST = 200
@@ -151,7 +152,7 @@ class Portfolio(Observer):
         if is_small_training:
             yield "retention", lambda: self._prove_at_cuts(*_FIRST_TURN_AT_CUTS)
         if is_small_training and self._gap > _GAP_FOR_HEURISTICS:
-            yield "min_cut", lambda: self._restart(min_cut, _FEW_RESTARTS)
+            yield "min_cut", lambda: self._restart(min_cut, _FEW_RESTARTS, _SHARE_OF_QUICK)
             yield "rotor", lambda: self._plan(Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)))
             yield "approx_dp", lambda: self._plan(ApproxDP(time_limit=self._seconds(_SHARE_OF_QUICK)))
         yield from self._reordering()
@@ -159,7 +160,7 @@ class Portfolio(Observer):
         if best is not None and best.found_by != "min_cut":
             yield "min_cut", self._improve_by_min_cuts
         if is_small_training and self._gap > _GAP_FOR_HEURISTICS:
-            yield "min_cut", lambda: self._restart(min_cut, _MANY_RESTARTS)
+            yield "min_cut", lambda: self._restart(min_cut, _MANY_RESTARTS, _SHARE_OF_QUICK)
             yield "retention", lambda: self._prove_at_cuts(*_LAST_TURN_AT_CUTS)
         if path is not None:
             yield "shortest_path", partial(self._settle, path, _MANY_STATES)
@@ -173,7 +174,8 @@ class Portfolio(Observer):
         if anneals_first:
             yield "annealing", lambda: self._anneal(_SHARE_OF_FIRST if count <= _MOST_FOR_RETENTION else 1.0)
         if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):
-            shares = is_tangled and not anneals_first and count > _MOST_FOR_RETENTION_ALONE
+            is_before_annealing = is_tangled and not anneals_first and count > _MOST_FOR_RETENTION_ALONE
+            shares = is_before_annealing or (self._is_training and self._gap > _GAP_FOR_HEURISTICS)
             yield "retention", lambda: self._retain(_SHARE_OF_FIRST if shares else 1.0)
         if is_tangled and not anneals_first and self._gap > _GAP_FOR_HEURISTICS:
             yield "annealing", lambda: self._anneal(1.0)
@@ -236,12 +238,12 @@ class Portfolio(Observer):
         if search.incumbent.closest is not None:
             self.found(search.incumbent.closest)
 
-    def _restart(self, search: MinCutSearch, most_fruitless: int) -> None:
+    def _restart(self, search: MinCutSearch, most_fruitless: int, share: float) -> None:
         """Search by minimum cuts again and again, until that brought nothing for so many times in a row."""
-        fruitless = 0
-        while fruitless < most_fruitless and not self._is_over():
+        fruitless, limits = 0, self._limits.part(share)
+        while fruitless < most_fruitless and not (self._is_over() or limits.is_over):
             before = self._incumbent.best
-            search.limits = self._limits.part()
+            search.limits = limits.part()
             search.restart()
             fruitless = 0 if self._incumbent.best is not before else fruitless + 1
 
