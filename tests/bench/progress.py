@@ -30,7 +30,7 @@ from remat_cli.solve import baseline_of, solve
 from remat_cli.synthesis import synthesize
 
 SHARES = (0.8, 0.6, 0.4)
-SECONDS = 60.0
+SECONDS = 30.0
 PATIENCE = (0.25, 0.5, 1.0)
 AFTER = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 CONTENT = (0.0, 0.0001, 0.0002, 0.0005, 0.001, 0.002)
