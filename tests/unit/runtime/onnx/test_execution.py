@@ -149,8 +149,9 @@ def with_scratch(op: str, size: int) -> Callable[[Graph], Graph]:
 
 
 def test_the_op_by_which_memory_departs_is_named() -> None:
-    few = {"batch": 1, "height": 128, "width": 128}
-    found = run(LONG_SKIP, few_kept(), believed=with_scratch("up5.conv", 40 * MIB), dims=few)
+    # A tensor is still more than the tolerance: one that is counted wrong moves the place.
+    dims = {"batch": 1, "height": 208, "width": 208}
+    found = run(LONG_SKIP, few_kept(), believed=with_scratch("up5.conv", 40 * MIB), dims=dims)
     assert not found.holds
     assert not found.plan.agrees
     assert found.parted_at == "up5.conv"
