@@ -35,6 +35,8 @@ $(TOOLS): $(PROGRAM)
 demo: $(PROGRAM) ## plan a U-Net's training step in 60 % of its memory
 	$(BIN)/remat plan graphs/unet.onnx --dim batch=8 --budget 60%
 
+# Tests start hundreds of processes. Where compiled modules are not kept, each of these compiles all that it imports.
+test: export PYTHONDONTWRITEBYTECODE =
 test: install ## run all tests
 	$(BIN)/python -m pytest -n 3
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import fx
 
 from remat_cli.formats.torch.convert import graph_of
-from remat_cli.formats.torch.internals import Captured, compiled, forgetting
+from remat_cli.formats.torch.internals import compiled, forgetting, seen_by
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import callable_of
 from remat_cli.formats.torch.step import as_step
@@ -30,25 +29,16 @@ from tests.torch_steps import Case, changing_buffer, gpt
 Values = tuple[torch.Tensor | None, ...]
 
 
-class _Done(BaseException):
-    pass
-
-
 @cache
 def captured(case: Case) -> tuple[Joint, Graph, tuple[torch.Tensor, ...]]:
     """Return the joint graph of a case, its graph, and the values of its primals."""
     torch.manual_seed(0)
     step = as_step(case(), "case")
-    seen: list[Captured] = []
-
-    def look(given: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
-        seen.append(given)
-        raise _Done
-
-    with forgetting(), pytest.raises(_Done):
-        compiled(callable_of(step.model), look)(*step.inputs, **step.keyword_inputs)
-    joint = Joint.of(seen[0])
-    values = [primal.value for primal in seen[0].primals]
+    with forgetting():
+        seen = seen_by(lambda look: compiled(callable_of(step.model), look)(*step.inputs, **step.keyword_inputs))
+    assert seen is not None
+    joint = Joint.of(seen)
+    values = [primal.value for primal in seen.primals]
     assert all(value is not None for value in values)
     return joint, graph_of(joint, "case"), tuple(value.detach() for value in values if value is not None)
 

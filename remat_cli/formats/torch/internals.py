@@ -126,6 +126,22 @@ def _backend(divide: Divide, foresee: Foresee | None) -> Callable[..., Any]:
 
 
 def _traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured | None:
+    return seen_by(lambda look: _divided(module, inputs, look))
+
+
+class _Seen(BaseException):
+    """Ends a capture once its joint graph was seen."""
+
+
+def seen_by(run: Callable[[Divide], object]) -> Captured | None:
+    """Return the first joint graph that a run has to divide, and end the run there.
+
+    Args:
+        run: has torch capture something, and hand what it captured to the function that it is given.
+
+    Returns:
+        The joint graph; None where the run ends without one.
+    """
     seen: list[Captured] = []
 
     def look(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -133,7 +149,7 @@ def _traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured | None:
         raise _Seen
 
     with contextlib.suppress(_Seen):
-        _divided(module, inputs, look)
+        run(look)
     return seen[0] if seen else None
 
 
@@ -322,32 +338,22 @@ def unsupported(fault: str) -> UsageError:
     )
 
 
-class _Seen(BaseException):
-    """Ends a capture once the joint graph was seen."""
-
-
 def _fault_of_capture() -> str:
     """Return what is wrong with the joint graph of a small step; empty where nothing is."""
-    seen: list[Captured] = []
 
     def step(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x) * 2.0
         scale.add_(1)
         return (y * y).sum()
 
-    def look(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
-        seen.append(captured)
-        raise _Seen
-
-    with contextlib.suppress(_Seen):
-        compiled(step, look)(torch.ones(3, requires_grad=True), torch.ones(1))
-    if not seen:
+    seen = seen_by(lambda look: compiled(step, look)(torch.ones(3, requires_grad=True), torch.ones(1)))
+    if seen is None:
         return "torch.compile is switched off, or does not ask for a partition"
-    nodes = {node.name: node for node in seen[0].module.graph.nodes}
+    nodes = {node.name: node for node in seen.module.graph.nodes}
     expectations = {
         "its inputs are named otherwise": {"primals_1", "primals_2", "tangents_1"} <= nodes.keys(),
         "its ops are others": {"relu", "copy_", "threshold_backward"} <= nodes.keys(),
-        "its sources are not known": [primal.source for primal in seen[0].primals] == ["L['x']", "L['scale']"],
+        "its sources are not known": [primal.source for primal in seen.primals] == ["L['x']", "L['scale']"],
     }
     return next((fault for fault, holds in expectations.items() if not holds), _fault_of_marks(nodes))
 

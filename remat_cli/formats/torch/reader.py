@@ -35,6 +35,7 @@ from remat_cli.formats.torch.internals import (
     check_supported,
     compiled,
     forgetting,
+    seen_by,
 )
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
@@ -201,10 +202,6 @@ def _device(asked: str | None) -> tuple[str, list[str]]:
     return device, [f"read with torch {torch.__version__} for {device.upper()}: other devices have other kernels"]
 
 
-class _Seen(BaseException):
-    """Ends the capture once the joint graph was seen."""
-
-
 def capture(step: Step, device: str, where: str, foresee: Foresee | None = None) -> tuple[Step, Captured]:
     """Have torch capture a step on tensors without data.
 
@@ -222,22 +219,18 @@ def capture(step: Step, device: str, where: str, foresee: Foresee | None = None)
     """
     _check_inputs(step, where)
     step, mode = with_fake_tensors(step, device)
-    seen: list[Captured] = []
-
-    def look(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
-        seen.append(captured)
-        raise _Seen
-
+    seen = None
     # Where nothing needs a gradient, torch goes on and runs what it has captured.
-    with forgetting(), mode, explained(where), suppress(_Seen, *NO_DATA):
-        compiled(callable_of(step.model), look, foresee)(*step.inputs, **step.keyword_inputs)
-    if not seen:
+    with forgetting(), mode, explained(where), suppress(*NO_DATA):
+        call = callable_of(step.model)
+        seen = seen_by(lambda look: compiled(call, look, foresee)(*step.inputs, **step.keyword_inputs))
+    if seen is None:
         raise GraphError(
             f"{where}: nothing in the step needs a gradient",
             hint="its model must have parameters that require gradients, and return what is computed from them: a loss "
             "as a tensor, not its .item()",
         )
-    return step, seen[0]
+    return step, seen
 
 
 def _check_inputs(step: Step, where: str) -> None:

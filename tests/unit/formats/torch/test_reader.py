@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import ReadOptions, read_graph
 from remat_cli.formats.native import from_document, graph_sha256, to_document
 from remat_cli.formats.torch.convert import graph_of, signature
-from remat_cli.formats.torch.internals import Captured, compiled, forgetting
+from remat_cli.formats.torch.internals import compiled, forgetting, seen_by
 from remat_cli.formats.torch.joint import BOUNDARY, Joint
 from remat_cli.formats.torch.reader import callable_of, capture
 from remat_cli.formats.torch.step import Step, as_step
@@ -35,22 +35,13 @@ def read(case: Case, **dims: int) -> tuple[Joint, Graph]:
     return joint, graph_of(joint, "case")
 
 
-class _Done(BaseException):
-    pass
-
-
 def run_signatures(case: Case) -> dict[str, str]:
     """Return the signatures of the graph that is captured when the case runs on real tensors."""
     step = as_step(case(), "case")
-    seen: list[Joint] = []
-
-    def look(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
-        seen.append(Joint.of(captured))
-        raise _Done
-
-    with forgetting(), pytest.raises(_Done):
-        compiled(callable_of(step.model), look)(*step.inputs, **step.keyword_inputs)
-    return {op.name: signature(op) for op in seen[0].ops}
+    with forgetting():
+        captured = seen_by(lambda look: compiled(callable_of(step.model), look)(*step.inputs, **step.keyword_inputs))
+    assert captured is not None
+    return {op.name: signature(op) for op in Joint.of(captured).ops}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

@@ -76,8 +76,13 @@ def run(
     return execute(path, model, rewritten, believed(graph), computes, time_limit=time_limit, beside_usual=beside_usual)
 
 
-def test_a_schedule_runs_in_the_memory_that_was_predicted() -> None:
-    found = run(LONG_SKIP, few_kept(), dims=DIMS)
+@pytest.fixture(scope="module")
+def found() -> Execution:
+    """The long-skip network with few skips kept."""
+    return run(LONG_SKIP, few_kept(), dims=DIMS)
+
+
+def test_a_schedule_runs_in_the_memory_that_was_predicted(found: Execution) -> None:
     assert found.holds
     assert (found.plain.predicted, found.plan.predicted) == (13 * 4 * MIB, 7 * 4 * MIB)
     assert found.plain.agrees
@@ -144,7 +149,9 @@ def with_scratch(op: str, size: int) -> Callable[[Graph], Graph]:
 
 
 def test_the_op_by_which_memory_departs_is_named() -> None:
-    found = run(LONG_SKIP, few_kept(), believed=with_scratch("up5.conv", 40 * MIB), dims=DIMS)
+    # A tensor is still more than the tolerance: one that is counted wrong moves the place.
+    dims = {"batch": 1, "height": 208, "width": 208}
+    found = run(LONG_SKIP, few_kept(), believed=with_scratch("up5.conv", 40 * MIB), dims=dims)
     assert not found.holds
     assert not found.plan.agrees
     assert found.parted_at == "up5.conv"
@@ -189,8 +196,7 @@ def test_that_a_size_depends_on_data_is_told() -> None:
     assert "drawn at random" in loop.hint
 
 
-def test_a_plan_that_takes_more_than_the_model_as_it_is_does_not_hold() -> None:
-    found = run(LONG_SKIP, few_kept(), dims=DIMS)
+def test_a_plan_that_takes_more_than_the_model_as_it_is_does_not_hold(found: Execution) -> None:
     as_much = replace(found, plain=replace(found.plain, measured=found.plan.measured - NOISE_BYTES))
     assert as_much.holds
     more = replace(found, plain=replace(found.plain, measured=found.plan.measured - NOISE_BYTES - 1))
