@@ -42,7 +42,7 @@ class Remaking:
         self._size = self._facts.size[self._tensor]
         self._costs: dict[int, tuple[float, bool]] = {}
         self._latest: dict[int, tuple[int, int] | None] = {}
-        # Bytes that each stage lacks to the room, as a number below 0: with the tensor kept, and without it.
+        # Memory less the room of each stage, 0 for what is above: with the tensor kept, and without it in the pause.
         self._spare = np.minimum(runs.excess[:end], 0.0)
         self._spare_without = np.minimum(runs.excess[begin + 1 : end] - self._size, 0.0)
 
@@ -82,7 +82,7 @@ class Remaking:
 
     @staticmethod
     def _growth(spare: Bytes, size: int) -> float:
-        """Return by how much the bytes above the room grow where so many are added to stages."""
+        """Return by how much the bytes above the room grow where so many are added to each stage."""
         return size * len(spare) + float(np.add.reduce(np.maximum(spare, -size)))
 
     def _cost(self, tensor: int, depth: int, most: float) -> float:
@@ -112,10 +112,7 @@ class Remaking:
         if latest is None:
             return inf
         last = latest[1]
-        if last >= self._begin:
-            spare = self._spare_without[last - self._begin :]
-        else:
-            spare = self._spare[last + 1 :]
+        spare = self._spare_without[last - self._begin :] if last >= self._begin else self._spare[last + 1 :]
         return self._price * self._growth(spare, self._facts.size[tensor])
 
     def _ops(self, op: int) -> list[int]:
