@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 
 from remat_cli.planners.annealing.runs import Remake, Runs
-from remat_cli.planners.shared.orders.moves import above
+from remat_cli.planners.shared.orders.moves import Bytes, above
 
 # How deep reruns of reruns go, and of how many tensors the price is worked out.
 _DEPTH = 8
@@ -41,11 +41,14 @@ class Remaking:
         self._tensor = runs.tensor[instance]
         self._size = self._facts.size[self._tensor]
         self._costs: dict[int, tuple[float, bool]] = {}
+        self._latest: dict[int, tuple[int, int] | None] = {}
+        # Memory less the room of each stage, 0 for what is above: with the tensor kept, and without it in the pause.
+        self._spare = np.minimum(runs.excess[:end], 0.0)
+        self._spare_without = np.minimum(runs.excess[begin + 1 : end] - self._size, 0.0)
 
     def remake(self) -> Remake | None:
         """Return what to make again; None where that cannot pay."""
-        pause = self._runs.excess[self._begin + 1 : self._end]
-        most = _MOST_COST * self._price * (above(pause) - above(pause - self._size)) + self._loss
+        most = _MOST_COST * self._price * self._growth(self._spare_without, self._size) + self._loss
         op = self._facts.producer[self._tensor]
         cost = float(self._facts.time[op])
         for tensor in self._facts.reads[op]:
@@ -56,16 +59,31 @@ class Remaking:
             return None
         ops = self._ops(op)
         made: set[int] = set()
-        kept: dict[int, int] = {}
+        kept: dict[int, tuple[int, int]] = {}
         for again in ops:
             for tensor in self._facts.reads[again]:
                 if tensor not in made and tensor not in kept:
-                    instance = self._runs.latest(tensor, self._end)
-                    if instance is None or instance == self._instance:
+                    latest = self._latest_of(tensor)
+                    if latest is None:
                         return None
-                    kept[tensor] = instance
+                    kept[tensor] = latest
             made.update(self._facts.makes[again])
         return self._measured(ops, kept)
+
+    def _latest_of(self, tensor: int) -> tuple[int, int] | None:
+        """Return what was made last of a tensor, and where that is read last; None where it is what is not kept."""
+        if tensor not in self._latest:
+            instance = self._runs.latest(tensor, self._end)
+            if instance is None or instance == self._instance:
+                self._latest[tensor] = None
+            else:
+                self._latest[tensor] = instance, self._runs.last_read(instance)
+        return self._latest[tensor]
+
+    @staticmethod
+    def _growth(spare: Bytes, size: int) -> float:
+        """Return by how much the bytes above the room grow where so many are added to each stage."""
+        return size * len(spare) + float(np.add.reduce(np.maximum(spare, -size)))
 
     def _cost(self, tensor: int, depth: int, most: float) -> float:
         """Return what it costs to have a tensor at the end of the pause, and note whether it is made again for that.
@@ -90,15 +108,12 @@ class Remaking:
         return min(keep, again)
 
     def _cost_of_keeping(self, tensor: int) -> float:
-        runs = self._runs
-        instance = runs.latest(tensor, self._end)
-        if instance is None or instance == self._instance:
+        latest = self._latest_of(tensor)
+        if latest is None:
             return inf
-        last = runs.last_read(instance)
-        if last >= self._end:
-            return 0.0
-        excess = runs.excess[last + 1 : self._end] - (self._size if last >= self._begin else 0)
-        return self._price * (above(excess + self._facts.size[tensor]) - above(excess))
+        last = latest[1]
+        spare = self._spare_without[last - self._begin :] if last >= self._begin else self._spare[last + 1 :]
+        return self._price * self._growth(spare, self._facts.size[tensor])
 
     def _ops(self, op: int) -> list[int]:
         """Return the ops to run, in order: one, and before it those of which it reads what is made again."""
@@ -114,10 +129,9 @@ class Remaking:
                 stack.append(due)
         return list(ops)
 
-    def _measured(self, ops: list[int], kept: dict[int, int]) -> Remake:
+    def _measured(self, ops: list[int], kept: dict[int, tuple[int, int]]) -> Remake:
         runs, end = self._runs, self._end
-        last = {tensor: runs.last_read(instance) for tensor, instance in kept.items()}
-        late = {tensor: at for tensor, at in last.items() if at < end}
+        late = {tensor: last for tensor, (_, last) in kept.items() if last < end}
         start = min([self._begin, *late.values()])
         change = np.zeros(end - start)
         for tensor, at in late.items():
@@ -131,7 +145,7 @@ class Remaking:
             instance=self._instance,
             end=end,
             ops=ops,
-            kept=kept,
+            kept={tensor: instance for tensor, (instance, _) in kept.items()},
             start=start,
             change=change,
             excess=excess,

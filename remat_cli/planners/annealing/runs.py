@@ -227,8 +227,11 @@ class Runs(Line):
     def latest(self, tensor: int, before: int) -> int | None:
         """Return the instance of a tensor that was made last before a position."""
         where, maker = self.position.item, self.maker
-        made = [(at, i) for i in self._instances[tensor] if (at := where(maker[i])) < before]
-        return max(made)[1] if made else None
+        last, latest = -1, None
+        for instance in self._instances[tensor]:
+            if last < (at := where(maker[instance])) < before:
+                last, latest = at, instance
+        return latest
 
     # What there is to try, of a sequence that has just been laid out
 

@@ -1,7 +1,9 @@
 """The search of `annealing`: rounds that begin hot, with cheap memory, and end cold, with dear memory.
 
 What is minimised is time, and the bytes above the room at each run, at a price. While memory is cheap and all is in
-motion, orders form that need little of it; as it becomes dearer, tensors are made again where that costs least.
+motion, orders form that need little of it; as it becomes dearer, tensors are made again where that costs least. Where
+the budget is loose, the room shrinks to it instead from what the first order takes: a run added where memory is far
+above the room costs all those bytes once more, and so hardly any is added there.
 
 Source: Kirkpatrick, Gelatt, Vecchi, Optimization by Simulated Annealing, Science 1983; Geman, Geman, Stochastic
 Relaxation, IEEE Transactions on Pattern Analysis and Machine Intelligence 1984 (places are drawn as there).
@@ -10,7 +12,8 @@ Relaxation, IEEE Transactions on Pattern Analysis and Machine Intelligence 1984 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import exp
+from itertools import cycle
+from math import exp, inf
 from time import monotonic
 from typing import NamedTuple
 
@@ -35,8 +38,10 @@ class Climate(NamedTuple):
     Attributes:
         hot: first temperature.
         cold: last temperature.
-        cheap: price in the first half.
+        cheap: first price.
         dear: last price.
+        shrinks: whether the room shrinks while the price rises, from what the first sequence takes; else it is that of
+            the budget from the start, and the price rises in the second half.
         moves: how many are tried for each op.
         share: of the seconds that are left, at most.
     """
@@ -47,10 +52,17 @@ class Climate(NamedTuple):
     dear: float
     moves: float
     share: float
+    shrinks: bool = False
 
 
-_FIRST = Climate(hot=1.0, cold=0.1, cheap=0.1, dear=10.0, moves=600, share=0.5)
+_SHRINKING = Climate(hot=1.0, cold=0.05, cheap=0.3, dear=5.0, moves=600, share=0.8, shrinks=True)
+_RISING = Climate(hot=1.0, cold=0.1, cheap=0.1, dear=10.0, moves=600, share=0.5)
 _AGAIN = Climate(hot=0.5, cold=0.1, cheap=0.3, dear=5.0, moves=200, share=0.3)
+# The room shrinks where the first sequence takes at most so many times the budget, in graphs of at most so many ops:
+# there it finds better orders. Tighter budgets need what prices do early; in larger graphs time is too short for it.
+_LOOSE, _MOST_FOR_SHRINKING = 1.5, 1_500
+# The room shrinks the more slowly the smaller it is, and has that of the budget at this progress.
+_SHRUNK, _SLOWING = 0.9, 3
 # Small graphs need fewer moves: so many for each op, times the number of ops.
 _MOVES_OF_SMALL = 4.0
 # While all fits, the price falls by this factor from sweep to sweep, and rises again where it does not.
@@ -66,6 +78,8 @@ _LOSS = 3.0
 _NEAR = 0.1
 # The search ends after so many rounds in a row that gain nothing: where there is a plan, and where there is none.
 _PATIENCE, _PATIENCE_WITHOUT = 3, 6
+# So many where each beginning that gains nothing any more is followed by another one.
+_PATIENCE_AFRESH = 6
 
 
 class AnnealingSearch:
@@ -93,9 +107,9 @@ class AnnealingSearch:
         self.rounds = 0
         self._gap = gap
         self._budget = incumbent.problem.budget.device_bytes
-        self._room = self._budget - graph.fixed_bytes
         self._rng = np.random.default_rng(limits.seed)
         self._best: RematSequence | None = None
+        self._best_of_round: RematSequence | None = None
         self._start = start
         sizes = graph.arrays.tensor_bytes[graph.arrays.producer >= 0]
         self._mean_time = max(graph.total_time, 1) / len(graph.ops)
@@ -104,36 +118,59 @@ class AnnealingSearch:
     def run(self) -> None:
         """Search until it no longer pays, the gap is closed, or the limits are reached."""
         graph = self.incumbent.problem.graph
-        starts = [RematSequence.plain(graph), RematSequence.of(graph, greedy_order(graph))]
-        starts += [] if self._start is None else [self._start]
-        for sequence in starts:
+        orders = [RematSequence.plain(graph), RematSequence.of(graph, greedy_order(graph))]
+        order = min(orders, key=lambda each: each.peak)
+        start = order if self._start is None else min(order, self._start, key=lambda each: each.peak)
+        for sequence in (order, start):
             self._take(sequence)
-        start = min(starts, key=lambda each: each.peak)
         self.incumbent.observe.phase("annealing")
+        is_loose = order.peak <= _LOOSE * self._budget and len(graph.ops) <= _MOST_FOR_SHRINKING
+        if is_loose:
+            self._begin_afresh(order, start)
+        else:
+            self._go_on(start)
+
+    def _begin_afresh(self, order: RematSequence, start: RematSequence) -> None:
+        """Begin again where a beginning gains nothing any more: how good a plan becomes is decided early."""
+        beginnings = cycle([(order, _SHRINKING), (start, _RISING)])
+        current: RematSequence | None = None
+        fruitless = 0
+        while fruitless < _PATIENCE_AFRESH and not self._is_done:
+            before, from_time = self._best, inf if current is None else current.time
+            new = self._round(*(next(beginnings) if current is None else (current, _AGAIN)))
+            current = new if new is not None and new.time < from_time else None
+            fruitless = 0 if self._best is not before else fruitless + 1
+
+    def _go_on(self, start: RematSequence) -> None:
+        """Go on from the best plan; while there is none, begin again."""
         fruitless = 0
         while fruitless < (_PATIENCE if self._best else _PATIENCE_WITHOUT) and not self._is_done:
             before = self._best
             if before is None or (not self.rounds and self.incumbent.gap > _NEAR):
-                self._round(start, _FIRST)
+                self._round(start, _RISING)
             else:
                 self._round(before, _AGAIN)
-            self.rounds += 1
             fruitless = 0 if self._best is not before else fruitless + 1
 
-    def _round(self, sequence: RematSequence, climate: Climate) -> None:
-        """Cool down from a sequence, and make what comes of it fit."""
+    def _round(self, sequence: RematSequence, climate: Climate) -> RematSequence | None:
+        """Cool down from a sequence, and make what comes of it fit; return the best that fits, if there is one."""
+        self.rounds += 1
+        self._best_of_round = None
         count = len(self.incumbent.problem.graph.ops)
         planned = count * min(climate.moves, _MOVES_OF_SMALL * count)
         tried, began, seconds = 0, monotonic(), max(climate.share * self.limits.seconds, 1e-9)
-        ease = 1.0
+        ease, most = 1.0, sequence.peak if climate.shrinks else self._budget
         while (progress := max(tried / planned, (monotonic() - began) / seconds)) < 1 and not self._is_done:
-            dearness = max(0.0, 2 * progress - 1)
+            dearness = progress if climate.shrinks else max(0.0, 2 * progress - 1)
             price = climate.cheap * (climate.dear / climate.cheap) ** dearness
             temperature = climate.hot * (climate.cold / climate.hot) ** progress
-            ease = ease / _EASE if sequence.peak <= self._budget else min(1.0, ease * _EASE)
-            sequence, moves = self._sweep(sequence, price * ease, temperature)
+            left = max(0.0, 1 - progress / _SHRUNK) ** _SLOWING
+            budget = self._budget + int(left * max(0, most - self._budget))
+            ease = ease / _EASE if sequence.peak <= budget else min(1.0, ease * _EASE)
+            sequence, moves = self._sweep(sequence, price * ease, temperature, budget)
             tried += moves
         self._improve(self._mended(sequence, planned))
+        return self._best_of_round
 
     def _mended(self, sequence: RematSequence, most: float) -> RematSequence:
         """Return a sequence changed so that it fits, if that is achieved within so many moves."""
@@ -144,7 +181,7 @@ class AnnealingSearch:
             if number % _SWEEPS_A_CUT == 0:
                 prices = Prices(tilt=0.0, noise=_NOISE_OF_CUTS, seed=int(self._rng.integers(2**31)))
                 sequence = fit(sequence, self._budget, prices, self.limits.part(), most_cuts=1)
-            sequence, tried = self._sweep(sequence, price, _MENDING_HEAT)
+            sequence, tried = self._sweep(sequence, price, _MENDING_HEAT, self._budget)
             most -= tried
             price *= _MENDING_GROWTH
         return sequence
@@ -156,9 +193,11 @@ class AnnealingSearch:
         else:
             self._take(without_needless_reruns(sequence, self._budget, self.limits.part()))
 
-    def _sweep(self, sequence: RematSequence, price: float, temperature: float) -> tuple[RematSequence, int]:
+    def _sweep(
+        self, sequence: RematSequence, price: float, temperature: float, budget: int
+    ) -> tuple[RematSequence, int]:
         """Return the sequence after one try of every move that may matter, and how many there were."""
-        runs = Runs(sequence, self._room)
+        runs = Runs(sequence, budget - sequence.graph.fixed_bytes)
         sweep = Sweep(runs, price * self._mean_time / self._mean_bytes, temperature * self._mean_time, self._rng)
         tried = sweep.run(lambda: self.limits.is_over) + len(sequence)
         self.limits.spend(tried)
@@ -167,7 +206,11 @@ class AnnealingSearch:
         return sequence, tried
 
     def _take(self, sequence: RematSequence) -> None:
-        if sequence.peak <= self._budget and (self._best is None or sequence.time < self._best.time):
+        if sequence.peak > self._budget:
+            return
+        if self._best_of_round is None or sequence.time < self._best_of_round.time:
+            self._best_of_round = sequence
+        if self._best is None or sequence.time < self._best.time:
             self._best = sequence
             self.incumbent.offer(sequence)
 

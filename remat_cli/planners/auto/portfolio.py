@@ -58,12 +58,14 @@ _FEW_STATES, _MANY_STATES = 1_000, 20_000
 _SHARE_OF_QUICK = 0.25
 _SHARE_OF_OFFLOADING = 0.4
 # Far from the bound retention leaves time to others. Without a backward pass it shares the time with annealing, which
-# comes first where there is no plan this near to the bound, except in small graphs, whose models retention soon solves.
-# Else retention comes first; it has all the time up to so many ops.
+# comes first where there is no plan this near to the bound, except in small graphs, whose models retention soon solves;
+# and in middling ones, for which it finds better orders in a few seconds. Else retention comes first; it has all the
+# time up to so many ops.
 _SHARE_OF_FIRST = 0.7
 _GAP_FOR_ANNEALING = 0.1
 _LEAST_FOR_ANNEALING_FIRST = 200
 _MOST_FOR_RETENTION_ALONE = 600
+_MOST_FOR_ANNEALING_FIRST = 1_500
 # A greedy run is given up after so many times the plain time.
 _SLOWEST_EVICTION = 1.5
 
@@ -170,7 +172,8 @@ class Portfolio(Observer):
         count = len(self._problem.graph.ops)
         is_tangled = not self._is_training and count > _MOST_FOR_SHORTEST_PATH
         is_far = self._gap > _GAP_FOR_ANNEALING and count >= _LEAST_FOR_ANNEALING_FIRST
-        anneals_first = is_tangled and (is_far or count > _MOST_FOR_RETENTION)
+        is_middling = _MOST_FOR_RETENTION_ALONE < count <= _MOST_FOR_ANNEALING_FIRST
+        anneals_first = is_tangled and (is_far or is_middling or count > _MOST_FOR_RETENTION)
         if anneals_first:
             yield "annealing", lambda: self._anneal(_SHARE_OF_FIRST if count <= _MOST_FOR_RETENTION else 1.0)
         if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):

@@ -201,7 +201,7 @@ class Places(NamedTuple):
 
 def above(excess: Bytes) -> float:
     """Return the bytes above the room, over some stages."""
-    return float(np.maximum(excess, 0.0).sum())
+    return float(np.add.reduce(np.maximum(excess, 0.0)))  # `sum` takes longer for a few entries
 
 
 def levels(made_at: Ints, last_read: Ints, sizes: Ints | Bytes, count: int) -> Bytes:
