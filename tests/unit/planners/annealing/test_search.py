@@ -17,7 +17,7 @@ TANGLED = synthesize(Layered(), ops=120).graph
 
 
 def test_plans_tangled_graphs_in_little_memory() -> None:
-    solution = solve(at_share(TANGLED, 0.65), Annealing(work_limit=0.1))
+    solution = solve(at_share(TANGLED, 0.65), Annealing(work_limit=0.05))
     assert solution.status == Status.FEASIBLE
     assert solution.warnings == ()
 
