@@ -59,13 +59,13 @@ _SHARE_OF_QUICK = 0.25
 _SHARE_OF_OFFLOADING = 0.4
 # Far from the bound retention leaves time to others. Without a backward pass it shares the time with annealing, which
 # comes first where there is no plan this near to the bound, except in small graphs, whose models retention soon solves;
-# and in middling ones, for which it finds better orders in a few seconds. Else retention comes first; it has all the
-# time up to so many ops.
+# and in middling ones at a smaller gap: it soon finds better orders for them. Else retention comes first; it
+# has all the time up to so many ops.
 _SHARE_OF_FIRST = 0.7
 _GAP_FOR_ANNEALING = 0.1
 _LEAST_FOR_ANNEALING_FIRST = 200
 _MOST_FOR_RETENTION_ALONE = 600
-_MOST_FOR_ANNEALING_FIRST = 1_500
+_MOST_OF_MIDDLING, _GAP_OF_MIDDLING = 1_500, 0.01
 # A greedy run is given up after so many times the plain time.
 _SLOWEST_EVICTION = 1.5
 
@@ -171,9 +171,10 @@ class Portfolio(Observer):
         """Yield the planners that search for other orders, too."""
         count = len(self._problem.graph.ops)
         is_tangled = not self._is_training and count > _MOST_FOR_SHORTEST_PATH
-        is_far = self._gap > _GAP_FOR_ANNEALING and count >= _LEAST_FOR_ANNEALING_FIRST
-        is_middling = _MOST_FOR_RETENTION_ALONE < count <= _MOST_FOR_ANNEALING_FIRST
-        anneals_first = is_tangled and (is_far or is_middling or count > _MOST_FOR_RETENTION)
+        is_middling = _MOST_FOR_RETENTION_ALONE < count <= _MOST_OF_MIDDLING
+        is_far = self._gap > (_GAP_OF_MIDDLING if is_middling else _GAP_FOR_ANNEALING)
+        is_worthwhile = is_far and count >= _LEAST_FOR_ANNEALING_FIRST
+        anneals_first = is_tangled and (is_worthwhile or count > _MOST_FOR_RETENTION)
         if anneals_first:
             yield "annealing", lambda: self._anneal(_SHARE_OF_FIRST if count <= _MOST_FOR_RETENTION else 1.0)
         if count <= (_MOST_FOR_RETENTION if self._gap > _GAP_FOR_HEURISTICS else _MOST_FOR_SMALL_GAPS):
