@@ -19,11 +19,10 @@ from remat_cli.problem import Budget, Problem
 from remat_cli.solve import Solution, baseline_of, solve
 from tests.bench.moccasin import PAPER
 from tests.bench.portfolio import percent
-from tests.bench.progress import Standings
+from tests.bench.progress import Standings, wide
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 SECONDS = 30.0
-WIDTH = 160
 
 
 def library(console: Console, graphs: Iterable[tuple[str, Graph]], shares: Sequence[float] = SHARES) -> None:
@@ -48,7 +47,7 @@ def library(console: Console, graphs: Iterable[tuple[str, Graph]], shares: Seque
             first = ("", "")
             if solution.status == "infeasible":
                 break
-    Console(width=max(WIDTH, console.width), file=console.file).print(table)
+    wide(console).print(table)
 
 
 def _cells(solution: Solution, seen: Standings, seconds: float) -> list[str]:

@@ -31,6 +31,7 @@ from remat_cli.synthesis import synthesize
 
 SHARES = (0.8, 0.6, 0.4)
 SECONDS = 30.0
+WIDTH = 160
 PATIENCE = (0.25, 0.5, 1.0)
 AFTER = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 CONTENT = (0.0, 0.0001, 0.0002, 0.0005, 0.001, 0.002)
@@ -109,8 +110,12 @@ def progress(console: Console, files: Iterable[tuple[Path, GraphOptions]]) -> No
                 table.add_row(name, f"{len(graph.ops):,}", f"{share:.0%}", f"{patience:g}", *_cells(run))
             if any(run.noted for run in runs.values()):
                 found.append(runs)
-    console.print(table)
-    console.print(_choices(found))
+    wide(console).print(table, _choices(found))
+
+
+def wide(console: Console) -> Console:
+    """Return a console for a table of many columns."""
+    return Console(width=max(WIDTH, console.width), file=console.file)
 
 
 def _cells(run: Run) -> Iterator[str]:
