@@ -18,7 +18,7 @@ from remat_cli.planners.offload.planner import Offload
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.any_order_bound import any_order_bound
 from remat_cli.planners.retention.cover_bound import RerunBound
-from remat_cli.planners.retention.cut_bound import CutSearch
+from remat_cli.planners.retention.cut_bound import SHARE_OF_TURN, WORK_OF_TURN, CutSearch
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.retention.search import Known, RetentionSearch
 from remat_cli.planners.rotor.planner import Rotor
@@ -43,9 +43,9 @@ _MOST_FOR_RETENTION = 5_000
 _MOST_FOR_SMALL_GAPS = 1_000
 # The solver's counted work for the bound.
 _WORK_OF_BOUND = 0.5
-# What the bound at several moments may take of the time, and its counted work: before the long searches and after them,
-# where one long turn proves more than two short ones.
-_FIRST_TURN_AT_CUTS, _LAST_TURN_AT_CUTS = (0.2, 3.0), (1.0, 20.0)
+# What the bound at several moments may take of the time at the end, and its counted work: one long turn proves more
+# than two short ones.
+_SHARE_OF_LAST_TURN, _WORK_OF_LAST_TURN = 1.0, 20.0
 # Searches by minimum cuts in a row that may bring nothing: before retention, and after it.
 _FEW_RESTARTS, _MANY_RESTARTS = 2, 4
 # Nearer to the bound than this, rotor and approx_dp have nothing to add, and retention little for its time.
@@ -152,7 +152,7 @@ class Portfolio(Observer):
         yield "min_cut", lambda: self._search_min_cuts(min_cut, 1.0 if self._is_training else _SHARE_OF_QUICK)
         is_small_training = self._is_training and count <= _MOST_FOR_HEURISTICS
         if is_small_training:
-            yield "retention", lambda: self._prove_at_cuts(*_FIRST_TURN_AT_CUTS)
+            yield "retention", self._prove_at_cuts
         if is_small_training and self._gap > _GAP_FOR_HEURISTICS:
             yield "min_cut", lambda: self._restart(min_cut, _FEW_RESTARTS, _SHARE_OF_QUICK)
             yield "rotor", lambda: self._plan(Rotor(time_limit=self._seconds(_SHARE_OF_QUICK)))
@@ -163,7 +163,7 @@ class Portfolio(Observer):
             yield "min_cut", self._improve_by_min_cuts
         if is_small_training and self._gap > _GAP_FOR_HEURISTICS:
             yield "min_cut", lambda: self._restart(min_cut, _MANY_RESTARTS, _SHARE_OF_QUICK)
-            yield "retention", lambda: self._prove_at_cuts(*_LAST_TURN_AT_CUTS)
+            yield "retention", lambda: self._prove_at_cuts(_SHARE_OF_LAST_TURN, _WORK_OF_LAST_TURN)
         if path is not None:
             yield "shortest_path", partial(self._settle, path, _MANY_STATES)
 
@@ -251,7 +251,7 @@ class Portfolio(Observer):
             search.restart()
             fruitless = 0 if self._incumbent.best is not before else fruitless + 1
 
-    def _prove_at_cuts(self, share: float, work: float) -> None:
+    def _prove_at_cuts(self, share: float = SHARE_OF_TURN, work: float = WORK_OF_TURN) -> None:
         """Bound what plans in any order cost, by what they keep at several moments."""
         graph = self._problem.graph
         self._observe.phase("proving a bound")

@@ -13,18 +13,15 @@ from remat_cli.planners.retention.cover_bound import NO_BOUND, RerunBound
 from remat_cli.planners.retention.cut_model import CutModel
 from remat_cli.planners.retention.model import SETTINGS
 from remat_cli.planners.shared.cp_model import CpModel
-from remat_cli.planners.shared.cp_sat import Outcome, first_opinion, second_opinion
+from remat_cli.planners.shared.cp_sat import Outcome, first_opinion, limit_cost, second_opinion
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Ints, Stages
 from remat_cli.problem import Status
 
 # What models may take of the time in a turn, and their counted work: more in larger graphs.
-_SHARE_OF_TURN = 0.2
-_WORK = 3.0
+SHARE_OF_TURN, WORK_OF_TURN = 0.2, 3.0
 _USUAL_OPS = 300
-# Stands for no limit at all in the domain of an objective.
-_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +75,7 @@ class CutSearch:
         self._room = room
         self._moments = moments
         self._model_at = model_at
-        self._cuts = moments[lacking[moments].argmax()][None] if len(moments) else moments
+        self._cuts = moments[[lacking[moments].argmax()]] if len(moments) else moments
 
     @classmethod
     def in_fixed_order(cls, stages: Stages, room: int) -> CutSearch:
@@ -97,8 +94,11 @@ class CutSearch:
             room: bytes for what ops make.
         """
         ancestry = Ancestry(stages, room)
-        path = ancestry.path[ancestry.lacking[ancestry.path] > 0] if ancestry.is_small else ancestry.path[:0]
-        return cls(stages, room, path, ancestry.lacking, CutModel.in_any_order)
+        if not ancestry.is_small:
+            none = np.zeros(0, dtype=np.int64)
+            return cls(stages, room, none, none, CutModel.in_any_order)
+        moments = ancestry.path[ancestry.lacking[ancestry.path] > 0]
+        return cls(stages, room, moments, ancestry.lacking, CutModel.in_any_order)
 
     @property
     def has_ended(self) -> bool:
@@ -112,8 +112,8 @@ class CutSearch:
         best: int | None = None,
         tell: Callable[[RematSequence], None] | None = None,
         *,
-        share: float = _SHARE_OF_TURN,
-        work: float = _WORK,
+        share: float = SHARE_OF_TURN,
+        work: float = WORK_OF_TURN,
     ) -> CutProof:
         """Solve one model after the other, until one takes more than its part of the limits; return the best proof.
 
@@ -134,7 +134,7 @@ class CutSearch:
             model = self._model_at(self._stages, self._room, self._cuts)
             built = model.build()
             if best is not None:
-                built.proto.objective.domain.extend((-_NO_LIMIT, best + model.counted))
+                limit_cost(built, best + model.counted)
             outcome = first_opinion(built, part, SETTINGS)
             part.spend(outcome.work)
             extra = None if outcome.bound is None else outcome.bound - model.counted

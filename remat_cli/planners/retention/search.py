@@ -15,7 +15,7 @@ from remat_cli.planners.retention.cut_bound import CutSearch
 from remat_cli.planners.retention.model import SETTINGS, RetentionModel
 from remat_cli.planners.retention.need_times import NeedTimes
 from remat_cli.planners.retention.planner import OrderChoice, Retention
-from remat_cli.planners.shared.cp_sat import Outcome, Values, solve_model
+from remat_cli.planners.shared.cp_sat import Outcome, Values, limit_cost, solve_model
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.orders.search import Order, search_orders
@@ -259,7 +259,7 @@ class RetentionSearch:
         built = retention.build()
         if self._best is not None:
             # Only better plans: most models are settled many times sooner for it.
-            built.proto.objective.domain.extend((-(2**62), self._best.time - self._graph.total_time - 1))
+            limit_cost(built, self._best.time - self._graph.total_time - 1)
             # Such a hint is no solution; it helps in some searches and holds up others.
             if model.turns % 2 == 1 and np.array_equal(self._best.first_runs, model.stages.order):
                 retention.hint(built, self._best)

@@ -158,6 +158,11 @@ def minimise(model: CpModel, costs: Values, first: int = 0) -> None:
     model.proto.objective.coeffs.extend(costs[costly].tolist())
 
 
+def limit_cost(model: CpModel, most: int) -> None:
+    """Leave out solutions that cost more than `most`, as soon as there is an objective."""
+    model.proto.objective.domain.extend((-_NO_LIMIT, most))
+
+
 def scale_model(model: CpModel, rounding: Rounding) -> int:
     """Scale a model's rows and costs in place; return what a unit of the objective stands for.
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from remat_cli.planners.retention.any_order_bound import any_order_bound
+from remat_cli.planners.retention import any_order_bound
+from remat_cli.planners.retention.any_order_bound import Ancestry
+from remat_cli.planners.retention.cover_bound import NO_BOUND
 from remat_cli.planners.retention.cut_bound import CutSearch
 from remat_cli.planners.retention.cut_model import CutModel
 from remat_cli.planners.shared import second_solver
@@ -35,7 +37,7 @@ STAGES = Stages.of(CHAIN)
 
 
 def test_several_moments_say_more_than_the_worst_one() -> None:
-    one = any_order_bound(CHAIN, ROOM, AMPLE).extra
+    one = any_order_bound.any_order_bound(CHAIN, ROOM, AMPLE).extra
     fixed = CutSearch.in_fixed_order(STAGES, ROOM).turn(AMPLE).bound.extra
     several = CutSearch.in_any_order(STAGES, ROOM).turn(AMPLE).bound.extra
     assert one is not None
@@ -88,3 +90,11 @@ def test_each_turn_goes_on_with_the_model_that_the_last_one_did_not_finish() -> 
     assert parts.turn(AMPLE).bound == proof.bound
     assert parts.has_ended
     assert parts.turn(AMPLE) == parts.proof
+
+
+def test_in_a_graph_too_large_for_them_the_sets_of_ops_are_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(any_order_bound, "_MOST_OPS", len(STAGES) - 1)
+    monkeypatch.setattr(Ancestry, "ancestors", property(lambda _: pytest.fail("they were")))
+    search = CutSearch.in_any_order(STAGES, ROOM)
+    assert search.has_ended
+    assert search.turn(AMPLE).bound == NO_BOUND
