@@ -3,8 +3,12 @@
 What Python code may call, `remat_cli.api` says.
 """
 
-from importlib import import_module
-from typing import Any
+from __future__ import annotations
+
+# Nothing is imported here: `__main__` is to catch Ctrl-C as early as it can. Type checkers know this name as true.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -18,5 +22,7 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        from importlib import import_module
+
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

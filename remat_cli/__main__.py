@@ -1,6 +1,31 @@
 """`python -m remat_cli` and the installed command `remat`."""
 
-from remat_cli.cli import main
+import sys
+
+try:
+    from typing import NoReturn
+
+    from remat_cli.interruption import EXIT_CODE, end_undisturbed, take_as_ctrl_c, tell
+except KeyboardInterrupt:  # before there is anything that says so, or knows the exit code
+    sys.stderr.write("error: interrupted\n")
+    sys.exit(130)
+
+
+def main() -> NoReturn:
+    """Run the command line; a request to end is heeded from here on, before anything large is imported."""
+    try:
+        try:
+            take_as_ctrl_c()
+            from remat_cli.cli import main as call
+
+            call()
+        finally:
+            end_undisturbed()
+    except KeyboardInterrupt:  # before or after the command line itself takes it
+        end_undisturbed()
+        tell()
+        sys.exit(EXIT_CODE)
+
 
 if __name__ == "__main__":
     main()

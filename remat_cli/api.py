@@ -13,74 +13,20 @@ Everything else in this package is private: it may change without notice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from remat_cli.checks.schedule_file import broken_claims, replay_on
-from remat_cli.config import DEFAULT_PLANNER, GraphOptions, PlannerChoice, named_planner
-from remat_cli.errors import UsageError
-from remat_cli.formats.schedule_json import read_schedule, schedule_bytes
-from remat_cli.formats.writing import write_file
+from remat_cli.config import DEFAULT_PLANNER, GraphOptions, named_planner
+from remat_cli.core.arena import USUAL_ALIGNMENT
+from remat_cli.core.problem import Observer
+from remat_cli.core.schedule import Schedule
+from remat_cli.core.simulate import Trace, simulate
+from remat_cli.formats.schedule_json import read_schedule
+from remat_cli.planning import Planning, Request
+from remat_cli.planning import plan as make_plan
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.problem import Observer, Status
-from remat_cli.schedule import Schedule
-from remat_cli.simulate import Trace, simulate
-from remat_cli.solve import Solution
-from remat_cli.studies.budget_search import plan_at
 from remat_cli.units import BudgetSpec, parse_budget, parse_share
-
-
-@dataclass(frozen=True)
-class Planning:
-    """What was asked, and what came of it.
-
-    Attributes:
-        graph: what was planned.
-        planner: who was asked.
-        solution: verified by the simulator: `trace` of the plan, `closest`, `baseline`, bounds, warnings.
-    """
-
-    graph: Prepared
-    planner: PlannerChoice
-    solution: Solution
-
-    @property
-    def status(self) -> Status:
-        """Whether there is a plan, and what is proven."""
-        return self.solution.status
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """The steps; None without a plan."""
-        return self.solution.result.schedule if self.solution.trace is not None else None
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """Peak of the plan, resident bytes and inputs included; None without one."""
-        return None if self.solution.trace is None else self.solution.trace.peak_bytes
-
-    @property
-    def overhead(self) -> float | None:
-        """Time beyond the plain run's, as a share of it; None without a plan."""
-        return self.solution.overhead
-
-    @property
-    def bound(self) -> float | None:
-        """No plan in `solution.scope` has less overhead; None where nothing is proven."""
-        return self.solution.bound_overhead
-
-    def save(self, path: str | Path) -> None:
-        """Write the schedule file, whole or not at all.
-
-        Raises:
-            UsageError: there is no plan, or the file cannot be written.
-        """
-        if self.schedule is None:
-            raise UsageError(f"there is no plan to save: {self.solution.result.reason or self.status}")
-        options = self.planner.all_options()
-        read_with = self.graph.options.recorded
-        write_file(Path(path), schedule_bytes(self.solution, self.graph.mode, self.planner.name, options, read_with))
 
 
 def read(path: str | Path, **options: Any) -> Prepared:
@@ -106,6 +52,8 @@ def plan(
     options: Mapping[str, Any] | None = None,
     max_overhead: str | None = None,
     offload: bool = False,
+    arena: bool = False,
+    alignment: int = USUAL_ALIGNMENT,
     observe: Observer | None = None,
 ) -> Planning:
     """Plan a graph under a budget, and prove the plan by simulation.
@@ -117,6 +65,9 @@ def plan(
         options: of the planner.
         max_overhead: with "min": the smallest budget at this overhead, such as "10%".
         offload: plans may move tensors to the host and back, over the link of the device with which it was read.
+        arena: everything in the plan gets an address, as `solution.arena` says. The budget is then that of the arena,
+            and resident bytes lie beside it.
+        alignment: of addresses, in bytes.
         observe: is told what is found on the way.
 
     Raises:
@@ -124,15 +75,16 @@ def plan(
             link is known.
         PlannerRefuses: the planner cannot take this graph.
     """
-    choice = named_planner(planner, "planner").with_options(options or {})
-    spec = BudgetSpec(device_bytes=budget) if isinstance(budget, int) else parse_budget(budget)
-    limit = None if max_overhead is None else parse_share(max_overhead)
-    offload = offload or graph.options.offload
-    if offload:
-        choice.check_can_offload()
-    made = choice.planner("options")
-    solution = plan_at(graph.graph, spec, made, observe, link=graph.link, offload=offload, max_overhead=limit)
-    return Planning(graph, choice, solution)
+    request = Request(
+        BudgetSpec(device_bytes=budget) if isinstance(budget, int) else parse_budget(budget),
+        named_planner(planner, "planner").with_options(options or {}, "options"),
+        None if max_overhead is None else parse_share(max_overhead),
+        offload,
+        arena,
+        alignment,
+    )
+    request.check()
+    return make_plan(graph, request, observe)
 
 
 def replay(graph: Prepared, schedule: Schedule) -> Trace:

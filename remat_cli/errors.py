@@ -8,7 +8,7 @@ from remat_cli.settings import Wording, as_text, on_command_line
 
 
 class ExitCode(IntEnum):
-    """How a process of remat ends; all that there are.
+    """How a process of remat ends.
 
     Attributes:
         meaning: in words.

@@ -2,32 +2,132 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from time import monotonic
 from types import FrameType
+
+# How a process ends that was asked to.
+EXIT_CODE = 130
 
 # From Slurm, containers and service managers; from a terminal that is closed.
 REQUESTS_TO_END = (signal.SIGTERM, signal.SIGHUP)
+# Seconds between two looks at whether an import has ended, and how long one is waited for: after that it is a module of
+# the user's that works while it is imported. Who presses Ctrl-C again after a second is not kept waiting either.
+_LOOK = 0.01
+_LONGEST_IMPORT = 10.0
+_INSISTS = 1.0
 
 
 def take_as_ctrl_c() -> None:
     """Take a request to end as Ctrl-C, so that the best plan until then is kept and written.
 
-    Only the first one: what comes after it must not keep that from being written. One that is ignored (nohup) stays so.
+    Only the first request counts: later ones must not keep the plan from being written. A signal ignored by nohup stays
+    ignored.
     """
+    global _is_deaf
+    _is_deaf = False
     for number in REQUESTS_TO_END:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        heed_ctrl_c()
+
+
+def heed_ctrl_c() -> None:
+    """Raise KeyboardInterrupt at Ctrl-C, as Python does, but never in the midst of an import."""
+    signal.signal(signal.SIGINT, _interrupt)
 
 
 def pass_over_requests() -> None:
     """Take no notice of requests to end: whoever started this process ends it.
 
-    Not SIG_IGN, which what this process starts would inherit, and of which Python complains where a request is pending.
+    A handler, as child processes would inherit SIG_IGN, and Python complains of it where a request is pending.
     """
     for number in REQUESTS_TO_END:
-        signal.signal(number, lambda number, frame: None)
+        _pass_over(number)
+
+
+def end_undisturbed() -> None:
+    """Take no notice of anything any more: the work is done, and the interpreter is about to leave."""
+    global _is_deaf
+    _is_deaf = True  # a signal may come before the next lines have taken effect
+    numbers = (signal.SIGINT, *REQUESTS_TO_END)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:  # another thread may have got one
+        _pass_over(number)
+
+
+def tell() -> None:
+    """Say on stderr that the call was interrupted."""
+    with suppress(OSError, ValueError):  # nobody hears it
+        if sys.stderr is not None:
+            # A line of progress goes, and the cursor that it had hidden is shown.
+            sys.stderr.write(("\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else "") + "error: interrupted\n")
+            sys.stderr.flush()
+
+
+def comes_of_a_request(error: BaseException) -> bool:
+    """Whether an error is what an import, interrupted after a long wait, made of the request to end."""
+    return _has_interrupted and isinstance(error, ImportError)
+
+
+@contextmanager
+def nothing_to_lose() -> Iterator[None]:
+    """While a large library is imported of which nothing has come yet, end at once: that takes seconds."""
+    global _may_leave
+    _may_leave = True
+    try:
+        yield
+    finally:
+        _may_leave = False
+
+
+def _pass_over(number: signal.Signals) -> None:
+    signal.signal(number, lambda number, frame: None)
+
+
+# When the request came that waits for an import to end.
+_waiting_since: float | None = None
+_may_leave = False
+_has_interrupted = False
+_is_deaf = False
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; where something is being imported, look again a moment later.
+
+    A library written in C that is interrupted while it is set up fails with an error of its own, or crashes.
+    """
+    global _waiting_since, _has_interrupted
+    if _is_deaf:
+        return
     pass_over_requests()
+    if _may_leave:
+        tell()
+        # The interpreter would take apart what is half set up, and crash.
+        os._exit(EXIT_CODE)
+    now = monotonic()
+    waited = 0.0 if _waiting_since is None else now - _waiting_since
+    insists = number == signal.SIGINT and waited > _INSISTS
+    if _is_importing(frame) and waited < _LONGEST_IMPORT and not insists:
+        _waiting_since = now - waited
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, _LOOK)
+        return
+    _waiting_since = None
+    _has_interrupted = True
+    signal.setitimer(signal.ITIMER_REAL, 0)
     raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from remat_cli.config import GIVEN_COSTS, GraphOptions, load_device, load_measurements
+from remat_cli.core.graph import Draft, Graph, Kind
+from remat_cli.core.link import Duplex, Link
+from remat_cli.core.operators import Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, read_graph
-from remat_cli.graph import Graph, Kind
-from remat_cli.link import Duplex, Link
-from remat_cli.operators import Operator
-from remat_cli.problem import Budget, Problem
 from remat_cli.settings import Setting
 from remat_cli.training import (
     KeptForBackward,
@@ -48,6 +47,8 @@ class Prepared:
         optimizer: whose state is among the resident bytes; None where there is none.
         costs: what gave the ops their times, for people.
         notes: what the user should know, one line each.
+        understated: why a run is known to take more memory than predicted, and what to do; None where it is not.
+        session: for which session of a runtime the peaks hold, in a sentence; empty for a graph that needs none.
         options: with which it was read.
     """
 
@@ -59,15 +60,9 @@ class Prepared:
     optimizer: str | None
     costs: str
     notes: tuple[str, ...]
+    understated: tuple[str, str] | None = None
+    session: str = ""
     options: GraphOptions = field(default_factory=GraphOptions)
-
-    def problem(self, budget_bytes: int) -> Problem:
-        """Return what a planner is asked: to plan it at this budget.
-
-        Raises:
-            UsageError: plans may move tensors to the host, but no link to it is known.
-        """
-        return Problem(self.graph, Budget(budget_bytes), self.link, self.options.offload)
 
 
 def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
@@ -86,7 +81,14 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
     return prepare_reading(read_graph(path, options), str(path), options, derive_training=derive_training)
 
 
-def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
+def prepare_reading(
+    reading: Reading,
+    where: str,
+    options: GraphOptions,
+    *,
+    derive_training: bool = True,
+    measured: Measurements | None = None,
+) -> Prepared:
     """Make of what was read, or generated, the graph that is planned.
 
     Args:
@@ -94,6 +96,7 @@ def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, deri
         where: what it comes from, for messages.
         options: as for `prepare`.
         derive_training: as for `prepare`.
+        measured: of its ops, where the options name no file of that; without times, it gives workspace only.
 
     Raises:
         GraphError: the graph has no training graph.
@@ -101,13 +104,16 @@ def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, deri
     """
     mode = _mode(reading.graph, options, where)
     notes = [*(reading.training_notes if mode == "training" else ()), *reading.notes]
-    graph, parameter_bytes, optimizer = _with_operators(reading, mode, options, notes)
+    # A draft from here on: the reader has checked the graph, and what comes of it is checked once more at the end.
+    draft, parameter_bytes, optimizer = _with_operators(reading, mode, options, notes)
     # Costs come first: what the backward takes is known of the forward op, which is also what its file can say.
-    graph, costs, device = _with_costs(graph, options, has_operators=bool(reading.operators))
+    draft, costs, device = _with_costs(
+        draft, options, measured or _measured(draft, options), has_operators=bool(reading.operators)
+    )
     if mode == "inference":
-        graph = _as_it_is(graph)
-    elif graph.kind is Kind.FORWARD and derive_training:
-        graph = training_graph(graph)
+        graph = _as_it_is(draft).checked()
+    else:
+        graph = training_graph(draft) if draft.kind is Kind.FORWARD and derive_training else draft.checked()
     return Prepared(
         graph=graph,
         mode=mode,
@@ -117,6 +123,8 @@ def prepare_reading(reading: Reading, where: str, options: GraphOptions, *, deri
         optimizer=optimizer,
         costs=costs,
         notes=tuple(notes),
+        understated=reading.understated,
+        session=reading.session,
         options=options,
     )
 
@@ -138,14 +146,15 @@ def _mode(graph: Graph, options: GraphOptions, where: str) -> str:
 
 def _with_operators(
     reading: Reading, mode: str, options: GraphOptions, notes: list[str]
-) -> tuple[Graph, int, str | None]:
+) -> tuple[Draft, int, str | None]:
     """Derive from operators, where the file has them, what the graph itself does not say; adds to `notes`.
 
     Returns:
         The graph with its work, its saves (for training) and its resident bytes; bytes of trained parameters; the
         optimizer whose state is resident.
     """
-    graph, operators = reading.graph, reading.operators
+    graph: Draft = reading.graph
+    operators = reading.operators
     if options.accumulate and (graph.kind is not Kind.TRAINING or not operators):
         raise UsageError(
             (Setting("accumulate"), " needs a PyTorch step"), hint="other graphs have their gradients resident anyway"
@@ -173,12 +182,12 @@ def _with_operators(
     trainable = trainable_parameters(operators, reading.parameters)
     optimizer = options.optimizer or _DEFAULT_OPTIMIZER
     resident = training_resident_bytes(graph.resident_bytes, trainable, optimizer)
-    return replace(graph, resident_bytes=resident), sum(parameter.bytes for parameter in trainable), optimizer
+    return graph.edited(resident_bytes=resident), sum(parameter.bytes for parameter in trainable), optimizer
 
 
 def _with_kernels(
-    graph: Graph, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]
-) -> tuple[Graph, Mapping[str, Operator]]:
+    graph: Draft, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]
+) -> tuple[Draft, Mapping[str, Operator]]:
     """Put one op in the place of nodes that training runs as one; adds to `notes`."""
     found = with_kernels(graph, operators, options.kernels or Kernels.ORIGINAL)
     if found.groups:
@@ -187,7 +196,7 @@ def _with_kernels(
     return found.graph, found.operators
 
 
-def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> tuple[Graph, int, str | None]:
+def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> tuple[Draft, int, str | None]:
     """Derive the same for a training step that has its backward ops already: it makes its gradients itself."""
     if options.optimizer is not None and reading.optimizer is not None:
         raise UsageError(
@@ -200,10 +209,10 @@ def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> tup
         graph.resident_bytes, reading.parameters, optimizer, gradients=options.accumulate
     )
     parameter_bytes = sum(parameter.bytes for parameter in reading.parameters)
-    return replace(graph, resident_bytes=resident), parameter_bytes, reading.optimizer or optimizer
+    return graph.edited(resident_bytes=resident), parameter_bytes, reading.optimizer or optimizer
 
 
-def _with_work(graph: Graph, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]) -> Graph:
+def _with_work(graph: Draft, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]) -> Draft:
     graph, uncosted = annotate_work(graph, operators)
     if uncosted:
         text = f"no formula for the work of {format_names(uncosted, _MOST_NAMED)}; counted by the bytes moved"
@@ -217,21 +226,23 @@ def _tell(text: str, strict: bool, notes: list[str]) -> None:
     notes.append(text)
 
 
-def _as_it_is(graph: Graph) -> Graph:
+def _as_it_is(graph: Draft) -> Draft:
     """Return the graph as an inference graph, without what only a backward pass would need."""
     if graph.kind is not Kind.FORWARD:
         return graph
-    ops = tuple(replace(op, saves=None, grad_inputs=None, grad_time=None, grad_flops=None) for op in graph.ops)
-    return replace(graph, kind=Kind.INFERENCE, ops=ops)
+    ops = tuple(op.edited(saves=None, grad_inputs=None, grad_time=None, grad_flops=None) for op in graph.ops)
+    return graph.edited(kind=Kind.INFERENCE, ops=ops)
 
 
-def _with_costs(graph: Graph, options: GraphOptions, *, has_operators: bool) -> tuple[Graph, str, Device | None]:
+def _with_costs(
+    graph: Draft, options: GraphOptions, measured: Measurements | None, *, has_operators: bool
+) -> tuple[Draft, str, Device | None]:
     """Return the graph with the times that were asked for, what gave them, and the device profile if there is one."""
     name = options.cost_model
     if name is None:
         uses_device = options.device is not None or has_operators
-        name = "measured" if options.measurements is not None else "roofline" if uses_device else GIVEN_COSTS
-    if name == "measured" and options.measurements is None:
+        name = "measured" if measured is not None and measured.times_ns else "roofline" if uses_device else GIVEN_COSTS
+    if name == "measured" and measured is None:
         raise UsageError(
             "the measured cost model needs a table of times", hint=("give ", Setting("measurements", "FILE"))
         )
@@ -240,7 +251,6 @@ def _with_costs(graph: Graph, options: GraphOptions, *, has_operators: bool) -> 
     device = None
     if options.device is not None or name == "roofline":
         device = load_device(options.device or _DEFAULT_DEVICE)
-    measured = _measured(graph, options)
     if measured is not None:
         graph = measured.with_workspace(graph)
     if name == GIVEN_COSTS:
@@ -253,7 +263,7 @@ def _with_costs(graph: Graph, options: GraphOptions, *, has_operators: bool) -> 
     return apply_costs(graph, _cost_model(name, device, measured)), described, device
 
 
-def _measured(graph: Graph, options: GraphOptions) -> Measurements | None:
+def _measured(graph: Draft, options: GraphOptions) -> Measurements | None:
     if options.measurements is None:
         return None
     measured = load_measurements(Path(options.measurements))
@@ -268,14 +278,14 @@ def _cost_model(name: str, device: Device | None, measured: Measurements | None)
     return model(**{item.name: known[item.name] for item in fields(model)})
 
 
-def _link(graph: Graph, options: GraphOptions, device: Device | None) -> Link | None:
+def _link(graph: Draft, options: GraphOptions, device: Device | None) -> Link | None:
     rate = _bytes_per_time(graph, options, device)
     if rate is None:
         return None
     return Link(rate, options.link_duplex or (Duplex.HALF if device is None else device.link_duplex))
 
 
-def _bytes_per_time(graph: Graph, options: GraphOptions, device: Device | None) -> Fraction | None:
+def _bytes_per_time(graph: Draft, options: GraphOptions, device: Device | None) -> Fraction | None:
     """Return the link's rate in bytes per unit of the graph's time; a rate a second needs a graph in nanoseconds."""
     if options.link_bandwidth is None:
         return Fraction(device.link_bandwidth, _NS) if device is not None and graph.time_unit == "ns" else None

@@ -1,4 +1,4 @@
-"""Settings: what users choose by name, declared once and spoken of without knowing where they are set.
+"""Settings: what users choose by name, declared once, and named in messages in the words of whoever set them.
 
 A setting is a field of a frozen dataclass, which `setting` makes. A config file takes it by the field's name, the
 command line by an option. A message or a hint names them as `Setting`s: the command line shows "--mode inference", a
@@ -25,7 +25,7 @@ class Setting:
     value: object = None
 
 
-# A message or a hint before it is known where it is shown: plain text, or parts that are joined.
+# A message or hint, independent of where it is shown: plain text, or parts to be joined.
 Wording = str | tuple[str | Setting, ...]
 
 
@@ -94,6 +94,8 @@ def listed(settings: Iterable[Setting]) -> tuple[str | Setting, ...]:
 
 def option_of(name: str) -> str:
     """Return the option that gives a setting; one that is repeated gives one entry of a mapping."""
+    if name == "arena":  # what is asked for in words of the user: the addresses in it
+        return "--addresses"
     plural = name in ("dims", "input_shapes", "value_shapes")
     return "--" + name.removesuffix("s" if plural else "").replace("_", "-")
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.graph import Kind
 from remat_cli.errors import UsageError
 from remat_cli.formats import Reading
 from remat_cli.generate import Generator
-from remat_cli.graph import Kind
 from remat_cli.prepare import Prepared, prepare_reading
 
 # The graph's growth is measured from this length on: every family can be made so short.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from remat_cli.runtime.torch.planned import planned
+    from remat_cli.runtime.torch.planned import plan_of, planned
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -11,4 +11,4 @@ except ModuleNotFoundError as error:
 
 from remat_cli.formats.torch.step import Step
 
-__all__ = ["Step", "planned"]
+__all__ = ["Step", "plan_of", "planned"]

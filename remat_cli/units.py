@@ -25,7 +25,7 @@ _LARGEST_IN_FULL = 10**30
 _POINTS = 8
 _MOST_POINTS = 200
 _ACTIVATIONS = re.compile(r"\s*(.+%)\s+of\s+activations\s*", re.IGNORECASE)
-# A budget of so many bytes is hardly meant; a percentage may be.
+# Nobody means a budget of so few bytes; a percentage is likelier.
 _MOST_PERCENT = 100
 _RANGE = re.compile(r"(?P<low>[^.:].*?)\.\.(?P<high>[^.:][^:]*)(?::(?P<count>\d{1,6}))?")
 _NUMBER = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
@@ -107,8 +107,8 @@ class BudgetSpec:
         device_bytes: total device memory in bytes.
         share: of the plain run's peak.
         smallest: plan at the smallest budget that can be found.
-        of_activations: the share is of the plain run's peak beside what is there from start to end, and comes on top
-            of that.
+        of_activations: the share is of the activations' peak: what the plain run holds beside parameters, gradients,
+            optimizer state and inputs. These count in full.
     """
 
     device_bytes: int | None = None
@@ -123,18 +123,19 @@ class BudgetSpec:
             return f"{float(self.share) * 100:g}%{' of activations' if self.of_activations else ''}"
         return format_bytes(self.device_bytes or 0)
 
-    def bytes_of(self, plain_peak_bytes: int, fixed_bytes: int) -> int:
+    def bytes_of(self, plain_peak_bytes: int, beside_bytes: int, activation_bytes: int) -> int:
         """Return the budget in bytes, rounded down.
 
         Args:
             plain_peak_bytes: peak of the graph's plain run.
-            fixed_bytes: what of it is there from start to end: resident bytes and graph inputs.
+            beside_bytes: parameters, gradients, optimizer state and inputs.
+            activation_bytes: peak of what the plain run holds beside these.
 
         Raises:
             ValueError: "min" has no size.
         """
         if self.share is not None and self.of_activations:
-            return fixed_bytes + int(self.share * (plain_peak_bytes - fixed_bytes))
+            return beside_bytes + int(self.share * activation_bytes)
         if self.share is not None:
             return int(self.share * plain_peak_bytes)
         if self.device_bytes is None:
@@ -169,7 +170,7 @@ def parse_budget(text: str) -> BudgetSpec:
 
 
 def meant_as_share(budget_bytes: int, plain_peak_bytes: int) -> str:
-    """Return a question where a budget that does not fit was hardly meant in bytes (80 for 80%); else nothing."""
+    """Return a question where a budget too small to be meant in bytes looks like a share (80 for 80%); else nothing."""
     if budget_bytes > _MOST_PERCENT or plain_peak_bytes <= _MOST_PERCENT**2:
         return ""
     return f"{budget_bytes} bytes: did you mean {budget_bytes}%?"
@@ -178,7 +179,7 @@ def meant_as_share(budget_bytes: int, plain_peak_bytes: int) -> str:
 def parse_budgets(text: str) -> tuple[BudgetSpec, ...]:
     """Return the budgets of a list such as "30%..100%:8" or "2GB,3GB,50%,min", in the order in which they are written.
 
-    A range has so many budgets, evenly apart, both ends among them; 8 where it does not say.
+    A range names its number of budgets, 8 by default: evenly spaced, both ends included.
 
     Raises:
         UsageError: a part of the list is no budget and no range.
@@ -237,7 +238,7 @@ def format_names(names: Sequence[str], most: int) -> str:
 
 
 def format_count(number: int) -> str:
-    """Return a whole number; of one with more digits than anybody reads (or Python writes), how large it is."""
+    """Return a whole number as text; one with more digits than anybody reads (or Python writes), as a magnitude."""
     if abs(number) < _LARGEST_IN_FULL:
         return str(number)
     return f"about {'-' if number < 0 else ''}10^{log10(abs(number)):.0f}"

@@ -8,11 +8,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from remat_cli.bounds import largest_working_set
-from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
-from remat_cli.problem import Budget, Problem
-from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
+from remat_cli.core.bounds import largest_working_set
+from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.core.problem import Budget, Problem
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
 
 
 def op(name: str, reads: str = "", makes: str = "", *, time: int = 1, **fields: Any) -> Op:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
-from remat_cli.operators import AttributeValue, Operand, Operator, Role
+from remat_cli.core.graph import Graph, Kind, Op, Tensor, build_graph
+from remat_cli.core.operators import AttributeValue, Operand, Operator, Role
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "int64": 8, "int32": 4, "int8": 1, "bool": 1}
 

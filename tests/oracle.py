@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from remat_cli.graph import Graph
-from remat_cli.problem import Scope
-from remat_cli.schedule import Compute, Free, Inplace, Schedule, Step
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Scope
+from remat_cli.core.schedule import Compute, Free, Inplace, Schedule, Step
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from remat_cli.core.graph import Graph, Phase
+from remat_cli.core.link import Link
+from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.formats.torch.convert import graph_of
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import BOUNDARY, Joint
 from remat_cli.formats.torch.step import as_step
-from remat_cli.graph import Graph, Phase
-from remat_cli.link import Link
-from remat_cli.runtime.torch.planned import PlannedCall
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
-from remat_cli.simulate import simulate
+from remat_cli.runtime.torch.call import PlannedCall
+from remat_cli.runtime.torch.choice import ScheduleSource
+from remat_cli.runtime.torch.record import PlannedGraph
 
 Case = Callable[[], Any]
 
@@ -221,16 +223,17 @@ def attention_dropout() -> Any:
 CASES: tuple[Case, ...] = (mlp, conv, gpt, changing_buffer, recurrent, awkward, repetitive, attention_dropout)
 
 
-class Plain:
+class Plain(ScheduleSource):
     """The plain run: every op once, in the order of the joint graph."""
 
-    def schedule(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Schedule:
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
         del captured, modules
-        return plain_run(graph_of(joint, "step"))
+        graph = graph_of(joint, "step")
+        return PlannedGraph.of(graph, plain_run(graph), simulate(graph, plain_run(graph)))
 
 
 @dataclass(frozen=True)
-class Again:
+class Again(ScheduleSource):
     """Runs again, before each backward op, all forward ops that it depends on and that may run again.
 
     Attributes:
@@ -239,25 +242,23 @@ class Again:
 
     naive: bool = False
 
-    def schedule(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Schedule:
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
         del captured, modules
         graph = graph_of(joint, "step")
         schedule = with_frees(graph, run_again(graph, naive=self.naive))
-        if not self.naive:
-            simulate(graph, schedule)
-        return schedule
+        judged = plain_run(graph) if self.naive else schedule
+        return PlannedGraph.of(graph, schedule, simulate(graph, judged))
 
 
 @dataclass(frozen=True)
-class Moved:
+class Moved(ScheduleSource):
     """Moves to the host, while nobody reads it, all that the forward pass makes and the backward pass reads."""
 
-    def schedule(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Schedule:
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
         del captured, modules
         graph = graph_of(joint, "step")
         schedule = moved(graph)
-        simulate(graph, schedule, link=Link(Fraction(1)))
-        return schedule
+        return PlannedGraph.of(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
 
 
 def moved(graph: Graph) -> Schedule:
@@ -348,12 +349,12 @@ def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-def outcome(case: Case, choice: Any = None, steps: int = 2) -> Outcome:
-    """Return what `steps` steps of a case come to, gradients summed up; `choice` plans them, None leaves them eager."""
+def outcome(case: Case, source: Any = None, steps: int = 2) -> Outcome:
+    """Return what `steps` steps of a case come to, gradients summed up; `source` plans them, None leaves them eager."""
     torch.manual_seed(0)
     step = as_step(case(), "case")
     modules = [value for value in (step.model, *step.inputs) if isinstance(value, nn.Module)]
-    call = step.model if choice is None else PlannedCall(step.model, choice)
+    call = step.model if source is None else PlannedCall(step.model, source)
     loss = torch.zeros(())
     for seed in range(steps):
         torch.manual_seed(seed)

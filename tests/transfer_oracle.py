@@ -15,8 +15,8 @@ from itertools import count
 from math import ceil
 from typing import NamedTuple
 
-from remat_cli.graph import Graph, Op
-from remat_cli.link import Duplex, Link
+from remat_cli.core.graph import Graph, Op
+from remat_cli.core.link import Duplex, Link
 
 
 class _State(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
+from remat_cli.core.graph import Graph, Kind, Op, Tensor, build_graph
 
 FLOAT_BYTES = 4
 INPUT = "x"

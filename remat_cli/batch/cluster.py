@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from remat_cli import __version__
-from remat_cli.batch.job import Job, Limits, Outcome, failure, refusal
+from remat_cli.batch.job import Job, JobLimits, JobOutcome, failure, refusal
 from remat_cli.batch.processes import Processes
 from remat_cli.batch.result_lines import Ending
 from remat_cli.batch.run_job import check_unchanged
@@ -34,7 +34,7 @@ _QUEUED = 2
 
 @dataclass(frozen=True)
 class Parcel:
-    """A job with everything that it needs of the machine that it comes from.
+    """A job with all files that it needs.
 
     Attributes:
         job: whose paths are names in `files`.
@@ -82,7 +82,7 @@ def unpack(parcel: Parcel, folder: Path) -> Job:
     return replace(parcel.job, graph=folder / parcel.job.graph, options=replace(options, **moved))
 
 
-def run_packed(packed: bytes, version: str) -> Outcome:
+def run_packed(packed: bytes, version: str) -> JobOutcome:
     """Carry out a job on a worker.
 
     Args:
@@ -97,8 +97,8 @@ def run_packed(packed: bytes, version: str) -> Outcome:
     return run_parcel(*pickle.loads(packed))
 
 
-def run_parcel(parcel: Parcel, limits: Limits) -> Outcome:
-    """Carry out a job on a worker, or end it where nobody can be told its outcome any more."""
+def run_parcel(parcel: Parcel, limits: JobLimits) -> JobOutcome:
+    """Carry out a job on a worker; end it early where nobody can receive its outcome any more."""
     with TemporaryDirectory(prefix="remat-") as name:
         job = unpack(parcel, Path(name))
         processes = Processes(1, limits)
@@ -112,7 +112,7 @@ def run_parcel(parcel: Parcel, limits: Limits) -> Outcome:
     return failure(Ending.CRASHED, "the worker left")
 
 
-def _as_at_home(outcome: Outcome, here: str, origin: str) -> Outcome:
+def _as_at_home(outcome: JobOutcome, here: str, origin: str) -> JobOutcome:
     """Return the outcome with the graph named as the user did, and not as on the worker."""
     ended = outcome.ended
     if ended.error is None:
@@ -133,8 +133,8 @@ class OtherVersion(Exception):
     """A worker has another version of remat than whoever sends it a job."""
 
 
-# What a worker is asked for travels as text: one that does not have remat can answer that. A function of ours it could
-# not even receive, and would leave the cluster.
+# The question to a worker travels as text, which a worker without remat can answer. It could not unpickle a function of
+# ours, and would leave the cluster.
 _RUN = "__import__('remat_cli.batch.cluster', fromlist=['run_packed']).run_packed(packed, version)"
 _VERSION = "__import__('remat_cli').__version__"
 
@@ -154,13 +154,13 @@ class Cluster:
         UsageError: Dask is missing here, there is no scheduler, or a worker does not have this version of remat.
     """
 
-    def __init__(self, address: str, limits: Limits) -> None:
+    def __init__(self, address: str, limits: JobLimits) -> None:
         self._address = address
         self._limits = limits
         self._client = _connected(address)
         self._running: dict[str, tuple[Job, Any]] = {}
         self._ended: SimpleQueue[str] = SimpleQueue()
-        self._refused: list[tuple[Job, Outcome]] = []
+        self._refused: list[tuple[Job, JobOutcome]] = []
         self._sent = 0
         # Workers that cannot run jobs, and why.
         self._unfit: dict[str, str] = {}
@@ -209,14 +209,14 @@ class Cluster:
         self._sent += 1
         names = {"packed": pickle.dumps((parcel, self._limits)), "version": __version__}
         with warnings.catch_warnings():
-            # Of sending a lot: a graph of many ops is some megabytes, and has to get there.
+            # Dask warns of large messages; a graph of many ops has some megabytes, and has to be sent.
             warnings.simplefilter("ignore")
             key = f"remat-{job.key}-{self._run}-{self._sent}"
             future = self._client.submit(eval, _RUN, names, key=key, pure=False, workers=fit)
         self._running[future.key] = (job, future)
         future.add_done_callback(lambda done: self._ended.put(done.key))
 
-    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+    def finished(self, seconds: float) -> list[tuple[Job, JobOutcome]]:
         """Return the jobs that have ended, as soon as there is one; after about `seconds`, nothing."""
         if self._refused:
             refused, self._refused = self._refused, []
@@ -243,7 +243,7 @@ class Cluster:
         self._client.cancel([future for _, future in self._running.values()])
         self._client.close()
 
-    def _outcome(self, future: Any) -> Outcome | None:
+    def _outcome(self, future: Any) -> JobOutcome | None:
         """Return what came of a job; None where its worker cannot run jobs, and another one has to.
 
         Raises:
@@ -260,11 +260,11 @@ class Cluster:
         if error is not None:
             return failure(Ending.CRASHED, f"the cluster could not run the job: {type(error).__name__}: {error}")
         outcome = future.result(timeout=_TO_FETCH)
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, JobOutcome)
         return outcome
 
     def _check_workers(self) -> None:
-        """Hold the workers' remat against this one; those that join later are looked at when they are given a job."""
+        """Compare the workers' version of remat with this one; later workers are checked when they get a job."""
         self._fit_workers()
         if self._unfit:
             raise self._no_fit_worker()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from fractions import Fraction
+from dataclasses import dataclass
 from pathlib import Path
 
 from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
-from remat_cli.config import GraphOptions, PlannerChoice
+from remat_cli.config import GraphOptions, Request
 from remat_cli.errors import RematError
 from remat_cli.settings import Setting, Wording, as_text, on_command_line
-from remat_cli.units import BudgetSpec, format_bytes
+from remat_cli.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -22,24 +21,22 @@ class Job:
         graph: the file, as the user named it.
         sha256: of the file's bytes; empty where it cannot be read, which the job itself will find.
         options: how the file becomes the graph that is planned.
-        budget: as asked for.
-        max_overhead: plans of more overhead are not taken; None where any is.
         config: name of the config, as asked for.
-        planner: with the options that were said.
+        request: the plan that is wanted.
+        optional_dims: of the dims in `options`, those that the graph need not have.
     """
 
     key: str
     graph: Path
     sha256: str
     options: GraphOptions
-    budget: BudgetSpec
-    max_overhead: Fraction | None
     config: str
-    planner: PlannerChoice = field(default_factory=PlannerChoice)
+    request: Request
+    optional_dims: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Limits:
+class JobLimits:
     """What a job may use.
 
     Attributes:
@@ -52,7 +49,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """What came of a job.
 
     Attributes:
@@ -64,18 +61,18 @@ class Outcome:
     schedule: bytes | None = None
 
 
-def failure(status: Ending, error: str, hint: Wording = "", *, exit_code: int | None = None) -> Outcome:
+def failure(status: Ending, error: str, hint: Wording = "", *, exit_code: int | None = None) -> JobOutcome:
     """Return the outcome of a job that came to no answer."""
     code = EXIT_CODES[status] if exit_code is None else exit_code
-    return Outcome(Ended(status=status, exit_code=code, error=error, hint=as_text(hint, on_command_line) or None))
+    return JobOutcome(Ended(status=status, exit_code=code, error=error, hint=as_text(hint, on_command_line) or None))
 
 
-def refusal(error: RematError) -> Outcome:
+def refusal(error: RematError) -> JobOutcome:
     """Return the outcome of a job that an error ended."""
     return failure(Ending.ERROR, error.message, error.remedy, exit_code=error.exit_code)
 
 
-def out_of_memory(limits: Limits) -> Outcome:
+def out_of_memory(limits: JobLimits) -> JobOutcome:
     """Return the outcome of a job whose memory did not suffice."""
     allowed = "" if limits.memory_bytes is None else f": it may take {format_bytes(limits.memory_bytes)}"
     fewer, larger = Setting("jobs"), Setting("memory_limit")

@@ -1,7 +1,7 @@
 """The process of one job, which comes pickled on stdin; its outcome goes pickled to stdout.
 
-`python -m remat_cli.batch.job_process`. Nothing that goes wrong here, not even a crash of a solver, takes anyone else
-along. Stdin stays open as long as the process that wants the outcome lives; when that is gone, so is this one.
+`python -m remat_cli.batch.job_process`. A fault here, even a crash of a solver, ends no other process. Stdin stays open
+as long as the process that wants the outcome lives; when it closes, this process ends.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import signal
 import sys
 from threading import Thread
 
-from remat_cli.batch.job import Job, Limits, Outcome, out_of_memory
+from remat_cli.batch.job import Job, JobLimits, JobOutcome, out_of_memory
 from remat_cli.batch.process_trees import kill_tree
-from remat_cli.interruption import pass_over_requests
+from remat_cli.interruption import heed_ctrl_c, pass_over_requests
 
 
 def main() -> None:
@@ -24,14 +23,14 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as outcomes:
         os.dup2(2, 1)
         # Whoever started it may have been told to take no notice of Ctrl-C; of other requests, it ends this process.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        heed_ctrl_c()
         pass_over_requests()
         job, limits = pickle.load(sys.stdin.buffer)
         Thread(target=_leave_with_parent, daemon=True).start()
         outcomes.write(pickle.dumps(_outcome(job, limits)))
 
 
-def _outcome(job: Job, limits: Limits) -> Outcome:
+def _outcome(job: Job, limits: JobLimits) -> JobOutcome:
     try:
         _limit_memory(limits.memory_bytes)
         # As in cli.main: a large graph is a million objects and no cycles.
@@ -48,7 +47,7 @@ def _limit_memory(memory_bytes: int | None) -> None:
         return
     import resource
 
-    # What is written to, where the system counts it; not libraries and address space that is only set aside.
+    # Memory that is written to, where the system counts it; without libraries and reserved address space.
     kind = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
     _, most = resource.getrlimit(kind)
     if most != resource.RLIM_INFINITY:

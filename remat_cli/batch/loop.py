@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Protocol, Self
 
-from remat_cli.batch.job import Job, Outcome
+from remat_cli.batch.job import Job, JobOutcome
 from remat_cli.batch.result_lines import JobLine
+from remat_cli.core.problem import Observer
 from remat_cli.interruption import REQUESTS_TO_END
-from remat_cli.problem import Observer
 
 # Seconds between two looks at whether Ctrl-C was pressed.
 _LOOK = 0.1
@@ -34,7 +34,7 @@ class Executor(Protocol):
         """Start a job, or queue it where jobs run."""
         ...
 
-    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+    def finished(self, seconds: float) -> list[tuple[Job, JobOutcome]]:
         """Return jobs that have ended, as soon as there is one; after about `seconds`, nothing."""
         ...
 
@@ -44,7 +44,7 @@ class Executor(Protocol):
 
 
 class Interruption:
-    """Ctrl-C, or a request to end, while jobs run: heeded when what has ended is recorded; Ctrl-C twice, at once."""
+    """Ctrl-C, or a request to end, while jobs run: heeded once ended jobs are recorded; a second Ctrl-C at once."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -70,7 +70,7 @@ class Interruption:
 def run_jobs(
     jobs: Sequence[Job],
     executor: Executor,
-    record: Callable[[Job, Outcome], JobLine],
+    record: Callable[[Job, JobOutcome], JobLine],
     interruption: Interruption,
     observe: Observer,
 ) -> list[JobLine]:

@@ -6,20 +6,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remat_cli.batch.requests import Request, matching_files
+from remat_cli.batch.requests import JobGroup, NoSuchFile, matching_files
 from remat_cli.config import (
     Document,
     GraphOptions,
+    Request,
     RunConfig,
     beside,
     checked,
     load_config,
     placed,
+    placed_share,
     planner_section,
     read_yaml,
 )
+from remat_cli.core.arena import USUAL_ALIGNMENT
 from remat_cli.errors import RematError, UsageError
-from remat_cli.units import BudgetSpec, parse_budget, parse_share
+from remat_cli.units import BudgetSpec, parse_budget
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,9 @@ class _Keys(GraphOptions):
     budgets: list[str | int] = field(default_factory=list)
     configs: list[str | dict[str, Any]] = field(default_factory=list)
     max_overhead: str | float | None = None
+    offload: bool = False
+    arena: bool = False
+    alignment: int = USUAL_ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class _Entry(_Keys):
     path: str = ""
 
 
-def load_manifest(path: Path) -> list[Request]:
+def load_manifest(path: Path) -> list[JobGroup]:
     """Read a manifest. Paths in it are relative to its folder.
 
     Raises:
@@ -51,40 +57,45 @@ def load_manifest(path: Path) -> list[Request]:
     top = checked(_Top, document)
     if not top.graphs:
         raise UsageError(f"{document.place(('graphs',))}: names no graph", hint="write it like 'graphs: [model.onnx]'")
-    whole = _request(top, document, path.parent)
+    whole = _group(top, document, path.parent)
     return [_entry(whole, item, index, document, path.parent) for index, item in enumerate(top.graphs)]
 
 
-def _entry(whole: Request, item: str | dict[str, Any], index: int, document: Document, folder: Path) -> Request:
+def _entry(whole: JobGroup, item: str | dict[str, Any], index: int, document: Document, folder: Path) -> JobGroup:
     values = {"path": item} if isinstance(item, str) else item
     part = document.section("graphs", {}).section(index, values)
     entry = checked(_Entry, part)
     if not entry.path:
         raise UsageError(f"{part.place(('path',))}: is missing", hint="write it like 'path: model.onnx'")
-    said = _request(entry, part, folder)
+    said = _group(entry, part, folder)
     try:
         graphs = matching_files(entry.path, folder)
+    except NoSuchFile:
+        graphs = (folder / entry.path,)  # which its jobs will find, and be recorded as any other fault is
     except RematError as error:
         raise UsageError(f"{part.place(('path',))}: {error.message}", hint=error.remedy) from None
-    return Request(
+    return JobGroup(
         graphs,
         whole.options.under(said.options),
         said.budgets or whole.budgets,
         said.configs or whole.configs,
-        whole.max_overhead if said.max_overhead is None else said.max_overhead,
+        whole.request.under(said.request),
+        frozenset(whole.options.dims.keys() - said.options.dims.keys()),
     )
 
 
-def _request(raw: _Keys, document: Document, folder: Path) -> Request:
-    overhead = raw.max_overhead
-    return Request(
+def _group(raw: _Keys, document: Document, folder: Path) -> JobGroup:
+    return JobGroup(
         graphs=(),
         options=GraphOptions.of(raw).beside(folder),
         budgets=tuple(_budget(text, index, document) for index, text in enumerate(raw.budgets)),
         configs=tuple(_config(config, index, document, folder) for index, config in enumerate(raw.configs)),
-        max_overhead=None
-        if overhead is None
-        else placed(document, ("max_overhead",), lambda: parse_share(str(overhead))),
+        request=Request(
+            max_overhead=placed_share(raw.max_overhead, document),
+            offload=raw.offload,
+            arena=raw.arena,
+            alignment=raw.alignment,
+        ),
     )
 
 
@@ -102,4 +113,4 @@ def _config(config: str | dict[str, Any], index: int, document: Document, folder
     choice = planner_section(config, Document({"planner": config}, part.source, lines))
     assert choice is not None
     said = (f"{key}={value}" for key, value in choice.options.items())
-    return RunConfig(" ".join((choice.name, *said)), choice)
+    return RunConfig(" ".join((choice.name, *said)), Request(planner=choice))

@@ -1,4 +1,4 @@
-"""Jobs in processes of this machine: one process a job, so that nothing is left over from the job before."""
+"""Jobs in processes of this machine: one process a job, so that jobs share no state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic, sleep
 
-from remat_cli.batch.job import Job, Limits, Outcome, failure, out_of_memory
+from remat_cli.batch.job import Job, JobLimits, JobOutcome, failure, out_of_memory
 from remat_cli.batch.process_trees import kill_tree
 from remat_cli.batch.result_lines import Ending
 from remat_cli.settings import Setting
@@ -51,7 +51,7 @@ class Processes:
         limits: of each job.
     """
 
-    def __init__(self, slots: int, limits: Limits) -> None:
+    def __init__(self, slots: int, limits: JobLimits) -> None:
         self._slots = slots
         self._limits = limits
         self._children: list[_Child] = []
@@ -92,7 +92,7 @@ class Processes:
             process.stdin.write(pickle.dumps((job, self._limits)))
             process.stdin.flush()
 
-    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+    def finished(self, seconds: float) -> list[tuple[Job, JobOutcome]]:
         """Return the jobs that have ended, as soon as there is one; after `seconds`, nothing."""
         end = monotonic() + seconds
         while True:
@@ -142,8 +142,8 @@ class Processes:
             child.printed = (child.printed + said)[-_TAIL:]
         return False
 
-    def _end(self, child: _Child) -> Outcome:
-        """Return what came of a job whose process has nothing more to say, or was killed."""
+    def _end(self, child: _Child) -> JobOutcome:
+        """Return the outcome of a job whose process has closed its output, or was killed."""
         process = child.process
         if not child.outcome:
             _wait_for_end(process.pid)
@@ -167,7 +167,7 @@ class Processes:
             while said := os.read(child.process.stderr.fileno(), _CHUNK):
                 child.printed = (child.printed + said)[-_TAIL:]
 
-    def _outcome(self, child: _Child) -> Outcome:
+    def _outcome(self, child: _Child) -> JobOutcome:
         code, seconds = child.process.returncode, self._limits.seconds
         if child.outcome:
             try:
@@ -175,7 +175,7 @@ class Processes:
             except (EOFError, pickle.UnpicklingError):
                 pass  # it was killed while it told
             else:
-                assert isinstance(outcome, Outcome)
+                assert isinstance(outcome, JobOutcome)
                 return outcome
         if child.stopped:
             hint = ("allow more with ", Setting("job_timeout"), ", or give the planner a time_limit below it")
@@ -193,7 +193,7 @@ def _wait_for_end(process: int) -> None:
         sleep(0.01)
 
 
-def _crash(code: int, printed: str) -> Outcome:
+def _crash(code: int, printed: str) -> JobOutcome:
     """Return the outcome of a job whose process ended by itself without one."""
     lines = printed.strip().splitlines()
     said = f": {lines[-1].strip()}" if lines else ""

@@ -1,11 +1,10 @@
-"""The requests of a batch, and the jobs that come of them: graphs times budgets times configs."""
+"""The requests of a batch and the jobs made of them: graphs times budgets times configs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from fractions import Fraction
 from functools import cache
 from glob import glob, has_magic
 from hashlib import sha256
@@ -16,7 +15,7 @@ from typing import Any
 from remat_cli import __version__
 from remat_cli.batch.job import Job
 from remat_cli.batch.run_job import sha256_of
-from remat_cli.config import GraphOptions, PlannerChoice, RunConfig, load_device, load_measurements
+from remat_cli.config import GraphOptions, Request, RunConfig, load_device, load_measurements
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.torch import names_function
 from remat_cli.settings import Setting
@@ -24,7 +23,7 @@ from remat_cli.units import BudgetSpec
 
 
 @dataclass(frozen=True)
-class Request:
+class JobGroup:
     """Graphs that are to be planned with the same configs.
 
     Attributes:
@@ -32,19 +31,25 @@ class Request:
         options: how they are read; what is said here wins over what a config says.
         budgets: as asked for; empty: each config's own.
         configs: planner and options of each, under the label by which the user knows it.
-        max_overhead: plans of more overhead are not taken; None: each config's own.
+        request: what is said of all their plans; it wins over what a config says.
+        optional_dims: of the dims in `options`, those that are said of many graphs: one need not have them.
     """
 
     graphs: tuple[Path, ...]
     options: GraphOptions = field(default_factory=GraphOptions)
     budgets: tuple[BudgetSpec, ...] = ()
     configs: tuple[RunConfig, ...] = ()
-    max_overhead: Fraction | None = None
+    request: Request = field(default_factory=Request)
+    optional_dims: frozenset[str] = frozenset()
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All that is read for it."""
         return (*self.graphs, *self.options.files, *(file for config in self.configs for file in config.files))
+
+
+class NoSuchFile(GraphError):
+    """A graph that is to be planned is not there."""
 
 
 def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
@@ -68,17 +73,17 @@ def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
             f"{path} is Python, not a graph file", hint=f"remat convert {path} -o graph.json, and name that"
         )
     if not has_magic(pattern):
-        raise GraphError(f"{path}: no such file", hint="check the path")
+        raise NoSuchFile(f"{path}: no such file", hint="check the path")
     found = sorted(folder / name for name in glob(pattern, root_dir=folder, recursive=True))
     files = tuple(match for match in found if match.is_file())
     if not files:
-        raise GraphError(f"{path}: no file matches", hint="check the pattern; ** stands for any folders")
+        raise NoSuchFile(f"{path}: no file matches", hint="check the pattern; ** stands for any folders")
     return files
 
 
 @dataclass(frozen=True)
 class _Settled:
-    """A config as it is meant for the graphs of a request: everything but graph and budget.
+    """A config resolved for the graphs of a group: everything but graph and budget.
 
     Attributes:
         job: with this in place, and no graph.
@@ -98,14 +103,14 @@ class _Settled:
             "budget": [budget.device_bytes, str(budget.share), budget.smallest, budget.of_activations],
         }
         key = sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-        return replace(self.job, key=key, graph=graph, sha256=digest, budget=budget)
+        return replace(self.job, key=key, graph=graph, sha256=digest, request=replace(self.job.request, budget=budget))
 
 
-def jobs_of(requests: Sequence[Request], *, one_worker: bool) -> list[Job]:
-    """Return the jobs, in the order in which they were asked for; what is asked for twice is there once.
+def jobs_of(groups: Sequence[JobGroup], *, one_worker: bool) -> list[Job]:
+    """Return the jobs in the order of the requests, each once.
 
     Args:
-        requests: what is asked for.
+        groups: what is asked for.
         one_worker: jobs run beside each other: a planner that takes several cores is given one, unless the user says
             how many.
 
@@ -114,10 +119,10 @@ def jobs_of(requests: Sequence[Request], *, one_worker: bool) -> list[Job]:
     """
     digest_of = cache(sha256_of)
     jobs: dict[str, Job] = {}
-    for request in requests:
-        settled = [_settled(config, request, one_worker) for config in request.configs]
+    for group in groups:
+        settled = [_settled(config, group, one_worker) for config in group.configs]
         budgets = dict.fromkeys(budget for part in settled for budget in part.budgets)
-        for graph in request.graphs:
+        for graph in group.graphs:
             for budget in budgets:
                 for part in settled:
                     if budget in part.budgets:
@@ -126,28 +131,30 @@ def jobs_of(requests: Sequence[Request], *, one_worker: bool) -> list[Job]:
     return list(jobs.values())
 
 
-def _settled(config: RunConfig, request: Request, one_worker: bool) -> _Settled:
-    budgets = request.budgets or (() if config.budget is None else (config.budget,))
+def _settled(config: RunConfig, group: JobGroup, one_worker: bool) -> _Settled:
+    request = config.request.under(group.request)
+    budgets = group.budgets or (() if request.budget is None else (request.budget,))
     if not budgets:
         raise UsageError(
             f"{config.label} is to be planned at no budget",
             hint=("give ", Setting("budget", "8GB"), ", 80% (of the plain peak) or min; in a manifest: budgets: [80%]"),
         )
-    options = config.graph.under(request.options)
-    max_overhead = config.max_overhead if request.max_overhead is None else request.max_overhead
-    choice = config.planner or PlannerChoice()
-    if options.offload:
-        choice.check_can_offload(f"{config.label}: " if config.label != choice.name else "")
+    options, choice = config.graph.under(group.options), request.chosen
+    request.check(f"{config.label}: " if config.label != choice.name else "")
     identity = {
         "remat": __version__,
         "options": _content(options),
-        "max_overhead": None if max_overhead is None else str(max_overhead),
+        "max_overhead": None if request.max_overhead is None else str(request.max_overhead),
+        "offload": request.offload,
         "planner": [choice.name, choice.all_options()],
+        # Only where it is asked for: jobs without addresses are those of earlier versions.
+        **({"arena": {"alignment": request.alignment}} if request.arena else {}),
     }
     if one_worker and choice.has("cores"):
         # Not in the identity: with more or fewer jobs beside it, it is the same job.
         choice = replace(choice, options={"cores": 1, **choice.options})
-    return _Settled(Job("", Path(), "", options, budgets[0], max_overhead, config.label, choice), identity, budgets)
+    job = Job("", Path(), "", options, config.label, replace(request, planner=choice), group.optional_dims)
+    return _Settled(job, identity, budgets)
 
 
 def _content(options: GraphOptions) -> dict[str, Any]:
@@ -167,7 +174,7 @@ def schedule_name(job: Job, digest: str) -> str:
         job: whose plan it is.
         digest: of the file's content, in hexadecimal digits: no plan takes the place of another one, of whatever run.
     """
-    words = (job.graph.stem, str(job.budget).replace(" ", ""), job.config)
+    words = (job.graph.stem, str(job.request.budget).replace(" ", ""), job.config)
     return f"{'-'.join(map(_safe, words))}-{digest[:12]}.json"
 
 

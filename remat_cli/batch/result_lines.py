@@ -10,8 +10,8 @@ from io import BytesIO
 from pathlib import Path
 
 from remat_cli.config import Document, checked
+from remat_cli.core.problem import Scope, Status
 from remat_cli.errors import ExitCode, UsageError
-from remat_cli.problem import Scope, Status
 
 
 class Ending(StrEnum):
@@ -49,7 +49,7 @@ WORST_FIRST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a job ended, in figures; None is what there is none of.
+    """How a job ended, in figures; a missing figure is None.
 
     Attributes:
         status: how.
@@ -58,6 +58,7 @@ class Ended:
         budget_bytes: the budget, in bytes.
         plain_peak_bytes: of the plain run.
         peak_bytes: of the plan.
+        arena_bytes: of the plan's arena, where addresses were asked for.
         overhead: of the plan, as a share of the plain run's time.
         bound_overhead: no plan in `scope` has less overhead.
         scope: the plans over which the bound holds, or that none fits; `ANY_PLAN` stands there as any-order.
@@ -65,6 +66,8 @@ class Ended:
         interrupted: the job's time was up; the plan is the best one until then.
         error: why there is no plan.
         hint: what to do about it.
+        mode: training or inference, as the graph was planned; None where nobody said and it could not be read.
+        dims: that the graph was read with; those that it does not have, and that need not be there, left out.
     """
 
     status: Ending
@@ -73,6 +76,7 @@ class Ended:
     budget_bytes: int | None = None
     plain_peak_bytes: int | None = None
     peak_bytes: int | None = None
+    arena_bytes: int | None = None
     overhead: float | None = None
     bound_overhead: float | None = None
     scope: Scope | None = None
@@ -80,6 +84,8 @@ class Ended:
     interrupted: bool = False
     error: str | None = None
     hint: str | None = None
+    mode: str | None = None
+    dims: dict[str, int] = field(default_factory=dict)
 
     @property
     def can_differ(self) -> bool:
@@ -111,8 +117,17 @@ class JobLine(Ended):
 
 
 def line_bytes(line: JobLine) -> bytes:
-    """Return a line of the results file: ASCII, keys sorted, so that any name in it survives."""
-    return json.dumps(asdict(line), sort_keys=True).encode() + b"\n"
+    """Return a line of the results file: ASCII, keys sorted, so that any name in it survives.
+
+    Bytes of a file's name that are no UTF-8 stand there as they are shown, such as \\udcff: no reader of JSON takes
+    them.
+    """
+    values = {key: _readable(value) if isinstance(value, str) else value for key, value in asdict(line).items()}
+    return json.dumps(values, sort_keys=True).encode() + b"\n"
+
+
+def _readable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 @dataclass(frozen=True)

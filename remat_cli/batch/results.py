@@ -1,9 +1,9 @@
-"""The results of a batch while they are written: one process has them, and nothing that was finished is lost."""
+"""The results of a batch while they are written: one process owns the file, and no finished job is lost."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
 from io import FileIO
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from remat_cli.batch.job import Job, Outcome
+from remat_cli.batch.job import Job, JobOutcome
 from remat_cli.batch.requests import schedule_name
 from remat_cli.batch.result_lines import Content, JobLine, line_bytes, read_content
 from remat_cli.errors import UsageError
@@ -66,7 +66,7 @@ class Records:
         if self._file is not None:
             self._file.close()
 
-    def add(self, job: Job, outcome: Outcome) -> JobLine:
+    def add(self, job: Job, outcome: JobOutcome) -> JobLine:
         """Write the schedule of a job, if there is one, and then its line: what has a line is there in full.
 
         Raises:
@@ -77,13 +77,14 @@ class Records:
             digest = sha256(outcome.schedule).hexdigest()
             path = self._schedules / schedule_name(job, digest)
             write_file(path, outcome.schedule)
+        said = {"mode": job.options.mode, "dims": dict(job.options.dims)}
         line = JobLine(
-            **vars(outcome.ended),
+            **(vars(outcome.ended) if outcome.ended.mode else vars(outcome.ended) | said),
             job=job.key,
             graph=str(job.graph),
-            budget=str(job.budget),
+            budget=str(job.request.budget),
             config=job.config,
-            planner=job.planner.name,
+            planner=job.request.chosen.name,
             schedule=None if path is None else str(path),
             schedule_sha256=digest,
         )
@@ -104,6 +105,20 @@ class Records:
         except OSError:
             return False
         return sha256(content).hexdigest() == line.schedule_sha256
+
+
+def absent_dims(jobs: Sequence[Job], lines: Mapping[str, JobLine]) -> dict[str, list[str]]:
+    """Return the dims that were given for many graphs, each with the graphs that were read without it."""
+    absent: dict[str, list[str]] = {}
+    for job in jobs:
+        line = lines.get(job.key)
+        if line is None or line.mode is None:
+            continue
+        for dim in job.optional_dims & (job.options.dims.keys() - line.dims.keys()):
+            graphs = absent.setdefault(dim, [])
+            if line.graph not in graphs:
+                graphs.append(line.graph)
+    return dict(sorted(absent.items()))
 
 
 def _make_folder(folder: Path) -> None:
@@ -141,9 +156,9 @@ class _ResultsFile:
             self._opened = opened.pop_all()
 
     def _set_aside(self, found: Content) -> None:
-        """Put in place of the file one without the lines that cannot be read, which go to a file beside it.
+        """Replace the file by one without the lines that cannot be read, which go to a file beside it.
 
-        The file that was there stays open and locked: whoever has opened it meanwhile will not write to it.
+        The replaced file stays open and locked, so that a process which opened it meanwhile does not write to it.
         """
         aside = self._path.with_name(f"{self._path.name}.damaged")
         with aside.open("ab") as file:
@@ -165,7 +180,7 @@ class _ResultsFile:
 def _locked(path: Path) -> FileIO:
     """Open a file to be read and added to, and lock it.
 
-    Not buffered: what is added is there, whatever becomes of this process.
+    Unbuffered: an added line is in the file even if this process dies.
     """
     file = FileIO(path, "a+")
     try:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
 
-from remat_cli.batch.job import Job, Outcome, refusal
+from remat_cli.batch.job import Job, JobOutcome, refusal
 from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
+from remat_cli.core.solve import Solution
 from remat_cli.errors import GraphError, RematError
-from remat_cli.formats.schedule_json import schedule_bytes, scope_columns
-from remat_cli.prepare import prepare
+from remat_cli.formats.reader import UnknownDim
+from remat_cli.formats.schedule_json import scope_columns
+from remat_cli.planning import plan
+from remat_cli.prepare import Prepared, prepare
 from remat_cli.settings import Setting
-from remat_cli.solve import Solution
-from remat_cli.studies.budget_search import plan_at
 from remat_cli.units import format_bytes
 
 
-def carry_out(job: Job) -> Outcome:
+def carry_out(job: Job) -> JobOutcome:
     """Plan the graph of a job.
 
     Raises:
@@ -25,22 +27,25 @@ def carry_out(job: Job) -> Outcome:
     """
     try:
         check_unchanged(job)
-        prepared = prepare(job.graph, job.options)
-        solution = plan_at(
-            prepared.graph,
-            job.budget,
-            job.planner.planner(),
-            link=prepared.link,
-            offload=prepared.options.offload,
-            max_overhead=job.max_overhead,
-        )
+        planning = plan(_prepared(job), job.request)
     except RematError as error:
         return refusal(error)
-    if solution.trace is None:
-        return Outcome(_figures(solution))
-    options, read_with = job.planner.all_options(), prepared.options.recorded
-    schedule = schedule_bytes(solution, prepared.mode, job.planner.name, options, read_with)
-    return Outcome(_figures(solution), schedule)
+    read = planning.prepared
+    ended = replace(_figures(planning.solution), mode=read.mode, dims=dict(read.options.dims))
+    return JobOutcome(ended, None if planning.schedule is None else planning.schedule_file)
+
+
+def _prepared(job: Job) -> Prepared:
+    """Return the graph of a job, read with those of the optional dims that it has."""
+    options = job.options
+    while True:
+        try:
+            return prepare(job.graph, options)
+        except UnknownDim as error:
+            if error.dim not in job.optional_dims:
+                raise
+            dims = {name: size for name, size in options.dims.items() if name != error.dim}
+            options = replace(options, dims=dims)
 
 
 def check_unchanged(job: Job) -> None:
@@ -69,6 +74,7 @@ def _figures(solution: Solution) -> Ended:
         budget_bytes=solution.problem.budget.device_bytes,
         plain_peak_bytes=solution.baseline.peak_bytes,
         peak_bytes=None if trace is None else trace.peak_bytes,
+        arena_bytes=None if solution.arena is None else solution.arena.bytes,
         overhead=solution.overhead,
         bound_overhead=solution.bound_overhead,
         **scope_columns(solution.scope),

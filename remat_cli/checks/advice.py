@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from remat_cli.checks.project import ModelCheck
-from remat_cli.config import GraphOptions
+from remat_cli.config import GraphOptions, PlannerChoice
+from remat_cli.core.problem import Observer
+from remat_cli.core.solve import Solution, baseline_of
 from remat_cli.errors import PlannerRefuses, RematError
-from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Observer, Planner, Problem
-from remat_cli.solve import Solution, baseline_of, solve
-from remat_cli.studies.budget_search import within_overhead
-from remat_cli.units import format_bytes
+from remat_cli.planning import Planning, Request, plan
+from remat_cli.prepare import Prepared, prepare
+from remat_cli.units import BudgetSpec, format_bytes
 
 # How many budgets are tried in the search for one that fits.
 _TRIES = 6
+# With arenas, where each budget may take as long as the check itself did.
+_TRIES_WITH_ARENAS = 2
 _BATCH_NAMES = ("batch", "batch_size", "batchsize", "bs", "n", "b")
 _SIGNIFICANT_DIGITS = 4
 
@@ -24,7 +26,7 @@ class Offer:
     """A budget at which there is a plan.
 
     Attributes:
-        budget_bytes: the budget.
+        budget_bytes: the budget, as it is asked for: resident bytes lie beside that of an arena.
         overhead: of the plan.
     """
 
@@ -47,34 +49,57 @@ class BatchOffer:
     overhead: float
 
 
-def budget_offer(refusal: Solution, model: ModelCheck, observe: Observer) -> Offer:
+def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observe: Observer) -> Offer:
     """Return a larger budget at which the model holds, the smallest of the few that are tried.
 
     Args:
+        prepared: the graph.
         refusal: the result at the budget that is too small, without a plan that is allowed.
-        model: what it is held to.
+        request: what plans are held to.
         observe: is told what is tried.
     """
-    failing = refusal.problem.budget.device_bytes
-    best = Offer(round_up(refusal.baseline.peak_bytes), 0.0)
-    guess = refusal.working_set.bytes if refusal.closest is None else refusal.closest.peak_bytes
-    planner = _in_haste(model.planner.planner())
-    for _ in range(_TRIES):
+    beside = request.beside(prepared.graph)
+    failing = refusal.problem.budget.device_bytes - beside
+    best = Offer(round_up(plain_need(prepared, request, observe)), 0.0)
+    guess = _closest(refusal, beside) or refusal.working_set.bytes - beside
+    hurried = _in_haste(request)
+    for _ in range(_TRIES_WITH_ARENAS if request.arena else _TRIES):
         if not failing < guess < best.budget_bytes:
             guess = (failing + best.budget_bytes) // 2
         budget = round_up(guess)
         if not failing < budget < best.budget_bytes:
             break
         observe.phase(f"looking for a budget that fits: {format_bytes(budget)}")
-        problem = replace(refusal.problem, budget=Budget(budget))
-        tried = within_overhead(uninterrupted(solve(problem, planner, observe)), model.max_overhead)
+        tried = uninterrupted(plan(prepared, hurried.at(budget), observe))
         if tried.overhead is None:
             failing = budget
-            guess = 0 if tried.closest is None else tried.closest.peak_bytes
+            guess = _closest(tried.solution, beside)
         else:
             best = Offer(budget, tried.overhead)
             guess = 0
     return best
+
+
+def _closest(refusal: Solution, beside_bytes: int) -> int:
+    """Return the smallest budget, without what lies beside it, that a run which was found needs; 0 without one."""
+    if refusal.closest_arena_bytes is not None:
+        return refusal.closest_arena_bytes
+    return 0 if refusal.closest is None else refusal.closest.peak_bytes - beside_bytes
+
+
+def plain_need(prepared: Prepared, request: Request, observe: Observer) -> int:
+    """Return the budget in bytes that the plain run fits; for its arena, the smallest that is found."""
+    needed = baseline_of(prepared.graph).peak_bytes
+    if request.arena:
+        smallest = replace(request, budget=BudgetSpec(smallest=True))
+        needed = plain_planning(prepared, smallest, observe).solution.needed_bytes or needed
+    return needed - request.beside(prepared.graph)
+
+
+def plain_planning(prepared: Prepared, request: Request, observe: Observer) -> Planning:
+    """Return the plain run as the plan that is asked for, or the refusal where it does not fit."""
+    request = replace(request, planner=PlannerChoice("keep_all"), max_overhead=None)
+    return uninterrupted(plan(prepared, request, observe))
 
 
 def batch_offer(
@@ -84,7 +109,7 @@ def batch_offer(
 
     Args:
         model: what it is held to.
-        resident_bytes: what does not grow with the batch.
+        resident_bytes: what of the following does not grow with the batch.
         needed_bytes: what would fit the model as it is.
         limit_bytes: what it may need.
         observe: is told what is tried.
@@ -108,38 +133,38 @@ def _overhead_of(graph: GraphOptions, model: ModelCheck, limit_bytes: int, obser
         prepared = prepare(model.path, graph)
     except RematError:
         return None  # not every model takes every batch
-    plain = baseline_of(prepared.graph)
-    if plain.peak_bytes <= limit_bytes:
+    if plain_planning(prepared, model.request.at(limit_bytes), observe).trace is not None:
         return 0.0
-    if model.budget is None:
+    if model.request.budget is None:
         return None
-    return plan_overhead(prepared.problem(limit_bytes), model, observe)
+    return plan_overhead(prepared, model.request.at(limit_bytes), observe)
 
 
-def plan_overhead(problem: Problem, model: ModelCheck, observe: Observer) -> float | None:
-    """Return the overhead of a plan for `problem` that the model's planner finds in haste; None where it finds none."""
+def plan_overhead(prepared: Prepared, request: Request, observe: Observer) -> float | None:
+    """Return the overhead of a plan that is found in haste; None where the planner finds none that is allowed."""
     try:
-        solution = solve(problem, _in_haste(model.planner.planner()), observe)
+        return uninterrupted(plan(prepared, _in_haste(request), observe)).overhead
     except PlannerRefuses:
         return None
-    return within_overhead(uninterrupted(solution), model.max_overhead).overhead
 
 
-def uninterrupted(solution: Solution) -> Solution:
-    """Return the solution, unless the search for it was cut short: a check that judged that would not be repeatable.
+def uninterrupted(planning: Planning) -> Planning:
+    """Return the planning, unless the search for it was cut short: a check that judged that would not be repeatable.
 
     Raises:
         KeyboardInterrupt: it was.
     """
-    if solution.interrupted:
+    if planning.solution.interrupted:
         raise KeyboardInterrupt
-    return solution
+    return planning
 
 
-def _in_haste(planner: Planner) -> Planner:
-    """Return the planner with limits so much lower that all tries take no longer than the check itself did."""
-    limits = {name: getattr(planner, name, None) for name in ("time_limit", "work_limit", "patience")}
-    return replace(planner, **{name: limit / _TRIES for name, limit in limits.items() if limit is not None})
+def _in_haste(request: Request) -> Request:
+    """Return the request with limits so much lower that all tries take no longer than the check itself did."""
+    options = request.chosen.all_options()
+    limits = {name: options.get(name) for name in ("time_limit", "work_limit", "patience")}
+    lower = {name: limit / _TRIES for name, limit in limits.items() if limit is not None}
+    return replace(request, planner=request.chosen.with_options(lower))
 
 
 def round_up(size: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from remat_cli.config import Document, checked
 from remat_cli.errors import UsageError
 from remat_cli.formats.source import LARGEST_CONFIG, parse_json, read_bytes
-from remat_cli.studies.budget_search import exact_overhead
+from remat_cli.planning import exact_overhead
 
 _FORMAT = "remat.baseline/1"
 
@@ -26,11 +26,16 @@ class Figures:
     Attributes:
         plain_peak_bytes: peak of the plain run.
         hard_limit_bytes: no plan in any order needs less.
-        limit_bytes: what the model is held to: its budget or its largest peak; None without either.
+        limit_bytes: what the model is held to: its budget or its largest peak; with `arena: true` that of the arena,
+            which resident bytes lie beside; None without either.
         plan_peak_bytes: peak of the plan; None where there is none, or none was asked for.
         overhead: of the plan, as a share of the plain run's time; None likewise.
         plain_time: of the plain run; None in a baseline of an older version.
         plan_time: of the plan; None likewise, and where there is none.
+        at_peak: bytes of the tensors that fill the plain peak, those below a hundredth of it left out; None in a
+            baseline of an older version.
+        op_types: how many ops there are of each type; None likewise.
+        arena_bytes: of the plan's arena, or the plain run's where no plan was asked for; None without addresses.
     """
 
     plain_peak_bytes: int
@@ -40,6 +45,9 @@ class Figures:
     overhead: float | None = None
     plain_time: int | None = None
     plan_time: int | None = None
+    at_peak: dict[str, int] | None = None
+    op_types: dict[str, int] | None = None
+    arena_bytes: int | None = None
 
     @property
     def exact_overhead(self) -> Fraction | None:

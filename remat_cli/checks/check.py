@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -12,24 +13,34 @@ from math import ceil
 from multiprocessing import active_children, get_context
 from time import monotonic
 
-from remat_cli.bounds import largest_working_set
-from remat_cli.checks.advice import batch_offer, budget_offer, plan_overhead, round_up, uninterrupted
+from remat_cli.checks.advice import (
+    batch_offer,
+    budget_offer,
+    plain_need,
+    plain_planning,
+    plan_overhead,
+    round_up,
+    uninterrupted,
+)
 from remat_cli.checks.baseline import Figures
+from remat_cli.checks.growth import largest_at_peak, what_grew
 from remat_cli.checks.project import ModelCheck
+from remat_cli.core.bounds import largest_working_set
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Observer, Status
+from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.core.simulate import Trace
+from remat_cli.core.solve import Solution, activations_of, baseline_of, bytes_of_budget
 from remat_cli.cores import leave_ctrl_c_to_parent
 from remat_cli.errors import ExitCode, RematError
-from remat_cli.graph import Graph
-from remat_cli.planners import PLANNERS
+from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.problem import Observer, Status
 from remat_cli.runtime.execution import check_can_execute, execute_plan
 from remat_cli.settings import Setting, as_text, in_config, on_command_line
-from remat_cli.simulate import Trace
-from remat_cli.solve import Solution, baseline_of, solve
-from remat_cli.studies.budget_search import exact_overhead, within_overhead
 from remat_cli.studies.progress import Prefixed
 from remat_cli.units import format_bytes, format_share, meant_as_share
 
+UNDERSTATED = "understated"
 _LONGEST_NAME = 60
 
 
@@ -38,6 +49,7 @@ class Verdict(StrEnum):
 
     HOLDS = "holds"
     FAILS = "fails"
+    WARNS = "warns"  # a run is known to take more than was predicted, so it is not known whether the model holds
     ERROR = "error"  # it could not be measured, so nothing is known
 
 
@@ -46,7 +58,8 @@ class Failure:
     """One limit that a model does not keep to, or what kept it from being measured.
 
     Attributes:
-        limit: the key of the project file that is not kept to; "error" where the model could not be measured.
+        limit: the key of the project file that is not kept to; "error" where the model could not be measured, and
+            `UNDERSTATED` where a run is known to take more than was predicted.
         reason: why, in one sentence without its full stop.
         remedies: what could be done, likewise; each was tried as far as it names a figure.
     """
@@ -57,7 +70,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """What came of one line of a check.
 
     Attributes:
@@ -67,6 +80,7 @@ class Outcome:
         failures: none where the model holds.
         exit_code: 0, 3, or that of the error that kept the model from being measured.
         notes: what the user should know about the model's file.
+        session: for which session of a runtime the figures hold, in a sentence; empty where there is none to choose.
         seconds: that it took.
     """
 
@@ -76,6 +90,7 @@ class Outcome:
     failures: tuple[Failure, ...] = ()
     exit_code: int = 0
     notes: tuple[str, ...] = ()
+    session: str = ""
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -83,10 +98,12 @@ class Outcome:
         """How it ended."""
         if self.exit_code == 0:
             return Verdict.HOLDS
-        return Verdict.FAILS if self.exit_code == ExitCode.NO_FIT else Verdict.ERROR
+        if self.exit_code != ExitCode.NO_FIT:
+            return Verdict.ERROR
+        return Verdict.WARNS if all(one.limit == UNDERSTATED for one in self.failures) else Verdict.FAILS
 
 
-def worst_exit_code(outcomes: tuple[Outcome, ...]) -> int:
+def worst_exit_code(outcomes: tuple[CheckOutcome, ...]) -> int:
     """Return the exit code of a whole check.
 
     A model that could not be measured goes before one that fails, as nothing is known of it: it may be worse.
@@ -97,7 +114,7 @@ def worst_exit_code(outcomes: tuple[Outcome, ...]) -> int:
 
 def check_model(
     model: ModelCheck, baseline: Mapping[str, Figures], observe: Observer | None = None, *, accept: bool = False
-) -> Outcome:
+) -> CheckOutcome:
     """Measure one model and hold it to its limits. A bad file is an outcome, too.
 
     Args:
@@ -113,8 +130,15 @@ def check_model(
     named = Prefixed(observe or Observer(), f"{_short(model.name)}: ")
     check = _Check(model, baseline.get(model.name), named, accept=accept)
     exit_code = check.run()
-    return Outcome(
-        model, check.figures, check.before, tuple(check.failures), exit_code, check.notes, monotonic() - began
+    return CheckOutcome(
+        model=model,
+        figures=check.figures,
+        before=check.before,
+        failures=tuple(check.failures),
+        exit_code=exit_code,
+        notes=check.notes,
+        session=check.session,
+        seconds=monotonic() - began,
     )
 
 
@@ -125,7 +149,7 @@ def check_models(
     *,
     accept: bool = False,
     jobs: int = 1,
-) -> Iterator[Outcome]:
+) -> Iterator[CheckOutcome]:
     """Yield what comes of each model, in their order; the arguments are those of `check_model`.
 
     Args:
@@ -154,7 +178,7 @@ def check_models(
         pool.shutdown(cancel_futures=True)
 
 
-def _result_of(future: Future[Outcome], model: ModelCheck, baseline: Mapping[str, Figures]) -> Outcome:
+def _result_of(future: Future[CheckOutcome], model: ModelCheck, baseline: Mapping[str, Figures]) -> CheckOutcome:
     try:
         return future.result()
     except BrokenProcessPool:
@@ -162,7 +186,7 @@ def _result_of(future: Future[Outcome], model: ModelCheck, baseline: Mapping[str
         failure = Failure(
             "error", reason, (as_text(("check fewer models at a time: ", Setting("jobs", 1)), on_command_line),)
         )
-        return Outcome(model, None, baseline.get(model.name), (failure,), ExitCode.NO_PLAN)
+        return CheckOutcome(model, None, baseline.get(model.name), (failure,), ExitCode.NO_PLAN)
 
 
 def _in_yaml(error: RematError) -> tuple[str, ...]:
@@ -180,6 +204,7 @@ class _Check:
         self.accept = accept
         self.figures: Figures | None = None
         self.notes: tuple[str, ...] = ()
+        self.session = ""
         self.failures: list[Failure] = []
 
     def run(self) -> int:
@@ -198,65 +223,94 @@ class _Check:
     def measure(self) -> None:
         self.observe.phase("reading the graph")
         prepared = prepare(self.model.path, self.model.graph)
-        self.notes = prepared.notes
+        self.notes, self.session = prepared.notes, prepared.session
         plain = baseline_of(prepared.graph)
-        limits = self.limits(prepared.graph, plain)
+        limits = self.limits(prepared.graph)
         limit = min(limits.values(), default=None)
         hard_limit = largest_working_set(prepared.graph).bytes
-        self.figures = Figures(plain.peak_bytes, hard_limit, limit, plain_time=plain.time)
-        if limit is not None and self.model.budget is None:
+        self.figures = Figures(
+            plain.peak_bytes,
+            hard_limit,
+            limit,
+            plain_time=plain.time,
+            at_peak=largest_at_peak(prepared.graph),
+            op_types=dict(Counter(op.type for op in prepared.graph.ops)),
+        )
+        if limit is not None and self.model.request.budget is None:
             self.hold_plain_run(prepared, plain, limit)
+            if self.model.execute and not self.failures:
+                self.failures.extend(self.execution_failures(prepared, plain_run(prepared.graph)))
         elif limit is not None:
-            solution = self.solution(prepared, plain, limit)
-            if solution.trace is not None:
+            planning = self.planning(prepared, plain, limit)
+            if planning.trace is not None:
                 self.figures = replace(
                     self.figures,
-                    plan_peak_bytes=solution.trace.peak_bytes,
-                    overhead=solution.overhead,
-                    plan_time=solution.trace.time,
+                    plan_peak_bytes=planning.trace.peak_bytes,
+                    overhead=planning.overhead,
+                    plan_time=planning.trace.time,
+                    arena_bytes=_arena_bytes(planning),
                 )
-            self.failures.extend(self.plan_failures(prepared, solution, limits))
+            self.failures.extend(self.plan_failures(planning, limits))
             if self.model.execute and not self.failures:
-                self.failures.extend(self.execution_failures(prepared, solution))
+                assert planning.schedule is not None
+                self.failures.extend(self.execution_failures(prepared, planning.schedule))
+        if limit is not None and not self.failures and not self.model.execute and prepared.understated is not None:
+            why, remedy = prepared.understated
+            self.failures.append(Failure(UNDERSTATED, why, (remedy,)))
         if self.model.max_regression is not None and not self.accept:
             self.failures.extend(self.regressions(self.figures))
 
-    def limits(self, graph: Graph, plain: Trace) -> dict[str, int]:
-        """Return the bytes that the model may need, by what says so; the smallest first."""
-        sizes = {}
-        if self.model.budget is not None:
-            sizes["budget"] = self.model.budget.bytes_of(plain.peak_bytes, graph.fixed_bytes)
+    def limits(self, graph: Graph) -> dict[str, int]:
+        """Return the bytes that the model, or its arena, may need, by what says so; the smallest first."""
+        sizes, request = {}, self.model.request
+        if request.budget is not None:
+            sizes["budget"] = bytes_of_budget(request.budget, graph, request.beside(graph))
         if self.model.max_peak is not None:
             sizes["max_peak"] = self.model.max_peak
         return dict(sorted(sizes.items(), key=lambda item: item[1]))
 
     def hold_plain_run(self, prepared: Prepared, plain: Trace, limit: int) -> None:
-        if plain.peak_bytes <= limit:
+        request, graph = self.model.request, prepared.graph
+        planning = plain_planning(prepared, request.at(limit), self.observe)
+        if planning.trace is not None:
+            assert self.figures is not None
+            self.figures = replace(self.figures, arena_bytes=_arena_bytes(planning))
             return
-        remedies = [f"raise max_peak to {_written(plain.peak_bytes)}"]
-        batch = batch_offer(self.model, prepared.graph.resident_bytes, plain.peak_bytes, limit, self.observe)
+        needed = plain_need(prepared, request, self.observe)
+        remedies = [f"raise max_peak to {_written(needed)}"]
+        batch = batch_offer(self.model, graph.resident_bytes - request.beside(graph), needed, limit, self.observe)
         if batch is not None:
             remedies.append(f"set dims.{batch.dim} to {batch.size}, where the plain run fits")
-        overhead = plan_overhead(prepared.problem(limit), self.model, self.observe)
+        overhead = plan_overhead(prepared, self.model.request.at(limit), self.observe)
         if overhead is not None:
             remedies.append(f"replace it by 'budget: {_written(limit)}', where {_plan_in_words(overhead)} fits")
-        reason = f"the plain run peaks at {format_bytes(plain.peak_bytes)}, above max_peak {format_bytes(limit)}"
+        peak = format_bytes(plain.peak_bytes - request.beside(graph))
+        reason = f"the plain run peaks at {peak}{_beside(planning)}, above max_peak {format_bytes(limit)}"
+        if planning.solution.closest_arena_bytes is not None:
+            reason = _fragmentation(planning.solution, request.beside(graph))
         self.failures.append(Failure("max_peak", reason, tuple(remedies)))
 
-    def solution(self, prepared: Prepared, plain: Trace, limit: int) -> Solution:
-        """Return the plan, or the refusal; where the plain run fits, it is the best plan and no planner is needed."""
-        planner = PLANNERS["keep_all"]() if plain.peak_bytes <= limit else self.model.planner.planner()
-        self.observe.phase("planning")
-        return uninterrupted(solve(prepared.problem(limit), planner, self.observe))
+    def planning(self, prepared: Prepared, plain: Trace, limit: int) -> Planning:
+        """Return the plan of any overhead, or the refusal.
 
-    def plan_failures(self, prepared: Prepared, solution: Solution, limits: Mapping[str, int]) -> Iterator[Failure]:
-        allowed = self.model.max_overhead
+        Where the plain run fits, it is the best plan and no planner is needed.
+        """
+        request = replace(self.model.request.at(limit), max_overhead=None)
+        self.observe.phase("planning")
+        if plain.peak_bytes <= limit + request.beside(prepared.graph):
+            planning = plain_planning(prepared, request, self.observe)
+            if planning.trace is not None:  # else its arena does not fit, but that of another plan may
+                return planning
+        return uninterrupted(plan(prepared, request, self.observe))
+
+    def plan_failures(self, planning: Planning, limits: Mapping[str, int]) -> Iterator[Failure]:
+        allowed, solution = self.model.request.max_overhead, planning.solution
         refusal = within_overhead(solution, allowed)
         if refusal.trace is not None:
             return
-        remedies = self.remedies(prepared, refusal, limits)
+        remedies = self.remedies(planning.prepared, refusal, limits)
         if solution.trace is None or allowed is None:
-            yield Failure(next(iter(limits)), _why_nothing_fits(solution), remedies)
+            yield Failure(next(iter(limits)), _why_nothing_fits(planning), remedies)
             return
         overhead = exact_overhead(solution.trace.time, solution.baseline.time)
         wider = f"allow it: max_overhead: {_percent(overhead)}"
@@ -264,40 +318,50 @@ class _Check:
             f"the plan takes {format_share(overhead)} more time than the plain run, above max_overhead "
             f"{format_share(allowed)}"
         )
+        if solution.fragmentation_overhead:
+            reason += f", {format_share(solution.fragmentation_overhead)} of it for want of an arena of a faster plan"
         if refusal.status is Status.INFEASIBLE:
             reason += f"; proven: {_which_plan(refusal)} keeps to it"
         yield Failure("max_overhead", reason, (*remedies, wider))
 
-    def execution_failures(self, prepared: Prepared, solution: Solution) -> Iterator[Failure]:
-        """Run the plan, and yield what it does otherwise than it says."""
-        assert solution.result.schedule is not None
+    def execution_failures(self, prepared: Prepared, schedule: Schedule) -> Iterator[Failure]:
+        """Run a schedule, and yield what it does otherwise than it says."""
         options = replace(self.model.graph, mode=prepared.mode)
-        check_can_execute(self.model.path, options, solution.result.schedule)
+        check_can_execute(self.model.path, options, schedule)
         execution = execute_plan(
             self.model.path,
             options,
             prepared.graph,
-            solution.result.schedule,
+            schedule,
             link=prepared.link,
+            beside_usual=True,
             observe=self.observe,
         )
+        if execution.runtime == "onnxruntime" and execution.usual is not None:
+            self.session = f"{_short(self.model.name)}: {execution.usual.beside(execution.plan.measured)}."
         broken = execution.broken(prepared.graph)
         if broken is not None:
             yield Failure("execute", broken.message, _in_yaml(broken))
 
     def remedies(self, prepared: Prepared, refusal: Solution, limits: Mapping[str, int]) -> tuple[str, ...]:
         """Return what was tried and found to help: a larger budget; a smaller batch, for the budget that there is."""
-        offer = budget_offer(refusal, self.model, self.observe)
+        offer = budget_offer(prepared, refusal, self.model.request, self.observe)
         too_small = [key for key, size in limits.items() if size < offer.budget_bytes]
-        budget = self.model.budget
+        budget = self.model.request.budget
         is_share = budget is not None and budget.share is not None
+        beside = self.model.request.beside(prepared.graph)
         larger = _written(offer.budget_bytes)
         if budget is not None and is_share and too_small == ["budget"]:
-            below = prepared.graph.fixed_bytes if budget.of_activations else 0
-            share = Fraction(offer.budget_bytes - below, refusal.baseline.peak_bytes - below)
-            larger = _percent(min(Fraction(1), share)) + (" of activations" if budget.of_activations else "")
-        remedies = [f"raise {' and '.join(too_small)} to {larger}, where {_plan_in_words(offer.overhead)} fits"]
-        resident, limit = prepared.graph.resident_bytes, refusal.problem.budget.device_bytes
+            if budget.of_activations:
+                share = activations_of(prepared.graph).share(offer.budget_bytes + beside)
+            else:
+                share = Fraction(offer.budget_bytes, refusal.baseline.peak_bytes - beside)
+            if share <= 1 or not self.model.request.arena:  # else above the sum, for want of a smaller arena
+                larger = _percent(min(Fraction(1), share)) + (" of activations" if budget.of_activations else "")
+        remedies = []
+        if too_small:
+            remedies = [f"raise {' and '.join(too_small)} to {larger}, where {_plan_in_words(offer.overhead)} fits"]
+        resident, limit = prepared.graph.resident_bytes - beside, refusal.problem.budget.device_bytes - beside
         # A share of the plain peak would shrink with the batch.
         batch = None if is_share else batch_offer(self.model, resident, offer.budget_bytes, limit, self.observe)
         if batch is not None:
@@ -317,7 +381,8 @@ class _Check:
         if new > old * (1 + allowed):
             grown = "" if old == 0 else f" by {format_share((new - old) / old)}"
             reason = f"the plain peak grew{grown}, from {format_bytes(old)} to {format_bytes(new)}, above {limit}"
-            yield Failure("max_regression", reason, remedy)
+            see = "see all that became of it: remat diff OLD NEW, where OLD is the model as it was"
+            yield Failure("max_regression", reason + what_grew(self.before, now), (*remedy, see))
         earlier, later = self.before.exact_overhead, now.exact_overhead
         if earlier is None or later is None:
             return
@@ -329,19 +394,43 @@ class _Check:
             yield Failure("max_regression", reason, remedy)
 
 
-def _why_nothing_fits(solution: Solution) -> str:
-    budget = solution.problem.budget.device_bytes
-    size, graph, least = format_bytes(budget), solution.problem.graph, solution.working_set
-    if budget < graph.fixed_bytes:
-        meant = meant_as_share(budget, solution.baseline.peak_bytes)
-        always = f"{format_bytes(graph.fixed_bytes)} are in memory from start to end"
+def _why_nothing_fits(planning: Planning) -> str:
+    solution = planning.solution
+    graph, least = solution.problem.graph, solution.working_set
+    beside = planning.request.beside(graph)
+    budget = solution.problem.budget.device_bytes - beside
+    size = format_bytes(budget) + _beside(planning)
+    if budget < graph.fixed_bytes - beside:
+        meant = meant_as_share(budget, solution.baseline.peak_bytes - beside)
+        always = f"{format_bytes(graph.fixed_bytes - beside)} are in memory from start to end"
         return f"no plan fits {size}: {always}" + (f" ({meant})" if meant else "")
-    if budget < least.bytes:
+    if budget < least.bytes - beside:
         who = "its outputs alone need" if least.op is None else f"op {_short(least.op)} alone needs"
-        return f"no plan fits {size}: {who} {format_bytes(least.bytes)}"
+        return f"no plan fits {size}: {who} {format_bytes(least.bytes - beside)}"
+    if solution.closest_arena_bytes is not None:
+        return _fragmentation(solution, beside)
     if solution.status is Status.INFEASIBLE:
         return f"{_which_plan(solution)} fits {size}: proven"
     return f"no plan was found that fits {size}; that there is none is not proven"
+
+
+def _beside(planning: Planning) -> str:
+    resident = planning.request.beside(planning.prepared.graph)
+    return f" beside {format_bytes(resident)} of resident bytes" if resident else ""
+
+
+def _fragmentation(refusal: Solution, beside_bytes: int) -> str:
+    """Return what keeps plans whose sum fits from an arena."""
+    limit, found = refusal.problem.budget.device_bytes - beside_bytes, refusal.closest_arena_bytes
+    assert found is not None
+    return (
+        f"the sum fits {format_bytes(limit)}, but no arena of that size was found: fragmentation costs "
+        f"{format_bytes(found - limit)} more, as the smallest arena that was found takes {format_bytes(found)}"
+    )
+
+
+def _arena_bytes(planning: Planning) -> int | None:
+    return None if planning.solution.arena is None else planning.solution.arena.bytes
 
 
 def _which_plan(refusal: Solution) -> str:

@@ -12,17 +12,18 @@ from remat_cli.config import (
     Document,
     GraphOptions,
     PlannerChoice,
+    Request,
+    RequestKeys,
     RunConfig,
     beside,
     checked,
     load_config,
     placed,
-    planner_section,
     read_yaml,
 )
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import graph_beside
-from remat_cli.units import BudgetSpec, parse_budget, parse_bytes, parse_share
+from remat_cli.units import parse_bytes, parse_share
 
 Parsed = TypeVar("Parsed")
 
@@ -42,13 +43,12 @@ class ModelCheck:
         path: the model's file.
         line: where it stands in the project file.
         graph: how the file is read.
-        planner: with its options; asked for a plan where the plain run exceeds the budget.
-        budget: a plan must fit it.
-        max_overhead: of that plan, as a share of the plain run's time.
+        request: the plan that it must have, where it names a budget; its planner is asked where the plain run exceeds
+            that.
         max_peak: bytes that may be needed: by the plan where there is a budget, else by the plain run.
         max_regression: how much more than in the baseline is allowed: of the plain run's peak as a share of what it
             was, of the overhead as a share of the plain run's time.
-        execute: the plan must run as planned: in onnxruntime, or in torch.
+        execute: the plan, or without a budget the plain run, must run as predicted: in onnxruntime, or in torch.
         files: that it is read from.
     """
 
@@ -56,9 +56,7 @@ class ModelCheck:
     path: Path
     line: int
     graph: GraphOptions
-    planner: PlannerChoice
-    budget: BudgetSpec | None = None
-    max_overhead: Fraction | None = None
+    request: Request
     max_peak: int | None = None
     max_regression: Fraction | None = None
     execute: bool = False
@@ -90,13 +88,10 @@ class _ProjectFile:
 
 
 @dataclass(frozen=True)
-class _Defaults(GraphOptions):
+class _Defaults(RequestKeys, GraphOptions):
     """What holds for every model that does not say otherwise, as YAML gives it."""
 
     config: str | None = None
-    planner: str | dict[str, Any] | None = None
-    budget: str | int | None = None
-    max_overhead: str | float | None = None
     max_peak: str | int | None = None
     max_regression: str | float | None = None
     execute: bool | None = None
@@ -135,7 +130,7 @@ def load_project(path: Path, *, offload: bool = False) -> Project:
     if not raw.models:
         raise UsageError(f"{document.place(('models',))}: is empty", hint="list a model: '- path: model.onnx'")
     section = document.section("defaults", raw.defaults)
-    whole = _Limits(RunConfig(graph=GraphOptions(offload=offload)))
+    whole = _Limits(RunConfig(request=Request(offload=offload)))
     defaults = _limits(checked(_Defaults, section), section, whole, path.parent)
     models: dict[str, ModelCheck] = {}
     entries = document.section("models", {})
@@ -160,31 +155,29 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path) -> Mo
     raw = checked(_Model, here)
     limits = _limits(raw, here, defaults, folder)
     name = raw.name or Path(raw.path).stem
-    run = limits.run
+    run, budget = limits.run, limits.run.request.budget
     if not name:
         raise UsageError(f"{here.place(('path',))}: {raw.path!r} names no file", hint="write it like 'path: g.onnx'")
-    if run.budget is None and limits.max_peak is None and limits.max_regression is None:
+    if budget is None and limits.max_peak is None and limits.max_regression is None:
         raise UsageError(
             f"{here.place(())}{name!r} is held to nothing",
             hint="give it a budget, a max_peak or a max_regression, or all models one under 'defaults'",
         )
-    if raw.max_overhead is not None and run.budget is None:
+    if raw.max_overhead is not None and budget is None:
         raise UsageError(f"{here.place(('max_overhead',))}: needs a budget", hint="add 'budget: 80%'")
-    if raw.execute and run.budget is None:
-        raise UsageError(f"{here.place(('execute',))}: needs a budget", hint="add 'budget: 80%'")
-    planner = _repeatable(run.planner or PlannerChoice())
-    planner.planner(source=str(document.source))
-    if run.graph.offload and run.budget is not None:
-        planner.check_can_offload(here.place(()))
+    if raw.execute and budget is None and limits.max_peak is None:
+        raise UsageError(f"{here.place(('execute',))}: needs a budget or a max_peak", hint="add 'budget: 80%'")
+    planner = replace(_repeatable(run.request.chosen), source=str(document.source))
+    request = replace(run.request, planner=planner)
+    # Without a budget nothing has to be planned, and so nothing to offload.
+    (request if budget is not None else replace(request, offload=False)).check(here.place(()))
     model, graph = graph_beside(folder, raw.path), run.graph.beside(folder)
     return ModelCheck(
         name=name,
         path=model,
         line=line,
         graph=graph,
-        planner=planner,
-        budget=run.budget,
-        max_overhead=run.max_overhead,
+        request=request,
         max_peak=limits.max_peak,
         max_regression=limits.max_regression,
         execute=bool(limits.execute),
@@ -194,17 +187,13 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path) -> Mo
 
 def _limits(raw: _Defaults, document: Document, below: _Limits, folder: Path) -> _Limits:
     """Put what a section says on top of its config file, and that on top of what holds without it."""
-    run = RunConfig(
-        planner=planner_section(raw.planner, document),
-        budget=_parsed(document, "budget", raw.budget, parse_budget),
-        max_overhead=_parsed(document, "max_overhead", raw.max_overhead, parse_share),
-        graph=GraphOptions.of(raw),
-    )
+    run = RunConfig(request=raw.request(document), graph=GraphOptions.of(raw))
     base = below.run
     if raw.config is not None:
         base = _over(load_config(beside(folder, raw.config)), base)
     run = _over(run, base)
-    if run.budget is not None and run.budget.smallest:
+    budget = run.request.budget
+    if budget is not None and budget.smallest:
         raise UsageError(
             f"{document.place(('budget',))}: a check needs a budget of a fixed size",
             hint="write it like 8GB, 80% or 60% of activations",
@@ -232,9 +221,7 @@ def _over(top: RunConfig, base: RunConfig) -> RunConfig:
     """Return `base` with everything that `top` says in its place; dims and shapes are put together."""
     return replace(
         base,
-        planner=top.planner or base.planner,
-        budget=base.budget if top.budget is None else top.budget,
-        max_overhead=base.max_overhead if top.max_overhead is None else top.max_overhead,
+        request=base.request.under(top.request),
         graph=base.graph.under(top.graph),
         sources=(*base.sources, *top.sources),
     )

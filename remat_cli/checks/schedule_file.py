@@ -8,16 +8,17 @@ from math import isclose
 from pathlib import Path
 
 from remat_cli.config import Document, GraphOptions, checked, shipped_names
+from remat_cli.core.arena import check_arena
+from remat_cli.core.link import Link
+from remat_cli.core.problem import Scope, Status
+from remat_cli.core.simulate import Trace, simulate
+from remat_cli.core.solve import baseline_of, bytes_of_budget, share_over
 from remat_cli.errors import GraphError, InvalidSchedule, ScheduleFileError, UsageError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.formats.source import Source
-from remat_cli.link import Link
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.problem import Scope, Status
 from remat_cli.settings import Setting, listed
-from remat_cli.simulate import Trace, simulate
-from remat_cli.solve import baseline_of, share_over
 from remat_cli.units import BudgetSpec, format_bytes, meant_as_share
 
 # The options that say what the link to the host is.
@@ -97,7 +98,10 @@ def replay_on(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Trace:
     """Return what the simulator measured of a schedule on a graph that has been read; otherwise as `replay`."""
     if file.sha256 is not None and file.sha256 != graph_sha256(prepared.graph):
         raise _other_graph(prepared, file, schedule)
-    return simulate(prepared.graph, file.schedule, link=_link(prepared, file, schedule))
+    trace = simulate(prepared.graph, file.schedule, link=_link(prepared, file, schedule))
+    if file.arena is not None:
+        check_arena(prepared.graph, file.schedule, file.arena)
+    return trace
 
 
 def _link(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Link | None:
@@ -157,7 +161,7 @@ def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared
             ("a schedule that is there cannot be held against ", Setting("budget", "min")),
             hint="give a size, such as 8GB, 80% or 60% of activations",
         )
-    return spec.bytes_of(baseline_of(prepared.graph).peak_bytes, prepared.graph.fixed_bytes)
+    return bytes_of_budget(spec, prepared.graph)
 
 
 def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: int | None) -> InvalidSchedule | None:
@@ -170,6 +174,9 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
         hint = hint if broken else meant or "plan again with this budget"
         above = f"{format_bytes(trace.peak_bytes)} ({trace.peak_bytes} bytes), is above the budget of"
         broken.insert(0, f"step {step}: the peak, {above} {format_bytes(budget)} ({budget} bytes)")
+    arena = _arena_above(file, prepared, budget)
+    if arena is not None:
+        broken.append(arena)
     if file.sha256 is None:
         here = graph_sha256(prepared.graph)
         hint = hint if broken else f'if it was made for this one, add "graph": {{"sha256": "{here}"}} to the file'
@@ -177,6 +184,16 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
     if file.budget_bytes not in (None, budget) and trace.peak_bytes > file.budget_bytes:
         broken.append(f"the file says budget_bytes {file.budget_bytes}, but its peak is {trace.peak_bytes}")
     return InvalidSchedule("\n  ".join(broken), step=step, hint=hint) if broken else None
+
+
+def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> str | None:
+    """Say that the file's arena, and resident bytes beside it, are above the budget; None where they are not."""
+    if file.arena is None or budget is None:
+        return None
+    resident, total = prepared.graph.resident_bytes, prepared.graph.resident_bytes + file.arena.bytes
+    if total <= budget:
+        return None
+    return f"the arena of {file.arena.bytes} bytes, beside {resident} resident ones, is above the budget of {budget}"
 
 
 def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Iterator[str]:

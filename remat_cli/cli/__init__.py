@@ -19,7 +19,7 @@ import click
 from remat_cli import __version__
 from remat_cli.cli.streams import drop_stdout, prepare_streams, reader_may_leave
 from remat_cli.errors import ExitCode, RematError
-from remat_cli.interruption import take_as_ctrl_c
+from remat_cli.interruption import comes_of_a_request, end_undisturbed, take_as_ctrl_c, tell
 
 # Verb: its one line of help. Its command stands in the module of the same name.
 VERBS: Mapping[str, str] = {
@@ -29,8 +29,10 @@ VERBS: Mapping[str, str] = {
     "budget": "Search the smallest budget: proven and found.",
     "sweep": "Show overhead against budget: a table, a chart, CSV, PNG or SVG.",
     "compare": "Set planners side by side on one or more graphs.",
+    "diff": "Show what the plain peaks of two graphs differ by, and which ops are new or gone.",
     "fit": "Search the largest batch (or other dimension) that fits, with and without a plan.",
     "verify": "Replay a schedule on its graph; name the first broken step.",
+    "allocate": "Give everything that a schedule keeps in memory an address in one block.",
     "measure": "Run each op of a model on this machine, and write what it takes.",
     "check": "Hold the models of a project to budgets and limits: memory as a CI check.",
     "report": "Write a schedule as an HTML page: memory, the life of every tensor, overhead by op.",
@@ -48,25 +50,31 @@ EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:<4} {code.meaning}" for c
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
+class _Interrupted(Exception):
+    """Ctrl-C, of which click would say nothing but an empty line."""
+
+
 @contextmanager
-def _quiet_end() -> Iterator[None]:
-    """End with 0 where whoever read stdout has left (`remat --help | head`); click would end with 1."""
+def _own_endings() -> Iterator[None]:
+    """End with 0 where whoever read stdout has left (`remat --help | head`), with 130 at Ctrl-C; click would not."""
     try:
         yield
     except BrokenPipeError:
         drop_stdout()
         raise click.exceptions.Exit(0) from None
+    except KeyboardInterrupt:
+        raise _Interrupted from None
 
 
 class _Verbs(click.Group):
     """Imports a verb's module only when that verb is called."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _quiet_end():
+        with _own_endings():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _quiet_end():
+        with _own_endings():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -139,6 +147,9 @@ class _Warnings(logging.Handler):
         click.echo(f"{click.style('warning', fg='yellow', bold=True)}: {_shown(record.getMessage())}", err=True)
 
 
+_WARNINGS = _Warnings(logging.WARNING)
+
+
 def _note(end: SystemExit) -> None:
     """Write how the call ended to the log, if there is one; where remat is to blame, with a traceback."""
     log, error = logging.getLogger("remat"), end.__context__
@@ -158,27 +169,34 @@ def _run() -> NoReturn:
     # Nor need it look for garbage among what goes with the process: seconds, after a large model was captured.
     atexit.register(gc.freeze)
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("REMAT_DEBUG"))
-    logging.getLogger("remat").addHandler(_Warnings(logging.WARNING))
+    logging.getLogger("remat").addHandler(_WARNINGS)
     try:
         code = cli.main(standalone_mode=False)
         with reader_may_leave():
             sys.stdout.flush()
-    except click.exceptions.Abort:
-        _fail("interrupted", "", ExitCode.INTERRUPTED)
+    except (_Interrupted, KeyboardInterrupt, click.exceptions.Abort):
+        _end_interrupted()
     except click.ClickException as error:
+        end_undisturbed()
         error.show()
         sys.exit(error.exit_code)
     except RematError as error:
         if debug:
             raise
         _fail(error.message, error.hint, error.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted", "nothing had been found yet", ExitCode.INTERRUPTED)
     except Exception as error:
+        if comes_of_a_request(error):
+            _end_interrupted()
         if debug:
             raise
         _fail(*_described(error))
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+
+
+def _end_interrupted() -> NoReturn:
+    end_undisturbed()
+    tell()
+    sys.exit(ExitCode.INTERRUPTED)
 
 
 def _described(error: Exception) -> tuple[str, str, int]:
@@ -198,6 +216,7 @@ def _described(error: Exception) -> tuple[str, str, int]:
 
 def _fail(message: str, hint: str, code: int) -> NoReturn:
     """Show an error and leave; control characters in names from files do not reach the terminal."""
+    end_undisturbed()
     click.echo(f"{click.style('error', fg='red', bold=True)}: {_shown(message)}", err=True)
     if hint:
         click.echo(f"{click.style('hint', fg='yellow')}: {_shown(hint)}", err=True)

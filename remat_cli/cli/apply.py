@@ -12,23 +12,25 @@ from remat_cli.checks.schedule_file import as_planned, replay, taken_from_file
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.stdin import READ
+from remat_cli.core.schedule import with_frees
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.formats.writing import check_writes
-from remat_cli.schedule import with_frees
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of
 
 
 @click.command("apply", cls=Verb)
-@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL.onnx")
-@click.argument("schedule", type=click.Path(path_type=Path), metavar="SCHEDULE")
+@click.argument("model", type=READ, metavar="MODEL.onnx")
+@click.argument("schedule", type=READ, metavar="SCHEDULE")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the model here; - is stdout."
 )
+@click.option("--execute", is_flag=True, help="Run the new model too, with session_options() and without.")
 @graph_options
 @output_options
-def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: bool, **given: Any) -> None:
+def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write MODEL with its nodes in the order of SCHEDULE, what is recomputed repeated under names of its own.
 
     SCHEDULE is one for inference; what it says it was planned with need not be given again. onnxruntime runs the
@@ -39,10 +41,12 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
     Examples:
       remat plan model.onnx --mode inference --dim batch=8 --budget 2GB -o schedule.json
       remat apply model.onnx schedule.json -o planned.onnx
+      remat apply model.onnx schedule.json -o planned.onnx --execute
       remat verify model.onnx schedule.json --execute
     """
     from remat_cli.reports.terminal.execution import apply_report, apply_summary
-    from remat_cli.runtime.onnx.apply import apply_schedule, check_can_apply, checked, model_bytes
+    from remat_cli.runtime.onnx.apply import apply_schedule, check_can_apply, checked, model_bytes, read_for
+    from remat_cli.runtime.onnx.execution import check_can_measure, in_both_sessions
     from remat_cli.runtime.onnx.external_data import absent_files, external_files, rebase
 
     config = merge_config(given)
@@ -51,11 +55,14 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
     planned = as_planned(config.graph, file)
     options = replace(planned, mode=planned.mode or "inference")
     check_can_apply(model, options, file.schedule)
+    if execute:
+        check_can_measure()
     taken = taken_from_file(config.graph, options)
     prepared, _ = replay(model, options, file, schedule)
     graph = prepared.graph
     # The runtime frees everything as early as can be, whatever the file says.
-    trace = simulate(graph, with_frees(graph, file.schedule.computes))
+    run = with_frees(graph, file.schedule.computes)
+    trace = simulate(graph, run)
     facts = {
         "planner": file.planner,
         "budget_bytes": file.budget_bytes,
@@ -70,11 +77,22 @@ def command(model: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
             f"weights that the model refers to are not there; put them beside the new file: {', '.join(absent)}"
         )
     prepared = replace(prepared, notes=tuple(notes))
+    execution = None
+    if execute:
+        with streams.progress() as observe:
+            execution = in_both_sessions(
+                model,
+                read_for(model, options, keep_data=False),
+                graph,
+                run,
+                rewritten=rewritten.proto,
+                observe=observe,
+            )
     if output != STDOUT:
         check_writes({"-o": output}, external_files(rewritten.proto, model).values())
         rebase(rewritten.proto, model, output)
     streams.write(output, model_bytes(rewritten.proto))
     streams.report(
-        lambda: apply_report(prepared, trace, rewritten, output, taken=taken),
-        lambda: apply_summary(prepared, trace, rewritten, output, taken=taken),
+        lambda: apply_report(prepared, trace, rewritten, output, taken=taken, execution=execution),
+        lambda: apply_summary(prepared, trace, rewritten, output, taken=taken, execution=execution),
     )

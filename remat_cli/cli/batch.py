@@ -17,15 +17,15 @@ from remat_cli.cli.comparison_options import with_given_options
 from remat_cli.cli.help import PLANNER, SectionedOption, Verb
 from remat_cli.cli.options import OFFLOAD, config_names, graph_settings, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
-from remat_cli.config import DEFAULT_PLANNER, PlannerChoice, RunConfig, load_config
+from remat_cli.config import DEFAULT_PLANNER, RunConfig, load_config
 from remat_cli.cores import usable_cores
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.units import parse_budgets, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
-    from remat_cli.batch.job import Job, Limits, Outcome
+    from remat_cli.batch.job import Job, JobLimits, JobOutcome
     from remat_cli.batch.loop import Executor
-    from remat_cli.batch.requests import Request
+    from remat_cli.batch.requests import JobGroup
 
 _MANIFESTS = (".yaml", ".yml")
 _planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
@@ -105,27 +105,27 @@ def command(
       remat batch zoo.yaml -o results.jsonl --schedules plans --resume
       remat batch zoo.yaml -o results.jsonl --scheduler tcp://10.0.0.1:8786
     """
-    from remat_cli.batch.job import Limits
+    from remat_cli.batch.job import JobLimits
     from remat_cli.batch.requests import jobs_of
-    from remat_cli.batch.results import Records
+    from remat_cli.batch.results import Records, absent_dims
     from remat_cli.reports.terminal.batch_table import BatchResult, batch_report, batch_summary
 
     _check_call(output, resume=resume, retry=retry, jobs=jobs, scheduler=scheduler)
-    limits = Limits(
+    limits = JobLimits(
         None if given["job_timeout"] is None else parse_duration(given["job_timeout"]),
         None if given["memory_limit"] is None else parse_bytes(given["memory_limit"]),
     )
     slots = jobs or usable_cores()
-    requests = _requests(files, given)
-    reads = (*map(Path, files), *(file for request in requests for file in request.files))
+    groups = _groups(files, given)
+    reads = (*map(Path, files), *(file for group in groups for file in group.files))
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=reads)
-    asked = jobs_of(requests, one_worker=slots > 1 or scheduler is not None)
+    asked = jobs_of(groups, one_worker=slots > 1 or scheduler is not None)
     results = None if output == STDOUT else output
     with Records(results, schedules, asked, resume=resume, retry=retry) as records:
         streams.notes(records.notes)
         resumed = len(records.lines)
 
-        def record(job: Job, outcome: Outcome) -> JobLine:
+        def record(job: Job, outcome: JobOutcome) -> JobLine:
             line = records.add(job, outcome)
             if output == STDOUT and not streams.write(STDOUT, line_bytes(line)) and schedules is None:
                 raise BrokenPipeError  # what is still to come would be seen by nobody
@@ -138,7 +138,8 @@ def command(
             _run(waiting, lambda: _executor(scheduler, slots, limits), record, shown)
         lines = [records.lines[job.key] for job in asked if job.key in records.lines]
     graphs = len({job.graph for job in asked})
-    result = BatchResult(lines, len(asked), graphs, resumed, results, schedules)
+    absent = absent_dims(asked, records.lines)
+    result = BatchResult(lines, len(asked), graphs, resumed, results, schedules, absent)
     streams.report(lambda: batch_report(result), lambda: batch_summary(result))
     return ExitCode.INTERRUPTED if result.interrupted else result.exit_code
 
@@ -152,10 +153,10 @@ def _check_call(output: Path | None, *, resume: bool, retry: bool, jobs: int | N
         raise UsageError("--jobs is for this machine, and --scheduler for a cluster", hint="leave one of them out")
 
 
-def _requests(files: Sequence[str], given: Mapping[str, Any]) -> list[Request]:
+def _groups(files: Sequence[str], given: Mapping[str, Any]) -> list[JobGroup]:
     """Return what is asked for: by a manifest or by files, what the command line says on top of it."""
     from remat_cli.batch.manifest import load_manifest
-    from remat_cli.batch.requests import Request, matching_files
+    from remat_cli.batch.requests import JobGroup, matching_files
 
     said = merge_config(dict(given))
     budgets = tuple(budget for text in given["budgets"] for budget in parse_budgets(text))
@@ -163,29 +164,30 @@ def _requests(files: Sequence[str], given: Mapping[str, Any]) -> list[Request]:
     if Path(files[0]).suffix in _MANIFESTS:
         if len(files) > 1:
             raise UsageError(f"{files[0]} is a manifest, and stands alone", hint=f"add {files[1]} to it")
-        requests = load_manifest(Path(files[0]))
+        groups = load_manifest(Path(files[0]))
     else:
-        requests = [Request(tuple(dict.fromkeys(graph for file in files for graph in matching_files(file))))]
+        groups = [JobGroup(tuple(dict.fromkeys(graph for file in files for graph in matching_files(file))))]
     default = RunConfig(DEFAULT_PLANNER)
     return [
         replace(
-            request,
-            options=request.options.under(said.graph),
-            budgets=budgets or request.budgets,
-            configs=_with_options(configs or request.configs or (default,), given),
-            max_overhead=request.max_overhead if said.max_overhead is None else said.max_overhead,
+            group,
+            options=group.options.under(said.graph),
+            optional_dims=group.optional_dims | said.graph.dims.keys(),
+            budgets=budgets or group.budgets,
+            configs=_with_options(configs or group.configs or (default,), given),
+            request=group.request.under(said.request),
         )
-        for request in requests
+        for group in groups
     ]
 
 
 def _with_options(configs: Sequence[RunConfig], given: Mapping[str, Any]) -> tuple[RunConfig, ...]:
     """Return the configs with the planner options that the command line sets."""
-    chosen = with_given_options({config.label: config.planner or PlannerChoice() for config in configs}, given)
-    return tuple(replace(config, planner=chosen[config.label]) for config in configs)
+    chosen = with_given_options({config.label: config.request.chosen for config in configs}, given)
+    return tuple(replace(config, request=replace(config.request, planner=chosen[config.label])) for config in configs)
 
 
-def _executor(scheduler: str | None, slots: int, limits: Limits) -> Executor:
+def _executor(scheduler: str | None, slots: int, limits: JobLimits) -> Executor:
     if scheduler is None:
         from remat_cli.batch.processes import Processes
 
@@ -198,7 +200,7 @@ def _executor(scheduler: str | None, slots: int, limits: Limits) -> Executor:
 def _run(
     waiting: Sequence[Job],
     make_executor: Callable[[], Executor],
-    record: Callable[[Job, Outcome], JobLine],
+    record: Callable[[Job, JobOutcome], JobLine],
     shown: Output,
 ) -> None:
     from remat_cli.batch.loop import Interruption, run_jobs

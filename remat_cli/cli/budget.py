@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from remat_cli.cli.options import graph_argument, graph_options, output_options,
 from remat_cli.cli.output import Output
 from remat_cli.errors import ExitCode
 from remat_cli.prepare import prepare
+from remat_cli.units import BudgetSpec
 
 
 @click.command("budget", cls=Verb)
@@ -28,25 +30,15 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> int:
       remat budget model.onnx --dim batch=8
       remat budget graph.json --max-overhead 10%
     """
+    from remat_cli.planning import plan
     from remat_cli.reports.summary import budget_summary
     from remat_cli.reports.terminal.plan import budget_report
-    from remat_cli.studies.budget_search import smallest_budget
 
-    config, choice = read_call(given)
+    config = read_call(given)
     streams = Output(as_json=as_json, quiet=quiet)
     with streams.progress() as observe:
         observe.phase("reading the graph")
         prepared = prepare(graph, config.graph)
-        search = smallest_budget(
-            prepared.graph,
-            choice.planner(),
-            observe,
-            link=prepared.link,
-            offload=prepared.options.offload,
-            max_overhead=config.max_overhead,
-        )
-    streams.report(
-        lambda: budget_report(search, prepared, planner=choice.name, options=choice.options),
-        lambda: budget_summary(search, prepared, planner=choice.name),
-    )
-    return ExitCode.INTERRUPTED if search.solution.interrupted else search.solution.status.exit_code
+        planning = plan(prepared, replace(config.request, budget=BudgetSpec(smallest=True)), observe)
+    streams.report(lambda: budget_report(planning), lambda: budget_summary(planning))
+    return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code

@@ -17,7 +17,7 @@ from remat_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from remat_cli.checks.baseline import Figures
-    from remat_cli.checks.check import Outcome
+    from remat_cli.checks.check import CheckOutcome
     from remat_cli.checks.project import ModelCheck, Project
 
 _TABLE = "table"
@@ -62,8 +62,9 @@ def command(
 ) -> int:
     """Hold the models of a project to budgets and limits. PROJECT is a YAML file. [default: remat.yaml]
 
-    Ends with 0 where all hold and with 3 where one fails. A model that cannot be read or planned does not keep the
-    others from being checked; the exit code is then that of its error (2, 4, 5 or 6).
+    Ends with 0 where all hold, and with 3 where one fails, or warns that its run takes more than predicted. A model
+    that cannot be read or planned does not keep the others from being checked; the exit code is then that of its error
+    (2, 4, 5 or 6).
 
     \b
     Examples:
@@ -91,9 +92,12 @@ def command(
     else:
         reads.append(loaded.baseline)
     streams = Output(quiet=quiet, writes=writes, reads=reads)
-    outcomes: list[Outcome] = []
+    if any(model.max_regression is not None for model in chosen) and not (update_baseline or exists(loaded.baseline)):
+        make = f"`remat check {project} --update-baseline` writes it, to be committed"
+        streams.notes([f"there is no baseline yet, which max_regression needs: {make}"])
+    outcomes: list[CheckOutcome] = []
     try:
-        with streams.progress() as observe:
+        with streams.progress(keeps_plans=False) as observe:
             for outcome in check_models(chosen, baseline, observe, accept=update_baseline, jobs=jobs):
                 outcomes.append(outcome)
     except KeyboardInterrupt:
@@ -168,7 +172,7 @@ def _update(
     streams: Output,
     project: Project,
     before: Mapping[str, Figures],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[CheckOutcome],
     *,
     keep_others: bool,
 ) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from remat_cli.cli.comparison_options import Entrants, planner_files, planners_options, read_planners, refused_by_all
+from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
+from remat_cli.cli.stdin import READ
+from remat_cli.config import Request
+from remat_cli.core.problem import Observer
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.problem import Observer
 from remat_cli.units import BudgetSpec, parse_budgets
 
 if TYPE_CHECKING:
@@ -24,9 +27,11 @@ DEFAULT_BUDGETS = "80%,60%,40%"
 
 
 @click.command("compare", cls=Verb)
-@click.argument("graphs", type=click.Path(path_type=Path), metavar="GRAPH...", nargs=-1, required=True)
+@click.argument("graphs", type=READ, metavar="GRAPH...", nargs=-1, required=True)
 @click.option(
     "--budgets",
+    "--budget",
+    "budgets",
     metavar="LIST",
     default=DEFAULT_BUDGETS,
     show_default=True,
@@ -69,18 +74,19 @@ def command(
     )
 
     config = merge_config(given)
-    entrants = read_planners(given, config)
+    requests = read_planners(given, config)
     sizes = parse_budgets(budgets)
     if any(size.smallest for size in sizes):
         raise UsageError("compare asks all planners at the same budgets, and min differs", hint="see `remat budget`")
     writes, reads = {"--csv": csv_file, "--markdown": markdown}, (*graphs, *config.files, *planner_files(given))
     streams = Output(as_json=as_json, quiet=quiet, writes=writes, reads=reads)
-    if config.graph.offload and (others := [name for name in entrants.planners if name not in entrants.offloading]):
+    others = [label for label, request in requests.items() if not request.offload]
+    if config.request.offload and others:
         streams.notes([f"--offload makes no difference to {', '.join(others)}"])
     with streams.progress() as observe:
         observe.phase("reading the graphs")
         prepared = [(path, prepare(path, config.graph)) for path in graphs]
-        contests = _contests(prepared, entrants, sizes, observe)
+        contests = _contests(prepared, requests, sizes, observe)
     if not any(contest.sweep.points for contest in contests):
         raise refused_by_all([curve for contest in contests for curve in contest.sweep.curves])
     if csv_file is not None:
@@ -96,7 +102,7 @@ def command(
 
 def _contests(
     prepared: list[tuple[Path, Prepared]],
-    entrants: Entrants,
+    requests: Mapping[str, Request],
     sizes: tuple[BudgetSpec, ...],
     observe: Observer,
 ) -> list[Contest]:
@@ -109,15 +115,7 @@ def _contests(
     for number, (path, graph) in enumerate(prepared, start=1):
         where = f"{path.name} ({number} of {len(prepared)}) · " if len(prepared) > 1 else ""
         try:
-            found = sweep(
-                graph.graph,
-                entrants.planners,
-                sizes,
-                Prefixed(observe, where),
-                link=graph.link,
-                offload=entrants.offloading,
-                share_plans=False,
-            )
+            found = sweep(graph, requests, sizes, Prefixed(observe, where), share_plans=False)
         except KeyboardInterrupt:
             if not contests:
                 raise

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,16 @@ from remat_cli.cli.options import OFFLOAD, planner_lists
 from remat_cli.config import (
     DEFAULT_PLANNER,
     PlannerChoice,
+    Request,
     RunConfig,
+    check_is_option,
     load_config,
-    option_name,
     parse_option,
     shipped_names,
     unknown_name,
 )
 from remat_cli.errors import RematError, UsageError
-from remat_cli.planners import FORMER_NAMES, OFFLOADERS, OFFLOADING, PLANNERS
-from remat_cli.problem import Planner
+from remat_cli.planners import OFFLOADERS, OFFLOADING, PLANNERS
 from remat_cli.studies.sweep import Curve
 from remat_cli.units import parse_duration
 
@@ -68,21 +68,8 @@ def planners_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@dataclass(frozen=True)
-class Entrants:
-    """Planners that are asked for.
-
-    Attributes:
-        planners: each with its options, by the names under which they are shown.
-        offloading: names of those whose plans may move tensors to the host.
-    """
-
-    planners: Mapping[str, Planner]
-    offloading: Collection[str]
-
-
-def read_planners(given: Mapping[str, Any], config: RunConfig, *, twice: bool = False) -> Entrants:
-    """Return the planners that are asked for.
+def read_planners(given: Mapping[str, Any], config: RunConfig, *, twice: bool = False) -> dict[str, Request]:
+    """Return what is asked of each planner, by the name under which it is shown; at no budget yet.
 
     Args:
         given: the options by their parameter names, as click hands them to a command.
@@ -96,31 +83,39 @@ def read_planners(given: Mapping[str, Any], config: RunConfig, *, twice: bool = 
     listed = _listed(given)
     choices: dict[str, PlannerChoice] = {}
     offloading: list[str] = []
-    for label, choice, may_offload in _choices(listed or [(config.planner or PlannerChoice()).name], config):
+    for label, choice, may_offload in _choices(listed or [config.request.chosen.name], config):
         if label in choices:
             raise UsageError(f"--planner {label!r} is given twice", hint="name each once")
         choices[label] = choice
         if may_offload:
             offloading.append(label)
-    choices = {label: with_short_limit(choice) for label, choice in with_given_options(choices, given).items()}
-    planners = {label: choice.planner() for label, choice in choices.items()}
+    given_options = with_given_options(choices, given)
+    requests = {
+        label: Request(
+            planner=with_short_limit(choice),
+            offload=label in offloading,
+            arena=config.request.arena,
+            alignment=config.request.alignment,
+        )
+        for label, choice in given_options.items()
+    }
+    for request in requests.values():
+        request.check()
     if not twice:
-        return Entrants(planners, offloading)
-    if config.graph.offload and not offloading:
+        return requests
+    if config.request.offload and not offloading:
         next(iter(choices.values())).check_can_offload()
-    return _twice(choices, planners, offloading)
+    return _twice(requests)
 
 
-def _twice(choices: Mapping[str, PlannerChoice], planners: Mapping[str, Planner], offloading: list[str]) -> Entrants:
-    shown: dict[str, Planner] = {}
-    moving: list[str] = []
-    for label, planner in planners.items():
-        shown[label] = planner
-        if label in offloading:
-            exists_for_it = choices[label].name in OFFLOADERS
-            moving.append(label if exists_for_it else f"{label}, offloading")
-            shown[moving[-1]] = planner
-    return Entrants(shown, moving)
+def _twice(requests: Mapping[str, Request]) -> dict[str, Request]:
+    shown: dict[str, Request] = {}
+    for label, request in requests.items():
+        exists_for_it = request.chosen.name in OFFLOADERS
+        shown[label] = replace(request, offload=request.offload and exists_for_it)
+        if request.offload and not exists_for_it:
+            shown[f"{label}, offloading"] = request
+    return shown
 
 
 def planner_files(given: Mapping[str, Any]) -> tuple[Path, ...]:
@@ -172,22 +167,22 @@ def refused_by_all(curves: Sequence[Curve]) -> RematError:
 
 def _choices(listed: list[str], config: RunConfig) -> Iterator[tuple[str, PlannerChoice, bool]]:
     """Yield the planners that are listed: the name under which one is shown, itself, whether its plans may offload."""
-    asked = config.graph.offload
+    asked = config.request.offload
     for entry in listed:
-        name = FORMER_NAMES.get(entry, entry)
         if entry == ALL:
             yield from ((name, PlannerChoice(name), asked and name in OFFLOADING) for name in PLANNERS)
-        elif name in PLANNERS:
-            of_config = config.planner
-            choice = of_config if of_config is not None and of_config.name == name else PlannerChoice(name)
+        elif entry in PLANNERS:
+            of_config = config.request.chosen
+            choice = of_config if of_config.name == entry else PlannerChoice(entry)
             yield entry, choice, asked and choice.can_offload
         elif Path(entry).suffix in (".yaml", ".yml") or entry in shipped_names("configs"):
             file = load_config(Path(entry))
-            if file.planner is None:
+            named = file.request.planner
+            if named is None:
                 raise UsageError(f"--planner {entry}: the file names no planner", hint="add 'planner: ...' to it")
-            if file.graph.offload:
-                file.planner.check_can_offload(f"--planner {entry}: ")
-            yield file.label, file.planner, (asked or file.graph.offload) and file.planner.can_offload
+            if file.request.offload:
+                named.check_can_offload(f"--planner {entry}: ")
+            yield file.label, named, (asked or file.request.offload) and named.can_offload
         else:
             raise unknown_name("--planner", entry, PLANNERS)
 
@@ -199,9 +194,10 @@ def _give_option(key: str, value: Any, choices: dict[str, PlannerChoice]) -> Non
         raise unknown_name(f"--option {key}", label, tuple(choices))
     given_to = False
     for other, choice in choices.items():
-        today = option_name(choice.name, own_key if dot else key)
-        if other == label if dot else choice.has(today):
-            choices[other] = choice.with_options({today: value})
+        option = own_key if dot else key
+        check_is_option(choice.name, option)
+        if other == label if dot else choice.has(option):
+            choices[other] = choice.with_options({option: value})
             given_to = True
     if not given_to and key not in ("time_limit", "seed"):
         raise UsageError(

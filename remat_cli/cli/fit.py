@@ -13,10 +13,10 @@ from remat_cli.cli.comparison_options import with_short_limit
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import output_options, planner_options, read_call, searched_graph_options
 from remat_cli.cli.output import Output
+from remat_cli.cli.stdin import READ
 from remat_cli.config import load_measurements
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.formats import has_fixed_sizes
-from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.units import BudgetSpec
 
@@ -24,7 +24,7 @@ _MOST = 1 << 20
 
 
 @click.command("fit", cls=Verb)
-@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL")
+@click.argument("model", type=READ, metavar="MODEL")
 @click.option("--budget", metavar="SIZE", help="Total device memory: 8GB (10^9), 8GiB (2^30) or bytes.")
 @click.option("--max-overhead", metavar="SHARE", help="Take only plans of at most this overhead, such as 20%.")
 @click.option("--multiple-of", type=click.IntRange(min=1), default=1, show_default=True, help="Step of the values.")
@@ -52,9 +52,10 @@ def command(
     from remat_cli.studies.fit import Question, fit
 
     dim, values = _split_dims(given["dims"])
-    config, choice = read_call({**given, "dims": values})
-    limited = with_short_limit(choice)
-    question = Question(dim, _budget_bytes(config.budget), config.max_overhead, multiple_of, at_most)
+    config = read_call({**given, "dims": values})
+    choice = config.request.chosen
+    _check_budget(config.request.budget)
+    question = Question(dim, replace(config.request, planner=with_short_limit(choice)), multiple_of, at_most)
     if has_fixed_sizes(model):
         raise UsageError(f"{model}: sizes in a JSON graph are fixed", hint="give the model that it came from")
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, *config.files))
@@ -69,15 +70,10 @@ def command(
         return prepare(model, replace(options, dims={**options.dims, dim: value}))
 
     with streams.progress() as observe:
-        found = fit(question, prepare_at, limited.planner(), observe)
+        found = fit(question, prepare_at, observe)
     if output is not None:
-        shown, options_said = found.shown.prepared, limited.all_options()
-        read_with = shown.options.recorded
-        streams.write(output, schedule_bytes(found.solution, shown.mode, choice.name, options_said, read_with))
-    streams.report(
-        lambda: fit_report(found, planner=choice.name, options=choice.options),
-        lambda: fit_summary(found, planner=choice.name, options=limited.all_options()),
-    )
+        streams.write(output, found.planning.schedule_file)
+    streams.report(lambda: fit_report(found, choice), lambda: fit_summary(found))
     return ExitCode.INTERRUPTED if found.interrupted else found.solution.status.exit_code
 
 
@@ -96,10 +92,9 @@ def _split_dims(texts: Sequence[str]) -> tuple[str, list[str]]:
     return searched[0], values
 
 
-def _budget_bytes(budget: BudgetSpec | None) -> int:
+def _check_budget(budget: BudgetSpec | None) -> None:
     if budget is None or budget.device_bytes is None:
         raise UsageError(
             "fit needs a budget" if budget is None else f"fit needs a budget in bytes, not {budget}",
             hint="give the memory of the device: --budget 16GB",
         )
-    return budget.device_bytes

@@ -9,11 +9,12 @@ import click
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import output_options
 from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.stdin import READ
 from remat_cli.formats.writing import check_writes
 
 
 @click.command("fuse", cls=Verb)
-@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL.onnx")
+@click.argument("model", type=READ, metavar="MODEL.onnx")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the model here; - is stdout."
 )

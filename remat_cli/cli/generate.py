@@ -12,10 +12,10 @@ from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_option, graph_options_of
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.config import Document, checked, parse_option, unknown_name
+from remat_cli.core.graph import Kind
 from remat_cli.errors import UsageError
 from remat_cli.formats.native import graph_bytes
 from remat_cli.generate import GENERATORS
-from remat_cli.graph import Kind
 from remat_cli.synthesis import synthesize
 
 

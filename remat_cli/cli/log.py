@@ -12,8 +12,9 @@ from os.path import isfile  # unlike that of Path, false for a name that no file
 from pathlib import Path
 
 from remat_cli import __version__
+from remat_cli.core.problem import Bound, PassingObserver, Plan
 from remat_cli.errors import UsageError
-from remat_cli.problem import Bound, Observer, Plan
+from remat_cli.formats.writing import file_written
 
 _LOG = logging.getLogger("remat")
 # How a line begins: when, and the process.
@@ -28,6 +29,32 @@ class _OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
+class _LogFile(logging.FileHandler):
+    """A log that cannot be written any more costs one warning, and the call goes on without it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # the name is logging's
+        """Leave the file as it is where the system takes no more."""
+        error = sys.exception()
+        if isinstance(error, OSError):
+            self._give_up(error)
+        else:
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close the file; some systems tell only now that the disk is full."""
+        try:
+            super().close()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        if self not in _LOG.handlers:
+            return
+        _LOG.removeHandler(self)
+        self.close()
+        _LOG.warning("--log-file %s: %s; the log ends here", self.baseFilename, error.strerror)
+
+
 def start(path: Path) -> None:
     """Append to the file from now on.
 
@@ -36,7 +63,7 @@ def start(path: Path) -> None:
     """
     _check_is_log(path)
     try:
-        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        handler = _LogFile(file_written(path), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(
             f"--log-file {path}: {error.strerror or error}", hint="name a file that can be written"
@@ -65,44 +92,36 @@ def _check_is_log(path: Path) -> None:
 def stop() -> None:
     """Close the file."""
     for handler in tuple(_LOG.handlers):
-        if isinstance(handler, logging.FileHandler):
-            _LOG.removeHandler(handler)
+        if isinstance(handler, _LogFile):
             handler.close()
+            _LOG.removeHandler(handler)
     _LOG.setLevel(logging.NOTSET)
 
 
-class Logged(Observer):
+class Logged(PassingObserver):
     """Notes what a planner finds, and passes it on."""
-
-    def __init__(self, observe: Observer) -> None:
-        self._observe = observe
 
     def phase(self, text: str) -> None:
         """The planner starts something."""
         _LOG.info("%s", text)
-        self._observe.phase(text)
-
-    @property
-    def has_enough(self) -> bool:
-        """Whether a planner may end."""
-        return self._observe.has_enough
+        super().phase(text)
 
     def found(self, plan: Plan) -> None:
         """The planner has a plan."""
         _LOG.info("found a plan that takes %d units of time", plan.time)
-        self._observe.found(plan)
+        super().found(plan)
 
     def bound(self, bound: Bound) -> None:
         """The planner has proven a bound."""
         _LOG.info("no plan takes less than %d units of time (%s, %s)", bound.time, bound.scope, bound.basis)
-        self._observe.bound(bound)
+        super().bound(bound)
 
     def asks(self, planner: str) -> None:
         """A portfolio turns to another planner."""
         _LOG.info("asking %s", planner)
-        self._observe.asks(planner)
+        super().asks(planner)
 
     def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
         """There is a better plan or bound."""
         _LOG.info("best overhead %.6f, bound %.6f%s", overhead, bound, f", by {found_by}" if found_by else "")
-        self._observe.standing(overhead, bound, found_by)
+        super().standing(overhead, bound, found_by)

@@ -19,8 +19,8 @@ from remat_cli.prepare import Prepared, prepare, prepare_reading
 from remat_cli.units import format_names, parse_duration
 
 if TYPE_CHECKING:
+    from remat_cli.core.problem import Observer
     from remat_cli.costs import Measurements
-    from remat_cli.problem import Observer
 
 _MOST_NAMED = 4
 
@@ -103,7 +103,7 @@ def _of_model(
 
 def _completed(prepared: Prepared, measured: Measurements) -> tuple[Prepared, Measurements]:
     """Give ops that could not be measured the time that the roofline model gives them, and say so."""
-    missing = {op.name: op.time for op in prepared.graph.ops if op.name not in measured.times_ns and op.time}
+    missing = measured.missing(prepared.graph)
     if not missing:
         return prepared, measured
     named = format_names(list(missing), _MOST_NAMED)

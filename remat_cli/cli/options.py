@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from remat_cli.cli.help import GRAPH, OUTPUT, PLANNER, SectionedOption
+from remat_cli.cli.stdin import READ, NameToRead
 from remat_cli.config import (
     DEFAULT_PLANNER,
     GraphOptions,
-    PlannerChoice,
+    Request,
     RunConfig,
+    check_is_option,
     load_config,
     named_planner,
-    option_name,
     parse_option,
     shipped_names,
 )
+from remat_cli.core.arena import USUAL_ALIGNMENT
 from remat_cli.errors import UsageError
 from remat_cli.planners import PLANNERS
 from remat_cli.settings import declared, option_of
@@ -36,7 +37,7 @@ _OUTPUT_OPTIONS = (
     _output("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout."),
     _output("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
 )
-graph_argument = click.argument("graph", type=click.Path(path_type=Path), metavar="GRAPH")
+graph_argument = click.argument("graph", type=READ, metavar="GRAPH")
 
 
 def planner_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -73,7 +74,7 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 _CONFIG = _graph(
     "-c",
     "--config",
-    type=click.Path(path_type=Path),
+    type=READ,
     shell_complete=config_names,
     help="YAML file, or the name of one that comes with remat (such as approx_dp). The command line wins over it.",
 )
@@ -89,21 +90,26 @@ def graph_option(name: str, **different: Any) -> Callable[[Command], Command]:
         name: of the field.
         different: what click is told differently.
     """
-    item = next(item for item in fields(GraphOptions) if item.name == name)
+    return _setting_option(next(item for item in fields(GraphOptions) if item.name == name), **different)
+
+
+def _setting_option(item: Field[Any], **different: Any) -> Callable[[Command], Command]:
     said = declared(item)
-    told: dict[str, Any] = {"help": said.help, "metavar": said.metavar, "shell_complete": _COMPLETIONS.get(name)}
+    told: dict[str, Any] = {"help": said.help, "metavar": said.metavar, "shell_complete": _COMPLETIONS.get(item.name)}
     if said.choices:
         told["type"] = click.Choice(said.choices)
+    if (said.metavar or "").endswith("FILE"):
+        told["type"] = NameToRead()
     if item.default is False:
         told |= {"is_flag": True, "default": None}
     if item.default_factory is dict:
         told["multiple"] = True
-    return _graph(option_of(name), name, **(told | different))
+    return _graph(option_of(item.name), item.name, **(told | different))
 
 
-# What is only of interest to who plans.
-OFFLOAD = graph_option("offload", section=PLANNER)
-_GRAPH_OPTIONS = {item.name: graph_option(item.name) for item in fields(GraphOptions) if item.name != "offload"}
+_OF_REQUEST = {item.name: item for item in fields(Request)}
+OFFLOAD = _setting_option(_OF_REQUEST["offload"], section=PLANNER)
+_GRAPH_OPTIONS = {item.name: graph_option(item.name) for item in fields(GraphOptions)}
 _SEARCHED_DIMS = graph_option(
     "dims",
     metavar="NAME[=N]",
@@ -139,6 +145,21 @@ _PLANNER_OPTIONS = (
     ),
 )
 
+_ADDRESS_OPTIONS = (
+    click.option(
+        "--addresses",
+        "arena",
+        is_flag=True,
+        help=declared(_OF_REQUEST["arena"]).help,
+    ),
+    click.option(
+        "--alignment",
+        type=click.IntRange(1, 2**40),
+        metavar="BYTES",
+        help=declared(_OF_REQUEST["alignment"]).help,
+    ),
+)
+
 
 def _apply(options: Iterable[Callable[[Command], Command]]) -> Callable[[Command], Command]:
     in_order = tuple(options)
@@ -156,6 +177,7 @@ graph_options = _apply((_CONFIG, *_GRAPH_OPTIONS.values()))
 searched_graph_options = _apply((_CONFIG, *(_GRAPH_OPTIONS | {"dims": _SEARCHED_DIMS}).values()))
 planner_options = _apply(_PLANNER_OPTIONS)
 output_options = _apply(_OUTPUT_OPTIONS)
+address_options = _apply(_ADDRESS_OPTIONS)
 
 
 def merge_config(given: dict[str, Any]) -> RunConfig:
@@ -168,17 +190,30 @@ def merge_config(given: dict[str, Any]) -> RunConfig:
         UsageError: the file or an option is wrong.
     """
     config = load_config(given["config"]) if given.get("config") is not None else RunConfig()
-    said: dict[str, Any] = {"graph": config.graph.under(graph_options_of(given))}
-    if given.get("planner") is not None:
-        planner = named_planner(given["planner"])
-        # Options of another planner mean nothing to this one.
-        if config.planner is None or planner.name != config.planner.name:
-            said["planner"] = planner
-    if given.get("budget") is not None:
-        said["budget"] = parse_budget(given["budget"])
-    if given.get("max_overhead") is not None:
-        said["max_overhead"] = parse_share(given["max_overhead"])
-    return replace(config, **said)
+    graph, request = graph_options_of(given), request_of(given)
+    if "arena" in given and given.get("alignment") is not None and not (request.arena or config.request.arena):
+        raise UsageError("--alignment goes with --addresses", hint="give --addresses, or leave it out")
+    # The same planner keeps the options that the file gives it; to another one they mean nothing.
+    if request.planner is not None and request.planner.name == config.request.chosen.name:
+        request = replace(request, planner=config.request.planner)
+    return replace(config, graph=config.graph.under(graph), request=config.request.under(request))
+
+
+def request_of(given: Mapping[str, Any]) -> Request:
+    """Return what a command line says of the plan that is wanted, but for the options of the planner.
+
+    Raises:
+        UsageError: there is no such planner, or a value is not understood.
+    """
+    planner, budget, max_overhead = (given.get(name) for name in ("planner", "budget", "max_overhead"))
+    return Request(
+        budget=None if budget is None else parse_budget(budget),
+        planner=None if planner is None else named_planner(planner),
+        max_overhead=None if max_overhead is None else parse_share(max_overhead),
+        offload=bool(given.get("offload")),
+        arena=bool(given.get("arena")),
+        alignment=given.get("alignment") or USUAL_ALIGNMENT,
+    )
 
 
 def graph_options_of(given: Mapping[str, Any]) -> GraphOptions:
@@ -202,18 +237,19 @@ def graph_options_of(given: Mapping[str, Any]) -> GraphOptions:
     return GraphOptions(**said)
 
 
-def read_call(given: dict[str, Any]) -> tuple[RunConfig, PlannerChoice]:
-    """Put config file and command line together; return all that was said, and the planner.
+def read_call(given: dict[str, Any]) -> RunConfig:
+    """Put config file and command line together, the options of the planner among it.
 
     Raises:
         UsageError: the file or an option is wrong, or the planner does not have an option.
     """
     config = merge_config(given)
-    choice = config.planner or PlannerChoice()
+    choice = config.request.chosen
     said: dict[str, Any] = {}
     for text in given.get("options", ()):
         key, value = parse_option(text)
-        said[option_name(choice.name, key)] = value
+        check_is_option(choice.name, key)
+        said[key] = value
     if given.get("time_limit") is not None:
         said["time_limit"] = parse_duration(given["time_limit"])
     if given.get("seed") is not None:
@@ -222,8 +258,6 @@ def read_call(given: dict[str, Any]) -> tuple[RunConfig, PlannerChoice]:
         if not choice.has("cores"):
             raise UsageError(f"--cores: {choice.name} uses one core", hint="leave it out")
         said["cores"] = given["cores"]
-    choice = choice.with_options(said)
-    choice.planner()
-    if config.graph.offload:
-        choice.check_can_offload()
-    return config, choice
+    config = replace(config, request=replace(config.request, planner=choice.with_options(said)))
+    config.request.check()
+    return config

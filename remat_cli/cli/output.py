@@ -13,10 +13,10 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from remat_cli.cli.streams import reader_may_leave, stdout_is_closed
+from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import file_of
 from remat_cli.formats.writing import check_writes, write_file
-from remat_cli.problem import Observer
 from remat_cli.units import format_share
 
 if TYPE_CHECKING:
@@ -84,9 +84,13 @@ class Output:
             console.print(f"note: {clean(note)}", markup=False, soft_wrap=True)
 
     @contextmanager
-    def progress(self) -> Iterator[Observer]:
-        """Show what a planner does while it works, with the elapsed time; on a terminal only. Note it in the log."""
-        with self._shown_progress() as observe:
+    def progress(self, *, keeps_plans: bool = True) -> Iterator[Observer]:
+        """Show what a planner does while it works, with the elapsed time; on a terminal only. Note it in the log.
+
+        Args:
+            keeps_plans: where it is interrupted, the call goes on with the best plan until then.
+        """
+        with self._shown_progress(keeps_plans=keeps_plans) as observe:
             if _LOG.isEnabledFor(logging.INFO):
                 from remat_cli.cli.log import Logged
 
@@ -94,7 +98,7 @@ class Output:
             yield observe
 
     @contextmanager
-    def _shown_progress(self) -> Iterator[Observer]:
+    def _shown_progress(self, *, keeps_plans: bool) -> Iterator[Observer]:
         if self._quiet or not sys.stderr.isatty():
             yield Observer()
             return
@@ -102,7 +106,7 @@ class Output:
 
         columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
         with Progress(*columns, console=_console(to_stderr=True), transient=True) as progress:
-            yield _Progress(progress)
+            yield _Progress(progress, keeps_plans=keeps_plans)
 
     def write(self, path: Path, content: bytes) -> bool:
         """Write a file whole or not at all; "-" is stdout. Tell whether there is still a reader."""
@@ -119,10 +123,15 @@ class Output:
 class _Progress(Observer):
     """Shows the phase a planner is in and the best plan so far; the elapsed time runs by itself."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, *, keeps_plans: bool = True) -> None:
         self._progress = progress
         self._task = progress.add_task("")
         self._phase = ""
+        self._standing = ""
+        # Who sees that nothing gets better should know that what there is is not lost.
+        self._ends = " · Ctrl-C takes the best plan" if keeps_plans else ""
+
+    def begins(self) -> None:
         self._standing = ""
 
     def phase(self, text: str) -> None:
@@ -137,7 +146,8 @@ class _Progress(Observer):
         self._show()
 
     def _show(self) -> None:
-        self._progress.update(self._task, description=self._standing + self._phase)
+        ends = self._ends if self._standing else ""
+        self._progress.update(self._task, description=self._standing + self._phase + ends)
 
 
 def _console(*, to_stderr: bool) -> Console:

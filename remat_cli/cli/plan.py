@@ -8,10 +8,16 @@ from typing import Any
 import click
 
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
+from remat_cli.cli.options import (
+    address_options,
+    graph_argument,
+    graph_options,
+    output_options,
+    planner_options,
+    read_call,
+)
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.errors import ExitCode, UsageError
-from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import prepare
 
 
@@ -24,6 +30,7 @@ from remat_cli.prepare import prepare
     "or min.",
 )
 @click.option("--max-overhead", metavar="SHARE", help="With --budget min: the smallest budget at this overhead.")
+@address_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
 @graph_options
@@ -39,44 +46,29 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
       remat plan graph.json --budget 80% --planner approx_dp --option strategy=time
       remat plan graph.json --budget min -c approx_dp
       remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json --html report.html
+      remat plan model.onnx --mode inference --budget 256KiB --addresses -o schedule.json
     """
+    from remat_cli.planning import plan
     from remat_cli.reports.phrasing import next_steps
-    from remat_cli.reports.summary import plan_summary
     from remat_cli.reports.terminal.plan import plan_report
-    from remat_cli.studies.budget_search import plan_at
 
-    config, choice = read_call(given)
-    budget = config.budget
-    if budget is None:
+    config = read_call(given)
+    request = config.request
+    if request.budget is None:
         raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
-    if config.max_overhead is not None and not budget.smallest:
+    if request.max_overhead is not None and not request.budget.smallest:
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
     reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)
     with streams.progress() as observe:
         observe.phase("reading the graph")
-        prepared = prepare(graph, config.graph)
-        solution = plan_at(
-            prepared.graph,
-            budget,
-            choice.planner(),
-            observe,
-            link=prepared.link,
-            offload=prepared.options.offload,
-            max_overhead=config.max_overhead,
-        )
+        planning = plan(prepare(graph, config.graph), request, observe)
     if output is not None:
-        read_with = prepared.options.recorded
-        streams.write(output, schedule_bytes(solution, prepared.mode, choice.name, choice.all_options(), read_with))
+        streams.write(output, planning.schedule_file)
     if html is not None:
         from remat_cli.reports.html.page import plan_page
 
-        streams.write(html, plan_page(solution, prepared, planner=choice.name, options=choice.options))
-    steps = next_steps(solution, graph, None if output == STDOUT else output)
-    streams.report(
-        lambda: plan_report(
-            solution, prepared, planner=choice.name, options=choice.options, shown=config.report, next_steps=steps
-        ),
-        lambda: plan_summary(solution, prepared, planner=choice.name, options=choice.all_options()),
-    )
-    return ExitCode.INTERRUPTED if solution.interrupted else solution.status.exit_code
+        streams.write(html, plan_page(planning))
+    steps = next_steps(planning.solution, graph, None if output == STDOUT else output)
+    streams.report(lambda: plan_report(planning, shown=config.report, next_steps=steps), planning.summary)
+    return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code

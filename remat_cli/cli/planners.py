@@ -5,22 +5,31 @@ from __future__ import annotations
 import click
 
 from remat_cli.cli.help import Verb
+from remat_cli.cli.options import planner_names
 from remat_cli.cli.output import Output
+from remat_cli.errors import UsageError
 
 
 @click.command("planners", cls=Verb)
+@click.argument("names", nargs=-1, metavar="[PLANNER...]", shell_complete=planner_names)
 @click.option("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout.")
 @click.option("--schema", is_flag=True, help="Print a JSON Schema of every planner's options.")
-def command(as_json: bool, schema: bool) -> None:
-    """List the planners: what each takes, searches and proves, its options and defaults, and its source.
+def command(names: tuple[str, ...], as_json: bool, schema: bool) -> None:
+    """List the planners, or those that are named: what each takes, searches and proves, its options, its source.
 
     \b
     Examples:
       remat planners
+      remat planners rotor
       remat planners --schema
     """
-    from remat_cli.config import planner_schemas
+    from remat_cli.config import named_planner, planner_schemas
     from remat_cli.reports.summary import planners_summary
     from remat_cli.reports.terminal.plan import planners_report
 
-    Output(as_json=as_json or schema).report(planners_report, planner_schemas if schema else planners_summary)
+    if names and schema:
+        raise UsageError("--schema is that of all planners", hint="leave the names out")
+    chosen = tuple(dict.fromkeys(named_planner(name).name for name in names))
+    Output(as_json=as_json or schema).report(
+        lambda: planners_report(chosen), planner_schemas if schema else lambda: planners_summary(chosen)
+    )

@@ -11,12 +11,13 @@ from remat_cli.checks.schedule_file import broken_claims, budget_bytes, replay, 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
+from remat_cli.cli.stdin import READ
 from remat_cli.formats.schedule_json import holds_schedule, read_schedule
 
 
 @click.command("report", cls=Verb)
 @graph_argument
-@click.argument("schedule", type=click.Path(path_type=Path), metavar="SCHEDULE")
+@click.argument("schedule", type=READ, metavar="SCHEDULE")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the page here; - is stdout."
 )
@@ -47,7 +48,7 @@ def command(graph: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
     file = read_schedule(schedule)
     prepared, trace = replay(graph, config.graph, file, schedule)
     taken = taken_from_file(config.graph, prepared.options)
-    budget = budget_bytes(config.budget, file, prepared)
+    budget = budget_bytes(config.request.budget, file, prepared)
     page = schedule_page(prepared, file, trace, budget_bytes=budget)
     streams.write(output, page)
     streams.report(

@@ -9,7 +9,7 @@ import click
 
 from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
+from remat_cli.cli.options import address_options, graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
 from remat_cli.errors import ExitCode
 from remat_cli.prepare import prepare
@@ -22,11 +22,14 @@ DEFAULT_BUDGETS = "30%..100%:8"
 @graph_argument
 @click.option(
     "--budgets",
+    "--budget",
+    "budgets",
     metavar="LIST",
     default=DEFAULT_BUDGETS,
     show_default=True,
     help="Sizes, shares of the plain run's peak, ranges with a number of budgets, and min, separated by commas.",
 )
+@address_options
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write a line for each point; - is stdout.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the curves: a file that ends in .png or .svg.")
 @graph_options
@@ -53,7 +56,7 @@ def command(
     from remat_cli.studies.sweep import sweep
 
     config = merge_config(given)
-    entrants = read_planners(given, config, twice=True)
+    requests = read_planners(given, config, twice=True)
     sizes = parse_budgets(budgets)
     reads = (graph, *config.files, *planner_files(given))
     streams = Output(as_json=as_json, quiet=quiet, writes={"--csv": csv_file, "--plot": plot}, reads=reads)
@@ -62,14 +65,7 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         prepared = prepare(graph, config.graph)
-        found = sweep(
-            prepared.graph,
-            entrants.planners,
-            sizes,
-            observe,
-            link=prepared.link,
-            offload=entrants.offloading,
-        )
+        found = sweep(prepared, requests, sizes, observe)
     if not found.points:
         raise refused_by_all(found.curves)
     if csv_file is not None:

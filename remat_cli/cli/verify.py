@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,20 @@ from remat_cli.checks.schedule_file import as_planned, broken_claims, budget_byt
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
+from remat_cli.cli.stdin import READ
+from remat_cli.config import GraphOptions
+from remat_cli.errors import UsageError
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.units import parse_duration
 
 if TYPE_CHECKING:
-    from remat_cli.runtime.onnx.execution import Execution as ModelExecution
-    from remat_cli.runtime.torch.execution import Execution as StepExecution
+    from remat_cli.runtime.onnx.execution import ModelExecution
+    from remat_cli.runtime.torch.execution import StepExecution
 
 
 @click.command("verify", cls=Verb)
 @graph_argument
-@click.argument("schedule", type=click.Path(path_type=Path), metavar="SCHEDULE")
+@click.argument("schedule", type=READ, metavar="[SCHEDULE]", required=False)
 @click.option("--budget", metavar="SIZE", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
 @click.option("--execute", is_flag=True, help="Run the model too, as it is and as planned: ONNX or PyTorch.")
 @click.option("--time-limit", default="10m", show_default=True, metavar="30s", help="Of each run of an ONNX model.")
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 @output_options
 def command(
     graph: Path,
-    schedule: Path,
+    schedule: Path | None,
     execute: bool,
     time_limit: str,
     seed: int,
@@ -53,27 +57,37 @@ def command(
     A PyTorch step is run by torch (pip install 'remat[torch]') as it is, by the plain schedule and by SCHEDULE: what it
     returns, all gradients and buffers must be the same bit by bit, and the peak as above.
 
+    Without SCHEDULE, --execute runs GRAPH as it is: an ONNX model for inference, in a session with
+    remat_cli.session_options() and in one with onnxruntime's own options; a step by its plain schedule.
+
     \b
     Examples:
       remat verify model.onnx schedule.json
       remat verify graph.json schedule.json --budget 8GB
       remat verify model.onnx schedule.json --execute
       remat verify train.py:step schedule.json --execute
+      remat verify model.onnx --execute
     """
     from remat_cli.reports.summary import verify_summary
     from remat_cli.reports.terminal.execution import executed_report, execution_summary
     from remat_cli.reports.terminal.plan import verify_report
     from remat_cli.runtime.execution import check_can_execute, execute_plan
 
+    config, limit = merge_config(given), parse_duration(time_limit)
+    if schedule is None:
+        if not execute:
+            raise UsageError("SCHEDULE is missing", hint="name it, or run the model as it is: --execute")
+        if config.request.budget is not None:
+            raise UsageError("--budget needs SCHEDULE, which is missing", hint="name it, or leave --budget out")
+        _execute_as_it_is(graph, config.graph, Output(as_json=as_json, quiet=quiet), limit, seed)
+        return
     file = read_schedule(schedule)
-    config = merge_config(given)
     options = as_planned(config.graph, file)
-    limit = parse_duration(time_limit)
     if execute:
         check_can_execute(graph, options, file.schedule)
     prepared, trace = replay(graph, config.graph, file, schedule)
     taken = taken_from_file(config.graph, prepared.options)
-    budget = budget_bytes(config.budget, file, prepared)
+    budget = budget_bytes(config.request.budget, file, prepared)
     broken = broken_claims(file, prepared, trace, budget)
     streams = Output(as_json=as_json, quiet=quiet)
     execution: ModelExecution | StepExecution | None = None
@@ -101,5 +115,21 @@ def command(
     )
     if execution is not None:
         broken = execution.broken(prepared.graph)
+    if broken is not None:
+        raise broken
+
+
+def _execute_as_it_is(graph: Path, given: GraphOptions, streams: Output, time_limit: float, seed: int) -> None:
+    """Run a model or step without a schedule; an ONNX model for inference, where nobody says otherwise."""
+    from remat_cli.formats.torch import names_function
+    from remat_cli.prepare import prepare
+    from remat_cli.reports.terminal.execution import as_it_is_report, as_it_is_summary
+    from remat_cli.runtime.execution import execute_as_it_is
+
+    prepared = prepare(graph, given if names_function(graph) else replace(given, mode=given.mode or "inference"))
+    with streams.progress() as observe:
+        execution = execute_as_it_is(graph, prepared, seed=seed, time_limit=time_limit, observe=observe)
+    streams.report(lambda: as_it_is_report(prepared, execution), lambda: as_it_is_summary(prepared, execution))
+    broken = execution.broken(prepared.graph)
     if broken is not None:
         raise broken

@@ -5,7 +5,8 @@ a device profile, a table of measured times. Files:
 
 - `document`: YAML with the place of each value, and dataclasses built from it;
 - `graph_options`: how a file becomes the graph that is planned; add an option here;
-- `planner_choice`: a planner and its options; `run_config`: a whole config file;
+- `planner_choice`: a planner and its options; `request`: which plan is wanted, the planner among it;
+- `run_config`: a whole config file;
 - `shipped`: files that come with remat, device profiles among them;
 - `measurements`: what `remat measure` wrote, and plain tables of times.
 """
@@ -16,12 +17,13 @@ from remat_cli.config.measurements import load_measurements, measurements_bytes
 from remat_cli.config.planner_choice import (
     DEFAULT_PLANNER,
     PlannerChoice,
+    check_is_option,
     named_planner,
-    option_name,
     parse_option,
     planner_schemas,
     planner_section,
 )
+from remat_cli.config.request import Request, RequestKeys, placed_share
 from remat_cli.config.run_config import ReportOptions, RunConfig, load_config
 from remat_cli.config.shipped import beside, load_device, shipped_names
 
@@ -32,17 +34,20 @@ __all__ = [
     "GraphOptions",
     "PlannerChoice",
     "ReportOptions",
+    "Request",
+    "RequestKeys",
     "RunConfig",
     "beside",
+    "check_is_option",
     "checked",
     "load_config",
     "load_device",
     "load_measurements",
     "measurements_bytes",
     "named_planner",
-    "option_name",
     "parse_option",
     "placed",
+    "placed_share",
     "planner_schemas",
     "planner_section",
     "read_yaml",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from remat_cli.config.shipped import beside, shipped_names
+from remat_cli.core.link import Duplex
 from remat_cli.costs import COST_MODELS
 from remat_cli.formats import ReadOptions
-from remat_cli.link import Duplex
 from remat_cli.settings import setting
 from remat_cli.training import OPTIMIZERS, Kernels
 
@@ -36,7 +36,6 @@ class GraphOptions(ReadOptions):
             where one is given.
         link_duplex: whether transfers to the host and back go at the same time; by default as the device profile says,
             where one is given, else they do not.
-        offload: plans may move tensors to the host and back.
     """
 
     optimizer: str | None = setting(None, "Whose state stays in memory.", choices=tuple(OPTIMIZERS))
@@ -59,7 +58,6 @@ class GraphOptions(ReadOptions):
         choices=tuple(map(str, Duplex)),
         parse=Duplex,
     )
-    offload: bool = setting(False, "Plans may move tensors to the host and back.")
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -74,7 +72,7 @@ class GraphOptions(ReadOptions):
         graph.
         """
         said = {item.name: getattr(self, item.name) for item in fields(GraphOptions)}
-        for name in ("mode", "strict", "measurements", "offload"):
+        for name in ("mode", "strict", "measurements"):
             del said[name]
         if self.device not in shipped_names("configs/devices"):
             del said["device"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from remat_cli.config.document import Document, checked, options_schema, placed, scalar, unknown_name
+from remat_cli.core.problem import Planner
 from remat_cli.errors import UsageError
-from remat_cli.planners import FORMER_NAMES, FORMER_OPTIONS, OFFLOADING, PLANNERS
-from remat_cli.problem import Planner
+from remat_cli.planners import OFFLOADING, PLANNERS
 from remat_cli.settings import Setting
 
 DEFAULT_PLANNER = "auto"
@@ -24,30 +24,32 @@ class PlannerChoice:
     Attributes:
         name: as in PLANNERS.
         options: the planner's own defaults hold for what is not in them.
+        source: where the options come from, for messages.
     """
 
     name: str = DEFAULT_PLANNER
     options: Mapping[str, Any] = field(default_factory=dict)
+    source: str = field(default="--option", compare=False)
 
     def has(self, option: str) -> bool:
         """Tell whether the planner has an option of this name."""
         return any(item.name == option for item in fields(PLANNERS[self.name]))
 
-    def with_options(self, options: Mapping[str, Any]) -> PlannerChoice:
-        """Return the choice with these options, too; they win."""
-        return replace(self, options={**self.options, **options})
+    def with_options(self, options: Mapping[str, Any], source: str | None = None) -> PlannerChoice:
+        """Return the choice with these options, too; they win. `source`, if given, is where they come from."""
+        # What is built is kept where nothing changes.
+        return replace(self, options={**self.options, **options}, source=source or self.source) if options else self
 
-    def planner(self, source: str = "--option") -> Planner:
-        """Build the planner.
-
-        Args:
-            source: where the options come from, for messages.
+    @cached_property
+    def built(self) -> Planner:
+        """The planner with these options.
 
         Raises:
             UsageError: there is no such option, or a value is wrong.
         """
+        planner = PLANNERS[self.name]
         # Where nothing is given there is nothing to check, and pydantic need not be loaded.
-        return checked(PLANNERS[self.name], Document(self.options, source)) if self.options else PLANNERS[self.name]()
+        return checked(planner, Document(self.options, self.source)) if self.options else planner()
 
     @property
     def can_offload(self) -> bool:
@@ -64,35 +66,26 @@ class PlannerChoice:
             )
 
     def all_options(self) -> dict[str, Any]:
-        """Return all options of the planner, those too that nobody said, as JSON has them."""
-        planner = self.planner()
-        values = {item.name: getattr(planner, item.name) for item in fields(planner)}
+        """Return all options of the planner, defaults included, as JSON values."""
+        values = {item.name: getattr(self.built, item.name) for item in fields(self.built)}
         return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 def named_planner(name: str, place: str = "--planner") -> PlannerChoice:
-    """Return the planner of this name, or of this former name.
+    """Return the planner of this name.
 
     Raises:
         UsageError: there is none.
     """
-    name = FORMER_NAMES.get(name, name)
     if name not in PLANNERS:
         raise unknown_name(place, name, PLANNERS)
     return PlannerChoice(name)
 
 
-def option_name(planner: str, key: str) -> str:
-    """Return the name that an option of a planner has today.
-
-    Raises:
-        UsageError: it is an option no longer, but a setting beside the planner.
-    """
-    known = {item.name for item in fields(PLANNERS[planner])}
-    if key not in known and key == "offload":
+def check_is_option(planner: str, key: str) -> None:
+    """Raise a UsageError where `key` is no option of the planner, but a setting that stands beside it."""
+    if key == "offload" and not PlannerChoice(planner).has(key):
         raise UsageError(f"{key!r} is no option of {planner}", hint=("it stands by itself: ", Setting(key, True)))
-    today = FORMER_OPTIONS.get(key, key)
-    return today if key not in known and today in known else key
 
 
 def planner_section(section: str | dict[str, Any] | None, document: Document) -> PlannerChoice | None:
@@ -111,11 +104,9 @@ def planner_section(section: str | dict[str, Any] | None, document: Document) ->
     choice = named_planner(name, document.place(("planner",)))
     if isinstance(section, str):
         return choice
-    options = {
-        placed(document, ("planner", key), partial(option_name, choice.name, key)): value
-        for key, value in section.items()
-        if key != "name"
-    }
+    options = {key: value for key, value in section.items() if key != "name"}
+    for key in options:
+        placed(document, ("planner", key), partial(check_is_option, choice.name, key))
     checked(PLANNERS[choice.name], document.section("planner", options))
     return choice.with_options(options)
 

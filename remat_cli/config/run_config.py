@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from remat_cli.config.document import checked, placed, read_yaml
+from remat_cli.config.document import checked, read_yaml
 from remat_cli.config.graph_options import GraphOptions
-from remat_cli.config.planner_choice import PlannerChoice, planner_section
+from remat_cli.config.request import Request, RequestKeys
 from remat_cli.config.shipped import shipped
-from remat_cli.units import BudgetSpec, parse_budget, parse_share
 
 
 @dataclass(frozen=True)
@@ -33,18 +31,14 @@ class RunConfig:
 
     Attributes:
         label: the name by which the user knows it.
-        planner: with its options.
-        budget: the budget.
-        max_overhead: plans of more overhead are not taken.
+        request: which plan is wanted.
         graph: how the file becomes the graph that is planned.
         report: what the terminal report shows.
         sources: the config files that said it.
     """
 
     label: str = ""
-    planner: PlannerChoice | None = None
-    budget: BudgetSpec | None = None
-    max_overhead: Fraction | None = None
+    request: Request = field(default_factory=Request)
     graph: GraphOptions = field(default_factory=GraphOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
     sources: tuple[Path, ...] = ()
@@ -56,12 +50,9 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class _ConfigFile(GraphOptions):
+class _ConfigFile(RequestKeys, GraphOptions):
     """The keys of a config file, as YAML gives them."""
 
-    planner: str | dict[str, Any] | None = None
-    budget: str | int | None = None
-    max_overhead: str | float | None = None
     report: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,14 +65,9 @@ def load_config(path: Path) -> RunConfig:
     source = shipped(path, "configs")
     document = read_yaml(source)
     raw = checked(_ConfigFile, document)
-    budget, overhead = raw.budget, raw.max_overhead
     return RunConfig(
         label=path.stem,
-        planner=planner_section(raw.planner, document),
-        budget=None if budget is None else placed(document, ("budget",), lambda: parse_budget(str(budget))),
-        max_overhead=None
-        if overhead is None
-        else placed(document, ("max_overhead",), lambda: parse_share(str(overhead))),
+        request=raw.request(document),
         graph=GraphOptions.of(raw),
         report=checked(ReportOptions, document.section("report", raw.report)),
         sources=(source,),

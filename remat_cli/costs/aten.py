@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
-from remat_cli.operators import Operator
+from remat_cli.core.operators import Operator
 
 Shape = tuple[int, ...]
 
@@ -95,6 +95,13 @@ def _pooling(operator: Operator) -> int:
     return prod(_result(operator)) * (size**2 if isinstance(kernel, tuple) and len(kernel) == 1 else size)
 
 
+def _recurrent(operator: Operator) -> int:
+    """One product of the input, or of a state, with each weight of two dimensions, at each step."""
+    layer = next(operand for operand in operator.inputs if operand is not None and len(operand.shape or ()) == 3)
+    weights = sum(prod(operand.shape or ()) for operand in operator.inputs if operand and len(operand.shape or ()) == 2)
+    return 2 * prod((layer.shape or ())[:2]) * weights
+
+
 def _lstm_cell(operator: Operator) -> int:
     return 30 * prod(_result(operator))
 
@@ -137,6 +144,8 @@ _FORMULAS: Mapping[str, Callable[[Operator], int]] = {
     "avg_pool2d": _pooling,
     "avg_pool3d": _pooling,
     "_thnn_fused_lstm_cell": _lstm_cell,
+    "recurrent": _recurrent,
+    "recurrent_backward": lambda operator: 2 * _recurrent(operator),
 }
 
 # --- Everything else --------------------------------------------------------------------------------------------------

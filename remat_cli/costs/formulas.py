@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import log2, prod
 
+from remat_cli.core.graph import BOUNDARY_TYPE
+from remat_cli.core.operators import Operand, Operator
 from remat_cli.costs.aten import aten_flops
-from remat_cli.graph import BOUNDARY_TYPE
-from remat_cli.operators import Operand, Operator
 
 
 class UnknownWork(Exception):
@@ -24,7 +24,7 @@ def flops_of(operator: Operator) -> int:
     Raises:
         UnknownWork: see there.
     """
-    if operator.type.startswith("aten."):
+    if operator.type.startswith(("aten.", "remat.")):
         return _known(aten_flops(operator), operator)
     if operator.type in _DATA_MOVEMENT:
         return 0

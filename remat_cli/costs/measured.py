@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from remat_cli.core.graph import Draft, Graph, Op
 from remat_cli.errors import UsageError
-from remat_cli.graph import Graph, Op
 
 _AGAIN = "measure again, with the sizes that are planned: remat measure GRAPH --dim ... -o FILE"
 
@@ -30,7 +30,7 @@ class Measurements:
     dims: Mapping[str, int] = field(default_factory=dict)
     machine: str = ""
 
-    def check(self, graph: Graph, dims: Mapping[str, int], where: str) -> None:
+    def check(self, graph: Draft, dims: Mapping[str, int], where: str) -> None:
         """Check that this was measured of the same ops, at the same sizes.
 
         Args:
@@ -52,11 +52,15 @@ class Measurements:
                     hint=_AGAIN,
                 )
 
-    def with_workspace(self, graph: Graph) -> Graph:
+    def missing(self, graph: Graph) -> dict[str, int]:
+        """Return the times that a graph has for ops which were not measured, by their names."""
+        return {op.name: op.time for op in graph.ops if op.name not in self.times_ns and op.time}
+
+    def with_workspace(self, graph: Draft) -> Draft:
         """Return the graph with the workspace that was measured, where there is one, instead of an estimated one."""
         known = self.workspace_bytes
-        ops = (replace(op, workspace_bytes=known.get(op.name, op.workspace_bytes)) for op in graph.ops)
-        return replace(graph, ops=tuple(ops)) if known else graph
+        ops = (op.edited(workspace_bytes=known.get(op.name, op.workspace_bytes)) for op in graph.ops)
+        return graph.edited(ops=tuple(ops)) if known else graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,10 @@ class Measured:
 
     times_ns: Mapping[str, int]
 
-    def time(self, graph: Graph, op: Op) -> int | None:
+    def time(self, graph: Draft, op: Op) -> int | None:
         """Return the measured time of `op` in ns."""
         return self.times_ns.get(op.name, self.times_ns.get(op.type))
 
-    def grad_time(self, graph: Graph, op: Op) -> int | None:
+    def grad_time(self, graph: Draft, op: Op) -> int | None:
         """Return the measured time of the backward of `op` in ns."""
         return self.times_ns.get(f"{op.name}.backward", self.times_ns.get(f"{op.type}Grad"))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
+from remat_cli.core.graph import Draft, Op
+from remat_cli.core.link import Duplex
 from remat_cli.errors import UsageError
-from remat_cli.graph import Graph, Op
-from remat_cli.link import Duplex
 
 _NS_PER_S = 10**9
 _DEFAULT_DTYPE = "float32"
@@ -80,13 +80,13 @@ class Roofline:
 
     device: Device
 
-    def time(self, graph: Graph, op: Op) -> int | None:
+    def time(self, graph: Draft, op: Op) -> int | None:
         """Return the time of `op` in ns; where only its FLOPs or only its bytes are known, from these alone."""
         if op.flops is None and op.moved_bytes is None:
             return None
         return self._time(op.flops or 0, op.moved_bytes or 0, _dtype(graph, op))
 
-    def grad_time(self, graph: Graph, op: Op) -> int | None:
+    def grad_time(self, graph: Draft, op: Op) -> int | None:
         """Return the time of the backward of `op` in ns; None where too little is known of it.
 
         It reads the gradients of the outputs and what is saved, and writes the gradients of inputs and weights: what
@@ -107,7 +107,7 @@ class Roofline:
         return ceil(max(compute_s, memory_s) * _NS_PER_S) + device.launch_overhead_ns
 
 
-def _dtype(graph: Graph, op: Op) -> str:
+def _dtype(graph: Draft, op: Op) -> str:
     """Return the element type that the op computes in: the first one known among its outputs, then its inputs."""
     known = (graph.tensors[name].dtype for name in (*op.outputs, *op.inputs))
     return next((dtype for dtype in known if dtype is not None), _DEFAULT_DTYPE)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
+from remat_cli.core.graph import Draft, Op, Tensor, check_work
+from remat_cli.core.operators import Operand, Operator, Role
 from remat_cli.costs.aten import READS_WHAT_IT_WRITES
 from remat_cli.costs.formulas import CONTRACTED_OPERANDS, UnknownWork, flops_of
-from remat_cli.graph import Graph, Op, Tensor
-from remat_cli.operators import Operand, Operator, Role
 
 # These read only as much of their first input as they write.
 _READS_WHAT_IT_WRITES = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Expand"}) | READS_WHAT_IT_WRITES
@@ -24,7 +24,7 @@ class _Work:
     grad_flops: int | None
 
 
-def annotate_work(graph: Graph, operators: Mapping[str, Operator]) -> tuple[Graph, tuple[str, ...]]:
+def annotate_work(graph: Draft, operators: Mapping[str, Operator]) -> tuple[Draft, tuple[str, ...]]:
     """Return `graph` with `flops`, `moved_bytes` and `grad_flops` set, and the names of ops whose work is an estimate.
 
     Moved bytes are the distinct inputs, weights among them, and the outputs; gathers, slices and expansions read only
@@ -32,25 +32,29 @@ def annotate_work(graph: Graph, operators: Mapping[str, Operator]) -> tuple[Grap
     not known, only the bytes are given: an estimate.
 
     The backward of a contraction (convolution, matrix product) costs one forward for each operand that needs a
-    gradient, that of fused attention 2.5 forwards (it computes the attention weights again), that of anything else 2.
+    gradient, that of fused attention 2.5 forwards (it recomputes the attention weights), that of anything else 2.
     An op without a backward has 0 `grad_flops`; mark the graph for training first (`training.annotate_saves`), else
     every op counts as having one.
 
     Args:
         graph: as read.
         operators: one for each op.
+
+    Raises:
+        GraphError: an op has more work than cost models can count with.
     """
     ops: list[Op] = []
     estimated: list[str] = []
     for op in graph.ops:
         work = _work(graph, op, operators[op.name])
-        ops.append(replace(op, flops=work.flops, moved_bytes=work.moved_bytes, grad_flops=work.grad_flops))
+        ops.append(op.edited(flops=work.flops, moved_bytes=work.moved_bytes, grad_flops=work.grad_flops))
+        check_work(ops[-1])
         if work.flops is None:
             estimated.append(op.name)
-    return replace(graph, ops=tuple(ops)), tuple(estimated)
+    return graph.edited(ops=tuple(ops)), tuple(estimated)
 
 
-def only_makes_views(graph: Graph, op: Op) -> bool:
+def only_makes_views(graph: Draft, op: Op) -> bool:
     """Tell whether all that the op makes shares storage with something else: it launches nothing and costs nothing."""
     return bool(op.outputs) and all(_shares_storage(graph.tensors[name]) for name in op.outputs)
 
@@ -61,7 +65,7 @@ def _shares_storage(tensor: Tensor) -> bool:
     return tensor.view_of is not None or (tensor.bytes == 0 and has_elements)
 
 
-def _work(graph: Graph, op: Op, operator: Operator) -> _Work:
+def _work(graph: Draft, op: Op, operator: Operator) -> _Work:
     if only_makes_views(graph, op):
         return _Work(0, 0, 0)
     moved_bytes = _moved_bytes(graph, op, operator)
@@ -72,9 +76,9 @@ def _work(graph: Graph, op: Op, operator: Operator) -> _Work:
     return _Work(flops, moved_bytes, _grad_flops(op, operator, flops))
 
 
-def _moved_bytes(graph: Graph, op: Op, operator: Operator) -> int:
+def _moved_bytes(graph: Draft, op: Op, operator: Operator) -> int:
     written = {value.name: value.bytes for value in operator.outputs if value is not None}
-    # What only the backward reads is an output of the op, but the operator does not know of it.
+    # A result that only the backward reads is an output of the op, though not of the operator.
     written |= {name: graph.tensors[name].bytes for name in op.outputs if name not in written}
     total_written = sum(written.values())
     first, others = operator.inputs[:1], {value.name: value.bytes for value in operator.inputs[1:] if value is not None}

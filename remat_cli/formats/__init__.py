@@ -9,7 +9,7 @@ from pathlib import Path
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import native, node_link, onnx, torch
 from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
-from remat_cli.formats.source import Source, read_bytes
+from remat_cli.formats.source import Source
 
 __all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "has_fixed_sizes", "portable_bytes", "read_graph"]
 
@@ -27,16 +27,16 @@ class Reader:
     read: Callable[[Source, ReadOptions], Reading]
 
 
-# In this order: whatever is no JSON is taken for ONNX, whose reader says so where it is not.
+# In this order: everything that is not JSON goes to the reader of ONNX, which refuses other files.
 READERS: Mapping[str, Reader] = {
     "native JSON": Reader(native.recognises, native.read),
     "node-link JSON": Reader(node_link.recognises, node_link.read),
-    "ONNX": Reader(lambda source: not source.is_json, lambda source, options: onnx.read(source.path, options)),
+    "ONNX": Reader(lambda source: not source.is_json, lambda source, options: onnx.read(source, options)),
 }
 
 
 def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
-    """Read the graph in the file at `path`, whatever its format; or that of the function that `path` names.
+    """Read the graph at `path`: a file of any format, or a function as FILE.py:NAME.
 
     Raises:
         GraphError: the file or the graph in it is bad.
@@ -59,7 +59,7 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
 
 
 def has_fixed_sizes(path: Path) -> bool:
-    """Tell whether the graph at `path` has the sizes that it has: no dimension can be given or searched.
+    """Tell whether all sizes of the graph at `path` are fixed, so that no dimension can be given or searched.
 
     Raises:
         GraphError: the file cannot be read.
@@ -68,7 +68,7 @@ def has_fixed_sizes(path: Path) -> bool:
 
 
 def portable_bytes(path: Path) -> bytes:
-    """Return a file from which the same graph is read as from the one at `path`, without weights: to be sent elsewhere.
+    """Return a file without weights that gives the same graph as the one at `path`, to be sent to another machine.
 
     Raises:
         GraphError: the file cannot be read.
@@ -76,4 +76,5 @@ def portable_bytes(path: Path) -> bytes:
     """
     if torch.names_function(path):
         raise UsageError(f"{path} is Python, which is not sent elsewhere", hint="remat convert it, and name the result")
-    return read_bytes(path) if Source(path).is_json else onnx.portable_bytes(path)
+    source = Source(path)
+    return source.content if source.is_json else onnx.portable_bytes(source)

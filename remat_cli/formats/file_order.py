@@ -1,4 +1,4 @@
-"""The order in which what a file describes can run, as near to that of the file as can be."""
+"""An order in which the nodes of a file can run, as close to the file's own as possible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from graphlib import TopologicalSorter
 
 
 def file_order(sources: Sequence[Collection[int]]) -> list[int]:
-    """Return a topological order in which, of the nodes that can come next, the first in the file does.
+    """Return the topological order that always takes next the ready node that stands first in the file.
 
     Args:
         sources: [nodes] what each node reads from, by place in the file.

@@ -10,15 +10,15 @@ from hashlib import sha256
 from itertools import islice
 from typing import Any, TypeVar
 
+from remat_cli.core.graph import TIME_UNITS, Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.source import Source
-from remat_cli.graph import TIME_UNITS, Graph, Kind, Op, Phase, Tensor, build_graph
 
 Choice = TypeVar("Choice")
 
 FORMAT = "remat.graph/1"
-# Of the unknown fields, so many are named.
+# At most so many unknown fields are named.
 _MOST_TOLD = 10
 
 _REQUIRED: Any = object()
@@ -66,7 +66,7 @@ def _fields_of(cls: type[Tensor | Op]) -> dict[str, _Field]:
 _TENSOR_FIELDS = _fields_of(Tensor)
 _OP_FIELDS = _fields_of(Op) | {"type": _Field("text", "")}
 del _OP_FIELDS["grad_flops"]  # the file has what became of it: `grad_time`
-# Where an op stands in the user's code says nothing of what it does: a comment more there changes no hash.
+# The place in the user's code is left out of the hash: adding a comment there must not change it.
 _FOR_PEOPLE = ("module", "source")
 
 _KINDS_OF_GRAPH = {str(kind): kind for kind in Kind}
@@ -89,7 +89,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def recognises(source: Source) -> bool:
-    """Tell whether the file says that it is of this format, in whatever version."""
+    """Tell whether the file names this format, in any version."""
     label = source.document.get("format")
     return isinstance(label, str) and label.startswith("remat.graph/")
 
@@ -231,7 +231,7 @@ def graph_bytes(graph: Graph) -> bytes:
 
 @lru_cache(maxsize=4)  # whoever verifies, plans and reports asks for it again: seconds, for 100,000 ops
 def graph_sha256(graph: Graph) -> str:
-    """Return the hash that ties a schedule to its graph: of what `remat convert` writes, but `module` and `source`."""
+    """Return the hash that ties a schedule to its graph: of the native file without `module` and `source`."""
     document = to_document(graph)
     for op in document["ops"]:
         for name in _FOR_PEOPLE:

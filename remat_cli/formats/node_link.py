@@ -14,11 +14,11 @@ from graphlib import CycleError
 from math import isfinite
 from typing import Any
 
+from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph, describe_cycle, find_cycle
 from remat_cli.errors import GraphError
 from remat_cli.formats.file_order import file_order
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.source import Source
-from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph, describe_cycle, find_cycle
 
 _SIZE_NAMES = ("cost_ram", "out_cost")
 _TIME_NAMES = ("cost_cpu", "duration")
@@ -103,7 +103,7 @@ def _output(node: _Node) -> str:
 
 
 def _differentiated(node: _Node, forward: set[str]) -> str | None:
-    """Return the forward op of a backward one; the data sets tell by name: conv1 and conv1_backward."""
+    """Return the forward op of a backward one, by the names of the data sets: conv1 and conv1_backward."""
     stem = node.label.removesuffix(_BACKWARD_SUFFIX)
     return stem if node.backward and stem in forward else None
 

@@ -6,12 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.operators import Operand, Operator
 from remat_cli.errors import UsageError
-from remat_cli.graph import Graph
-from remat_cli.operators import Operand, Operator
-from remat_cli.settings import setting
+from remat_cli.settings import Wording, setting
 
 MODES = ("training", "inference")
+
+
+# The name under which a value is given to every dimension that has none of its own.
+ALL_OTHER_DIMS = "*"
+
+
+class UnknownDim(UsageError):
+    """A dimension is given that a graph does not have.
+
+    Attributes:
+        dim: its name.
+    """
+
+    def __init__(self, message: Wording, dim: str, *, hint: Wording = "") -> None:
+        super().__init__(message, hint=hint)
+        self.dim = dim
 
 
 class Aliasing(StrEnum):
@@ -46,7 +62,7 @@ class ReadOptions:
     Attributes:
         mode: "training" derives the training graph of a forward graph; "inference" plans the graph as it is. By
             default training for forward graphs and ONNX.
-        dims: values of symbolic dimensions by name.
+        dims: values of symbolic dimensions by name; under `ALL_OTHER_DIMS`, that of all that are not named.
         input_shapes: whole shapes of graph inputs by name.
         value_shapes: shapes of values that cannot be inferred (results of unknown ops), by name.
         aliasing: which ops are views or work in place. By default as in PyTorch for training, as in onnxruntime for
@@ -56,7 +72,7 @@ class ReadOptions:
 
     mode: str | None = setting(None, "Derive the training graph, or plan the graph as it is.", choices=MODES)
     dims: Mapping[str, int] = setting(
-        dict, "Value of a symbolic dimension. Repeatable.", metavar="NAME=N", parse=_entry
+        dict, "Value of a symbolic dimension; '*=N': of all others. Repeatable.", metavar="NAME=N", parse=_entry
     )
     input_shapes: Mapping[str, tuple[int, ...]] = setting(
         dict, "Shape of an input. Repeatable.", metavar="X:1,3,224,224", parse=_shape
@@ -71,7 +87,7 @@ class ReadOptions:
 
     @property
     def storage(self) -> Aliasing:
-        """Which ops share storage, where nobody says so by what runs the graph: PyTorch trains, onnxruntime infers."""
+        """Which ops share storage by default: those of PyTorch in training, those of onnxruntime in inference."""
         return self.aliasing or (Aliasing.ORT_CPU if self.mode == "inference" else Aliasing.TORCH)
 
 
@@ -89,6 +105,9 @@ class Reading:
         notes: what the user should know about the reading (what was scaled, sorted, ignored), one line each.
         training_notes: what the user should know first where the graph is trained.
         estimated: names of ops whose sizes are estimates.
+        understated: why a run is known to take more memory than predicted, in a sentence without its full stop, and
+            what to do; None where that is not known. It is among the notes, too.
+        session: for which session of a runtime the predicted peaks hold, in a sentence; empty for every other graph.
     """
 
     graph: Graph
@@ -98,3 +117,5 @@ class Reading:
     notes: tuple[str, ...] = ()
     training_notes: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()
+    understated: tuple[str, str] | None = None
+    session: str = ""

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from remat_cli import __version__
+from remat_cli.core.arena import Address, Arena
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Duplex, Link
+from remat_cli.core.problem import Scope
+from remat_cli.core.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
+from remat_cli.core.solve import Solution
 from remat_cli.errors import GraphError, ScheduleFileError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.source import Source, parse_json, read_bytes
-from remat_cli.graph import Graph
-from remat_cli.link import Duplex, Link
-from remat_cli.problem import Scope
-from remat_cli.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
-from remat_cli.solve import Solution
 
 FORMAT = "remat.schedule/1"
 # What a file says of the graph and of the plan that is a whole number or a name, by its place, and what kind it is of.
@@ -45,7 +46,7 @@ def schedule_bytes(
     options: Mapping[str, object],
     read_with: Mapping[str, object] | None = None,
 ) -> bytes:
-    """Return the schedule file of a verified result: UTF-8, keys sorted, one step a line, nothing that varies.
+    """Return the schedule file of a verified result: UTF-8, keys sorted, one step a line, the same bytes every time.
 
     A result without a plan has no steps, peak, time or overhead; its status and reason say why.
 
@@ -54,30 +55,63 @@ def schedule_bytes(
         mode: "training" or "inference".
         planner: as in PLANNERS.
         options: of the planner, as JSON values.
-        read_with: the options, beside the mode, with which the graph was read, so that nobody has to give them again.
+        read_with: the options, beside the mode, with which the graph was read, for `verify`, `apply` and `report`.
     """
     graph = _graph_section(solution.problem.graph, mode, read_with or {})
     asked = {"name": planner, "options": options} | ({"offload": True} if solution.problem.offload else {})
-    document = {key: _json(value) for key, value in _document(solution, graph, asked).items()}
+    document = _document(solution, graph, asked)
     if solution.result.schedule is not None:
-        steps = ",\n".join(f"  {_json(_written(step))}" for step in solution.result.schedule.steps)
-        document["steps"] = f"[\n{steps}\n ]"
-    lines = ",\n".join(f" {_json(key)}: {document[key]}" for key in sorted(document))
+        document["steps"] = [_written(step) for step in solution.result.schedule.steps]
+    if solution.arena is not None:
+        document["arena"] = arena_fields(solution.arena)
+    return _file_bytes(document)
+
+
+def with_arena(path: Path, arena: Arena) -> bytes:
+    """Return the content of a schedule file, with this arena in place of any that it has.
+
+    Raises:
+        ScheduleFileError: the file is missing or malformed.
+    """
+    return _file_bytes({**_document_in(path), "arena": arena_fields(arena)})
+
+
+def arena_fields(arena: Arena) -> dict[str, Any]:
+    """Return what JSON says of an arena."""
+    offsets = [[address.step, address.tensor, address.offset] for address in arena.addresses]
+    return {"bytes": arena.bytes, "alignment": arena.alignment, "offsets": offsets}
+
+
+def _file_bytes(document: Mapping[str, Any]) -> bytes:
+    """Return a file: keys sorted, one step and one address a line."""
+    texts = {key: _json(value) for key, value in document.items()}
+    if "steps" in document:
+        texts["steps"] = _lines(document["steps"])
+    if "arena" in document:
+        arena = document["arena"]
+        others = [f'"alignment": {_json(arena["alignment"])}', f'"bytes": {_json(arena["bytes"])}']
+        texts["arena"] = f'{{{", ".join(others)}, "offsets": {_lines(arena["offsets"])}}}'
+    lines = ",\n".join(f" {_json(key)}: {texts[key]}" for key in sorted(texts))
     return f"{{\n{lines}\n}}\n".encode()
 
 
+def _lines(items: Iterable[Any]) -> str:
+    lines = ",\n".join(f"  {_json(item)}" for item in items)
+    return f"[\n{lines}\n ]"
+
+
 def link_fields(link: Link) -> dict[str, str]:
-    """Return what JSON says of a link; its rate is a fraction as text, which is exact."""
+    """Return the JSON fields of a link; its rate is an exact fraction, as text."""
     return {"bytes_per_time": str(link.bytes_per_time), "duplex": link.duplex.value}
 
 
 def scope_fields(scope: Scope) -> dict[str, Any]:
-    """Return what JSON says of a scope: its name, and where plans that move tensors are in it, that they are."""
+    """Return the JSON fields of a scope: its name and, where it covers plans with transfers, a mark of that."""
     return {"scope": scope.written} | ({"transfers": True} if scope is Scope.ANY_PLAN else {})
 
 
 def scope_columns(scope: Scope) -> dict[str, Any]:
-    """Return the same for a record of many fields: always there, and under names that need no place."""
+    """Return the same for a flat record: every field present, under names that stand alone."""
     return {"scope": scope.written, "scope_transfers": scope is Scope.ANY_PLAN}
 
 
@@ -126,7 +160,7 @@ def _document(solution: Solution, graph: Mapping[str, Any], planner: Mapping[str
 
 
 def _structure(graph: Graph) -> dict[str, dict[str, str]]:
-    """Return what whoever runs the plan recognises the graph by, where the graph says it."""
+    """Return the signatures by which a runtime recognises the graph; None where it has none."""
     signatures = {op.name: op.signature for op in graph.ops if op.signature is not None}
     return {"structure": signatures} if signatures else {}
 
@@ -137,7 +171,7 @@ def _written(step: Step) -> list[str]:
 
 @dataclass(frozen=True)
 class ScheduleFile:
-    """What a schedule file says; all but the steps is None where it says nothing.
+    """The content of a schedule file; every field but the steps is None where the file lacks it.
 
     Attributes:
         schedule: the steps.
@@ -153,6 +187,7 @@ class ScheduleFile:
         bound_scope: as in `Scope`.
         bound_transfers: that scope has plans that move tensors to the host, too.
         link: over which the transfers of the plan go; None where the file says none.
+        arena: where everything lies; None where the file says nothing of it.
         figures: further whole numbers and names, by their places in the file ("baseline.time"): those in `FIGURES`.
     """
 
@@ -169,11 +204,12 @@ class ScheduleFile:
     bound_scope: str | None
     bound_transfers: bool | None
     link: Link | None
+    arena: Arena | None
     figures: Mapping[str, int | str]
 
 
 def holds_schedule(path: Path) -> bool:
-    """Tell whether a file says of itself that it is a schedule; of one that is missing or broken, that it does not."""
+    """Tell whether a file declares itself a schedule; False for one that is missing or broken."""
     try:
         return Source(path).document.get("format") == FORMAT
     except GraphError:
@@ -186,12 +222,7 @@ def read_schedule(path: Path) -> ScheduleFile:
     Raises:
         ScheduleFileError: the file is missing, malformed, of an unknown version, or holds no plan.
     """
-    document = parse_json(path, read_bytes(path, error=ScheduleFileError), error=ScheduleFileError)
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else None
-        raise ScheduleFileError(
-            f"{path}: unknown format {found!r}", hint=f'a schedule file has "format": {FORMAT!r}; is it another file?'
-        )
+    document = _document_in(path)
     steps = document.get("steps")
     if steps is None:
         raise ScheduleFileError(
@@ -215,7 +246,44 @@ def read_schedule(path: Path) -> ScheduleFile:
         bound_scope=_said(document, "bound.scope", str, path),
         bound_transfers=_said(document, "bound.transfers", bool, path),
         link=_link(document, path),
+        arena=_arena(document, path),
         figures={place: value for place, value in figures.items() if value is not None},
+    )
+
+
+def _document_in(path: Path) -> dict[str, Any]:
+    document = parse_json(path, read_bytes(path, error=ScheduleFileError), error=ScheduleFileError)
+    if isinstance(document, dict) and document.get("format") == FORMAT:
+        return document
+    found = document.get("format") if isinstance(document, dict) else None
+    raise ScheduleFileError(
+        f"{path}: unknown format {found!r}", hint=f'a schedule file has "format": {FORMAT!r}; is it another file?'
+    )
+
+
+def _arena(document: Mapping[str, Any], path: Path) -> Arena | None:
+    if document.get("arena") is None:
+        return None
+    size, alignment = (_said(document, f"arena.{key}", int, path) for key in ("bytes", "alignment"))
+    offsets = _said(document, "arena.offsets", list, path)
+    if size is None or alignment is None or offsets is None or size < 0 or alignment < 1:
+        raise ScheduleFileError(
+            f"{path}: arena: needs bytes of at least 0, an alignment of at least 1, and offsets",
+            hint='write it like {"bytes": 4096, "alignment": 64, "offsets": [[0, "y", 0]]}, or leave it out',
+        )
+    return Arena(
+        size, alignment, tuple(_address(item, f"{path}: arena.offsets[{i}]") for i, item in enumerate(offsets))
+    )
+
+
+def _address(item: Any, where: str) -> Address:
+    if isinstance(item, list) and len(item) == 3 and isinstance(item[1], str | None):
+        numbers = item[0], item[2]
+        if all(type(number) is int and abs(number) <= _LARGEST for number in numbers):
+            return Address(item[0], item[1], item[2])
+    raise ScheduleFileError(
+        f"{where}: {_short(item)} is no address",
+        hint='write it like [3, "y", 4096]: step, tensor, offset; null in place of the tensor is the op\'s workspace',
     )
 
 

@@ -7,15 +7,16 @@ import stat
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from sys import maxsize
 from typing import Any, NoReturn
 
 from remat_cli.errors import GraphError, RematError
 from remat_cli.units import format_bytes
 
-# Files are read whole. A graph of 100,000 ops has some 40 MB, and a table of as many times 2.
-LARGEST_GRAPH = 2 * 10**9
+# Files are read whole. A graph of 100,000 ops has some 40 MB, and a table of as many times 2. A protobuf message, which
+# an ONNX file is, cannot be larger.
+LARGEST_GRAPH = 2**31 - 1
 LARGEST_CONFIG = 10**7
+_TOO_LARGE_GRAPH = "is this the right file? An ONNX model can be saved without its weights, as external data"
 
 
 def check_regular_file(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> None:
@@ -35,7 +36,7 @@ def check_regular_file(path: Path, *, error: type[RematError] = GraphError, larg
     if status.st_size > largest:
         raise error(
             f"{path} has {format_bytes(status.st_size)}, more than the {format_bytes(largest)} that are read",
-            hint="is this the right file?",
+            hint=_TOO_LARGE_GRAPH if largest == LARGEST_GRAPH else "is this the right file?",
         )
 
 
@@ -50,6 +51,8 @@ def read_bytes(path: Path, *, error: type[RematError] = GraphError, largest: int
         return path.read_bytes()
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}", hint="check its permissions") from None
+    except MemoryError:
+        raise error(f"{path}: cannot be read: out of memory", hint="is this the right file?") from None
 
 
 def parse_json(path: Path, content: bytes, *, error: type[RematError] = GraphError) -> Any:
@@ -90,15 +93,22 @@ class Source:
     path: Path
 
     @cached_property
+    def content(self) -> bytes:
+        """All bytes of the file, which is opened once.
+
+        Raises:
+            GraphError: it is missing, empty, too large, no regular file, or cannot be read.
+        """
+        return read_bytes(self.path)
+
+    def forget(self) -> None:
+        """Let go of the content: whoever has parsed it needs it no more, and an ONNX file may hold all weights."""
+        vars(self).pop("content", None)
+
+    @cached_property
     def is_json(self) -> bool:
         """Whether the content begins like a JSON object or list."""
-        check_regular_file(self.path, largest=maxsize)  # ONNX has a limit of its own
-        try:
-            with self.path.open("rb") as file:
-                head = file.read(4096)
-        except OSError as problem:
-            raise GraphError(f"{self.path}: cannot be read: {problem.strerror}", hint="check its permissions") from None
-        return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
+        return self.content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -109,7 +119,7 @@ class Source:
         """
         if not self.is_json:
             return {}
-        document = parse_json(self.path, read_bytes(self.path))
+        document = parse_json(self.path, self.content)
         if not isinstance(document, dict):
             raise GraphError(f"{self.path}: holds a JSON list, not an object", hint="a graph file begins with {")
         return document

@@ -10,21 +10,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os.path import isfile  # unlike that of Path, false for a name that no file can have
 from pathlib import Path
+from unicodedata import normalize
 
 from remat_cli.errors import UsageError
 from remat_cli.settings import Wording
+
+# As many as Linux follows.
+_MOST_LINKS = 40
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Write `content` to a temporary file beside `path`, then rename it: readers see the old file or the new one.
 
-    What is no regular file (a device, a pipe) is written to directly. A link is followed.
+    What is no regular file (a device, a pipe) is written to directly.
 
     Raises:
         UsageError: the file cannot be written; what was there before is untouched.
     """
     with write_faults(path, "choose another place with -o"):
-        target = Path(os.path.realpath(path))
+        target = file_written(path)
         if target.exists() and not target.is_file():
             target.write_bytes(content)
             return
@@ -53,9 +57,10 @@ def check_writes(writes: Mapping[str, Path], reads: Iterable[Path] = ()) -> None
     taken: dict[object, str] = {}
     for option, path in writes.items():
         hint = f"choose another place with {option.partition('=')[0]}"
-        if _check_writable(path, hint):
+        target = _writable(path, hint)
+        if target is None:
             continue
-        identity = _identity(path)
+        identity = _identity(target)
         if identity in kept:
             raise UsageError(f"{path}: cannot be written: {kept[identity]}, which is read, would be lost", hint=hint)
         if identity in taken:
@@ -77,19 +82,47 @@ def write_faults(path: Path, hint: Wording) -> Iterator[None]:
         raise UsageError(f"{path}: cannot be written: {reason}", hint=hint) from None
 
 
+def file_written(path: Path) -> Path:
+    """Return the file that is written where a path is given: as the system finds it, links followed.
+
+    Unlike `os.path.realpath`, it passes through no folder that is not there: `absent/../file` leads nowhere.
+
+    Raises:
+        OSError: there is no such folder, or the links lead in a circle.
+    """
+    for _ in range(_MOST_LINKS):
+        if path.exists() and not path.is_file():
+            return path  # a folder; or a device or pipe, whose links may lead to what has no name
+        try:
+            folder = os.path.realpath(path.parent, strict=True)
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, f"there is no folder {str(path.parent)!r}") from None
+        path = Path(folder, path.name)
+        if not path.is_symlink():
+            return path
+        path = Path(folder, path.readlink())
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
 def _identity(path: Path) -> object:
     """Return what two paths have in common that lead to the same file, or will once there is one."""
     try:
         status = path.stat()
     except FileNotFoundError:
-        return os.path.realpath(path)
+        folder = path.parent.stat()
+        name = normalize("NFC", path.name).casefold() if _folds_names(path.parent) else path.name
+        return folder.st_dev, folder.st_ino, name
     return status.st_dev, status.st_ino
 
 
-def _check_writable(path: Path, hint: str) -> bool:
-    """Check that a file can be written by trying to; tell whether it is a device or pipe, of which nothing is lost."""
+def _writable(path: Path, hint: str) -> Path | None:
+    """Check that a file can be written by trying to; return it, or None for a device or pipe, of which nothing is lost.
+
+    Raises:
+        UsageError: it cannot.
+    """
     with write_faults(path, hint):
-        target = Path(os.path.realpath(path))
+        target = file_written(path)
         try:
             mode = target.stat().st_mode
         except FileNotFoundError:
@@ -97,13 +130,21 @@ def _check_writable(path: Path, hint: str) -> bool:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(mode):
-            return True
-        if not target.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, f"there is no folder {str(path.parent)!r}")
+            return None
         descriptor, name = _new_beside(target)
         os.close(descriptor)
         os.unlink(name)
-        return False
+        return target
+
+
+def _folds_names(folder: Path) -> bool:
+    """Tell whether `a` and `A` are one file in a folder."""
+    descriptor, name = _new_beside(folder / "name")
+    try:
+        os.close(descriptor)
+        return Path(folder, Path(name).name.swapcase()).exists()
+    finally:
+        os.unlink(name)
 
 
 def _new_beside(target: Path) -> tuple[int, str]:

@@ -7,8 +7,8 @@ from math import inf
 from random import Random
 from typing import ClassVar
 
+from remat_cli.core.graph import Kind, Op, Tensor, build_graph
 from remat_cli.generate.generator import Generated, check_range
-from remat_cli.graph import Kind, Op, Tensor, build_graph
 
 
 @dataclass(frozen=True)

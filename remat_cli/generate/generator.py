@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.operators import Operand, Operator
 from remat_cli.errors import UsageError
-from remat_cli.graph import Graph
-from remat_cli.operators import Operand, Operator
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from math import ceil, floor, inf, sqrt
 from random import Random
 from typing import ClassVar
 
+from remat_cli.core.graph import Graph, Kind, Op, Tensor, build_graph
 from remat_cli.generate.generator import Generated, check_range
-from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
 
 # Sizes come from a mixture of normal distributions, each with its mean and standard deviation in kB. It fits the 1850
 # sizes of the public files: chi-squared is 22.7 over 27 bins of 250 bytes.

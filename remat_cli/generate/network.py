@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from remat_cli.core.graph import Kind, Op, Tensor, build_graph
+from remat_cli.core.operators import AttributeValue, Operand, Operator, Role
 from remat_cli.generate.generator import Generated
-from remat_cli.graph import Kind, Op, Tensor, build_graph
-from remat_cli.operators import AttributeValue, Operand, Operator, Role
 
 Shape = tuple[int, ...]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from remat_cli.core.problem import Planner
 from remat_cli.planners.acg.planner import ACG
 from remat_cli.planners.annealing.planner import Annealing
 from remat_cli.planners.auto.planner import Auto
@@ -15,12 +16,11 @@ from remat_cli.planners.lower_sets.dp_planners import ApproxDP, ExactDP
 from remat_cli.planners.lower_sets.exhaustive import Exhaustive
 from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.moccasin.planner import Moccasin
-from remat_cli.planners.offload.planner import Offload
+from remat_cli.planners.offload.planner import Offloading
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.shortest_path.planner import ShortestPath
-from remat_cli.problem import Planner
 
 PLANNERS: Mapping[str, type[Planner]] = {
     "auto": Auto,
@@ -36,7 +36,7 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "moccasin": Moccasin,
     "rotor": Rotor,
     "pofo": Pofo,
-    "offload": Offload,
+    "offload": Offloading,
     "acg": ACG,
     "min_cut": MinCut,
     "retention": Retention,
@@ -46,7 +46,3 @@ PLANNERS: Mapping[str, type[Planner]] = {
 # Those that move tensors to the host and back: the ones that exist for it, and those that do where it is asked for.
 OFFLOADERS = ("pofo", "offload")
 OFFLOADING = ("auto", *OFFLOADERS)
-
-# Names of planners and options that files of earlier versions have, and what is called so today.
-FORMER_NAMES: Mapping[str, str] = {"neighbourhoods": "min_cut"}
-FORMER_OPTIONS: Mapping[str, str] = {"workers": "cores", "jobs": "cores", "threads": "cores"}

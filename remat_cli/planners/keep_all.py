@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat_cli.problem import Observer, PlanResult, Problem, Scope
-from remat_cli.schedule import plain_run
+from remat_cli.core.problem import Observer, PlanResult, Problem, Scope
+from remat_cli.core.schedule import plain_run
 
 
 @dataclass(frozen=True)

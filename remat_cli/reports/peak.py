@@ -1,4 +1,4 @@
-"""The tensors at the peak of the plain run, and what became of them in the plan."""
+"""The tensors at the peak of the plain run, and what the plan does about each."""
 
 from __future__ import annotations
 

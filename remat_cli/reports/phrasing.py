@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 from shlex import quote
 
-from remat_cli.bounds import WorkingSet
+from remat_cli.core.bounds import WorkingSet
+from remat_cli.core.graph import Graph, Kind
+from remat_cli.core.problem import Basis, Bound, Scope, Status
+from remat_cli.core.schedule import Offload
+from remat_cli.core.solve import Activations, Solution, activations_of
 from remat_cli.formats.torch import names_function
-from remat_cli.graph import Graph, Kind
-from remat_cli.problem import Basis, Bound, Scope, Status
+from remat_cli.planning import SmallestBudget
 from remat_cli.reports.safe_text import clean, shorten
-from remat_cli.schedule import Offload
 from remat_cli.settings import Setting, on_command_line, option_of
-from remat_cli.solve import Solution
-from remat_cli.studies.budget_search import SmallestBudget
 from remat_cli.units import format_bytes, format_share, meant_as_share
 
 # To be read after "plans" or "no plan", and what is said of their order.
@@ -100,13 +101,18 @@ def resident_in_words(graph: Graph) -> str:
     return "weights" if graph.kind is Kind.INFERENCE else "parameters, gradients, optimizer state"
 
 
-def share_of_plain_peak(budget_bytes: int, plain_peak_bytes: int, fixed_bytes: int) -> str:
-    """Return a budget as a share of the plain run's peak; and of its activations, where they are the smaller part."""
+def share_of_plain_peak(budget_bytes: int, plain_peak_bytes: int, graph: Graph) -> str:
+    """Return a budget as a share of the plain peak and, where they are its smaller part, of the activations."""
     share = f"{format_share(budget_bytes / max(1, plain_peak_bytes))} of the plain peak"
-    activations = plain_peak_bytes - fixed_bytes
-    if not 0 < activations < fixed_bytes <= budget_bytes:
+    activations = activations_of(graph)
+    if not _says_more(activations) or budget_bytes < activations.beside_bytes:
         return share
-    return f"{share}, {format_share((budget_bytes - fixed_bytes) / activations)} of activations"
+    return f"{share}, {format_share(activations.share(budget_bytes))} of activations"
+
+
+def _says_more(activations: Activations) -> bool:
+    """Tell whether shares of activations say more than those of a peak: where these are the smaller part."""
+    return 0 < activations.bytes < activations.beside_bytes
 
 
 def smallest_budget(search: SmallestBudget) -> str:
@@ -178,8 +184,11 @@ def _budget_that_fits(solution: Solution) -> str:
     if solution.closest is None:
         least = format_bytes(solution.working_set.bytes)
         return f"A budget below {least} never fits; `remat budget` searches for the smallest that does."
-    peak = solution.closest.peak_bytes
-    return f"The smallest peak found is {format_bytes(peak)}: plan with --budget {peak}, or with --budget min."
+    peak, activations = solution.closest.peak_bytes, activations_of(solution.problem.graph)
+    budgets = [f"--budget {peak}"]
+    if _says_more(activations) and (share := activations.share(peak)) <= 1:
+        budgets.append(f"--budget '{ceil(share * 1000) / 10:g}% of activations'")
+    return f"The smallest peak found is {format_bytes(peak)}: plan with {', '.join(budgets)}, or with --budget min."
 
 
 def next_steps(solution: Solution, graph_file: Path, schedule_file: Path | None) -> list[str]:

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from remat_cli.bounds import largest_working_set
+from remat_cli.core.bounds import largest_working_set
+from remat_cli.core.graph import Graph
 from remat_cli.errors import UsageError
-from remat_cli.graph import Graph
 from remat_cli.reports.safe_text import shorten
 from remat_cli.studies.sweep import Curve, Point, Sweep
 from remat_cli.units import format_bytes, format_share

@@ -13,11 +13,11 @@ from rich.text import Text
 
 _UNSHOWABLE = "\N{REPLACEMENT CHARACTER}"
 _ELLIPSIS = "…"
-# No line is as long; what stands between both ends of a longer text is never looked at.
+# Longer than any line: of a longer text only the two ends are read.
 _LONGEST_SHOWN = 1000
 _NARROWEST_NAME = 8
 
-# Each character of the reports by one of the same width, so that the layout stays.
+# An ASCII character of the same width for each that the reports use, so that the layout stays.
 _IN_ASCII = str.maketrans(
     {
         **dict.fromkeys("█▇▆▅▄", "#"),
@@ -66,6 +66,14 @@ def shorten(text: str, width: int) -> str:
         return _ELLIPSIS[:width]
     tail = (width - 1) // 2
     return _fitting(text, width - 1 - tail) + _ELLIPSIS + _fitting(text[::-1], tail)[::-1]
+
+
+def shorten_path(text: str, width: int) -> str:
+    """Return `text`, cleaned, in at most `width` terminal cells: the start goes, which paths of one model share."""
+    text = clean(text)
+    if cell_len(text) <= width:
+        return text
+    return _ELLIPSIS + _fitting(text[::-1], width - 1)[::-1] if width > 0 else ""
 
 
 def _fitting(text: str, width: int) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from remat_cli.graph import Graph, Phase
-from remat_cli.schedule import Compute, Free, Inplace, Prefetch, Schedule, Step, plain_run
-from remat_cli.simulate import Trace
-from remat_cli.solve import baseline_of
+from remat_cli.core.graph import Graph, Phase
+from remat_cli.core.schedule import Compute, Inplace, Prefetch, Schedule, changes, live_at, plain_run
+from remat_cli.core.simulate import Trace
+from remat_cli.core.solve import baseline_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +53,7 @@ class Run:
 
     @cached_property
     def durations(self) -> NDArray[np.int64]:
-        """[steps + 1] time that the compute stream spends in each step, 0 for the start; 1 a step if `counts_steps`."""
+        """[steps + 1] time of the compute stream in each step, 0 for the start; 1 for each step if `counts_steps`."""
         import numpy as np
 
         if self.counts_steps:
@@ -109,7 +109,7 @@ class Run:
             stays.setdefault(name, []).append(Lifetime(start, index, fetched=isinstance(steps[start], Prefetch)))
 
         for index, step in enumerate(steps):
-            arriving, leaving = self._changes(step)
+            arriving, leaving = changes(self.graph, step)
             for name in leaving:
                 if name in names:
                     leave(name, index)
@@ -120,21 +120,6 @@ class Run:
             leave(name, len(steps))
         return {name: tuple(lifetimes) for name, lifetimes in stays.items()}
 
-    def _changes(self, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the tensors that are in memory after a step in any case, and those that it takes away."""
-        match step:
-            case Compute(op=name):
-                return self.graph.op[name].outputs, ()
-            case Inplace(op=name):
-                op = self.graph.op[name]
-                return op.outputs, () if op.inplace is None else (op.inplace,)
-            case Prefetch(tensor=name):
-                return (name,), ()
-            case Free(tensor=name):
-                return (), (name,)
-            case _:
-                return (), ()
-
     @cached_property
     def peak_op(self) -> str | None:
         """The op that runs at the peak; None where the peak is at the start."""
@@ -142,15 +127,4 @@ class Run:
 
     def live_at(self, index: int) -> tuple[str, ...]:
         """Return the tensors that are in memory while step `index` runs; graph inputs left out."""
-        live: dict[str, None] = {}  # in order
-        for step in self.schedule.steps[: index + 1]:
-            arriving, leaving = self._changes(step)
-            for name in leaving:
-                del live[name]
-            live |= dict.fromkeys(arriving)
-        return tuple(live)
-
-
-def recomputed_ops(trace: Trace) -> int:
-    """Return the number of ops that run more than once."""
-    return sum(1 for runs in trace.runs.values() if runs > 1)
+        return live_at(self.graph, self.schedule, index)

@@ -1,4 +1,4 @@
-"""What a run moves over the link to the host: how busy that is over time, and which tensors are away meanwhile."""
+"""A run's transfers to and from the host: how busy the link is over time, and when tensors are only on the host."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from remat_cli.link import Direction, Duplex
+from remat_cli.core.link import Direction, Duplex
+from remat_cli.core.simulate import Transfer
 from remat_cli.reports.timeline import Lifetime, Run
-from remat_cli.simulate import Transfer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,20 +1,22 @@
-"""A plan that is run, by whatever runs its model: onnxruntime, or torch."""
+"""Plans executed by the runtime of their model: onnxruntime or torch."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Link
+from remat_cli.core.problem import Observer
+from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.formats.torch import check_installed, names_function
-from remat_cli.graph import Graph
-from remat_cli.link import Link
-from remat_cli.problem import Observer
-from remat_cli.schedule import Schedule
+from remat_cli.prepare import Prepared
 
 if TYPE_CHECKING:
-    from remat_cli.runtime.onnx.execution import Execution as ModelExecution
-    from remat_cli.runtime.torch.execution import Execution as StepExecution
+    from remat_cli.runtime.onnx.execution import InBothSessions, ModelExecution
+    from remat_cli.runtime.torch.execution import StepExecution
 
 
 def check_can_execute(path: Path, options: GraphOptions, schedule: Schedule) -> None:
@@ -36,6 +38,29 @@ def check_can_execute(path: Path, options: GraphOptions, schedule: Schedule) -> 
 
     check_can_apply(path, options, schedule)
     check_can_measure()
+
+
+def execute_as_it_is(
+    path: Path,
+    prepared: Prepared,
+    *,
+    seed: int = 0,
+    time_limit: float = 600,
+    observe: Observer | None = None,
+) -> InBothSessions | StepExecution:
+    """Run a model as it is, in onnxruntime's two sessions, or a step by its plain schedule; as `execute_plan`."""
+    schedule = plain_run(prepared.graph)
+    options = replace(prepared.options, mode=prepared.mode)
+    check_can_execute(path, options, schedule)
+    if names_function(path):
+        step = execute_plan(path, options, prepared.graph, schedule, link=prepared.link, seed=seed, observe=observe)
+        assert step.runtime == "torch"
+        return step
+    from remat_cli.runtime.onnx.apply import read_for
+    from remat_cli.runtime.onnx.execution import in_both_sessions
+
+    model = read_for(path, options, keep_data=False)
+    return in_both_sessions(path, model, prepared.graph, schedule, seed=seed, time_limit=time_limit, observe=observe)
 
 
 def execute_plan(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from fractions import Fraction
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from remat_cli.bounds import largest_working_set
+from remat_cli.config import PlannerChoice
+from remat_cli.core.bounds import largest_working_set
+from remat_cli.core.problem import Observer, Status
+from remat_cli.core.solve import Solution, baseline_of
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.planners.keep_all import KeepAll
+from remat_cli.planning import Planning, Request, plan
 from remat_cli.prepare import Prepared
-from remat_cli.problem import Observer, Planner, Status
 from remat_cli.settings import Setting, parts
-from remat_cli.solve import Solution, baseline_of, solve
-from remat_cli.studies.budget_search import within_overhead
 from remat_cli.studies.progress import Prefixed
 
 # Graphs that are kept ready: those between which a binary search goes back and forth.
 _KEPT_READY = 4
+# Without a value that is too large, the next one is at most this many times the largest that fits: reading a model at a
+# value takes memory that grows with it.
+_FARTHEST = 4
+# Of the guesses between a number that holds and one that does not, every fourth is replaced by the middle.
+_GUESSES = 4
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,23 @@ class Question:
 
     Attributes:
         dim: name of the dimension.
-        budget_bytes: what the plan must fit.
-        max_overhead: of the plan, as a share of the plain run's time; None: any.
+        request: the plan that is wanted, at a budget in bytes.
         multiple_of: values are multiples of this.
         at_most: no larger value is tried.
     """
 
     dim: str
-    budget_bytes: int
-    max_overhead: Fraction | None = None
+    request: Request
     multiple_of: int = 1
     at_most: int = 1 << 20
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the plan must fit."""
+        budget = self.request.budget
+        assert budget is not None
+        assert budget.device_bytes is not None, "a share of the plain run's peak would grow with the value"
+        return budget.device_bytes
 
 
 @dataclass(frozen=True)
@@ -74,9 +84,9 @@ class Fit:
         found: the largest value for which a plan was found; None where there is none.
         limit: the largest value at which the largest working set fits: beyond it no plan in any order does. None where
             there is none.
-        solution: the plan at `found`; without one, the refusal at the smallest value that was tried.
+        planning: the plan at `found`; without one, the refusal at the smallest value that was tried.
         refused: values for which no plan was found, ascending, and how each of them ended.
-        is_monotone: among all values that were looked at, the plain run never needed less memory at a larger one.
+        is_monotone: among the values tried, the plain run's memory never fell as the value grew.
         interrupted: the user stopped the search.
     """
 
@@ -85,19 +95,24 @@ class Fit:
     plain: Sized | None
     found: Sized | None
     limit: Sized | None
-    solution: Solution
+    planning: Planning
     refused: tuple[tuple[int, Status], ...] = ()
     is_monotone: bool = True
     interrupted: bool = False
 
     @property
     def shown(self) -> Sized:
-        """What `solution` is about."""
+        """What `planning` is about."""
         return self.found or self.smallest
 
     @property
+    def solution(self) -> Solution:
+        """What the plan was verified to be."""
+        return self.planning.solution
+
+    @property
     def limit_is_proven(self) -> bool:
-        """Whether the value after `limit` was looked at, and not one that is no longer allowed."""
+        """Whether the next allowed value after `limit` was tried."""
         limit = 0 if self.limit is None else self.limit.value
         return limit + self.question.multiple_of <= self.question.at_most
 
@@ -107,18 +122,15 @@ class Fit:
         return self.found is not None and self.found.value + self.question.multiple_of > self.question.at_most
 
 
-def fit(
-    question: Question, prepare_at: Callable[[int], Prepared], planner: Planner, observe: Observer | None = None
-) -> Fit:
-    """Search the largest value that fits: in steps that double, then by bisection.
+def fit(question: Question, prepare_at: Callable[[int], Prepared], observe: Observer | None = None) -> Fit:
+    """Search the largest value that fits: in growing steps, then where memory grows to the budget on a line.
 
-    That takes memory to grow with the value, which is checked for the values that are looked at. The planner is asked
-    only for values whose plain run does not fit, and whose largest working set does.
+    The search assumes that memory grows with the value, and checks that for the values it tries. The planner is asked
+    only for values whose plain run does not fit and whose largest working set does.
 
     Args:
         question: what is searched.
         prepare_at: reads the model at a value of the dimension.
-        planner: is asked for the plans.
         observe: is told how far the search is.
 
     Raises:
@@ -132,7 +144,7 @@ def fit(
             f"no multiple of {question.multiple_of} is at most {question.at_most}",
             hint="give a larger upper limit, or a smaller multiple",
         )
-    search = _Search(question, prepare_at, planner, observe or Observer())
+    search = _Search(question, prepare_at, observe or Observer())
     return search.run()
 
 
@@ -142,10 +154,11 @@ class _Search:
 
     question: Question
     prepare_at: Callable[[int], Prepared]
-    planner: Planner
     observe: Observer
     _plain_peaks: dict[int, int] = field(default_factory=dict)
-    _plans: dict[int, Solution] = field(default_factory=dict)
+    _working_sets: dict[int, int] = field(default_factory=dict)  # bytes of the largest one, by number
+    _closest: dict[int, int] = field(default_factory=dict)  # peak of what came closest to fitting, by refused number
+    _plans: dict[int, Planning] = field(default_factory=dict)
     _interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -153,11 +166,11 @@ class _Search:
 
     def run(self) -> Fit:
         budget, most = self.question.budget_bytes, self.question.at_most // self.question.multiple_of
-        plain = largest(lambda number: self._at(number).plain_peak_bytes <= budget, 0, most)
+        plain = largest(lambda number: self._at(number).plain_peak_bytes <= budget, 0, most, self._guess_plain)
         self._check_memory_depends(plain)
-        limit = largest(lambda number: self._at(number).least_bytes <= budget, plain, most)
+        limit = largest(lambda number: self._at(number).least_bytes <= budget, plain, most, self._guess_limit)
         try:
-            found = largest(self._has_plan, plain, limit)
+            found = largest(self._has_plan, plain, limit, self._guess_planned)
         except KeyboardInterrupt:
             found = max((number for number, plan in self._plans.items() if plan.trace is not None), default=plain)
             if found == 0:
@@ -169,7 +182,7 @@ class _Search:
             self._sized(plain),
             self._sized(found),
             self._sized(limit),
-            self._solution(found),
+            self._planning(found),
             self._refused(),
             self._is_monotone(),
             self._interrupted,
@@ -181,7 +194,7 @@ class _Search:
         try:
             sized = Sized(value, self.prepare_at(value))
         except (GraphError, UsageError) as error:
-            # What is wrong with the call or the file shows at the first value; what a value breaks, at any.
+            # A fault of the call or the file shows at the first value; a fault of one value shows at that value.
             if isinstance(error, UsageError) and not self._plain_peaks:
                 raise
             raise type(error)(
@@ -193,10 +206,33 @@ class _Search:
                 ),
             ) from None
         self._plain_peaks[value] = sized.plain_peak_bytes
+        self._working_sets[number] = sized.least_bytes
         return sized
 
+    def _guess_plain(self, low: int, high: int) -> int | None:
+        return _crossing(self._peaks_by_number, self.question.budget_bytes, low, high)
+
+    def _guess_limit(self, low: int, high: int) -> int | None:
+        return _crossing(self._working_sets, self.question.budget_bytes, low, high)
+
+    def _guess_planned(self, low: int, high: int) -> int | None:
+        """Guess where the plan that came closest at `high` fits, if all that grows in it does so in proportion."""
+        del low
+        closest, peaks = self._closest.get(high), self._peaks_by_number
+        last = sorted(peaks)[-2:]
+        if closest is None or len(last) < 2:
+            return None
+        # What does not grow: the plain run's peak on a line down to 0.
+        fixed = peaks[last[1]] - (peaks[last[1]] - peaks[last[0]]) * last[1] // (last[1] - last[0])
+        growing, room = closest - fixed, self.question.budget_bytes - fixed
+        return high * room // growing if growing > 0 else None
+
+    @property
+    def _peaks_by_number(self) -> dict[int, int]:
+        return {value // self.question.multiple_of: peak for value, peak in self._plain_peaks.items()}
+
     def _check_memory_depends(self, plain: int) -> None:
-        """Every value fits: say so where that is because the dimension changes nothing."""
+        """Refuse a dimension on which no memory depends, where every value fits."""
         first, last = (self.question.multiple_of * number for number in (1, plain))
         if plain > 1 and last == max(self._plain_peaks) and self._plain_peaks[first] == self._plain_peaks[last]:
             raise UsageError(
@@ -208,26 +244,31 @@ class _Search:
         if self._interrupted:
             return False
         sized = self._at(number)
-        solution = within_overhead(self._solve(sized, self.planner), self.question.max_overhead)
-        self._plans[number] = solution
-        self._interrupted = solution.interrupted
-        return solution.trace is not None
+        planning = self._plan(sized, self.question.request)
+        self._plans[number] = planning
+        self._interrupted = planning.solution.interrupted
+        if planning.trace is None and planning.solution.closest is not None:
+            self._closest[number] = planning.solution.closest.peak_bytes
+        return planning.trace is not None
 
-    def _solve(self, sized: Sized, planner: Planner) -> Solution:
-        problem = sized.prepared.problem(self.question.budget_bytes)
+    def _plan(self, sized: Sized, request: Request) -> Planning:
         observe = Prefixed(self.observe, f"{self.question.dim}={sized.value} · ")
         observe.phase("planning")
-        return solve(problem, planner, observe)
+        return plan(sized.prepared, request, observe)
 
     def _sized(self, number: int) -> Sized | None:
         return self._at(number) if number else None
 
-    def _solution(self, found: int) -> Solution:
+    def _planning(self, found: int) -> Planning:
         """Return the plan at `found`, the plain run where that fits; or the refusal at the smallest value."""
         number = max(found, 1)
         if number in self._plans:
             return self._plans[number]
-        return self._solve(self._at(number), KeepAll() if found else self.planner)
+        request = self.question.request
+        if not found:
+            return self._plan(self._at(number), request)
+        plain_run = self._plan(self._at(number), replace(request, planner=PlannerChoice("keep_all")))
+        return replace(plain_run, request=request)
 
     def _refused(self) -> tuple[tuple[int, Status], ...]:
         multiple = self.question.multiple_of
@@ -239,14 +280,56 @@ class _Search:
         return peaks == sorted(peaks)
 
 
-def largest(holds: Callable[[int], bool], known: int, most: int) -> int:
-    """Return the largest number up to `most` for which it holds: it does for `known`, and from some number on never."""
-    low, high = known, most + 1
+def largest(
+    holds: Callable[[int], bool],
+    known: int,
+    most: int,
+    guess: Callable[[int, int], int | None] = lambda low, high: None,
+) -> int:
+    """Return the largest number up to `most` that holds; `known` holds, and beyond some number none does.
+
+    Args:
+        holds: is asked for as few numbers as possible.
+        known: a number for which it holds.
+        most: the largest number of interest.
+        guess: returns about the number that is searched, given the largest for which it is known to hold and the
+            smallest for which it is known not to (`most` + 1 for none); None where there is nothing to go by.
+    """
+    low, high, guesses, step = known, most + 1, 0, 1
     while low + 1 < high:
+        aim = guess(low, high)
+        is_open = high > most  # nothing failed so far
+        guesses = 0 if aim is None or is_open else guesses + 1
         # As long as nothing failed, double; then halve what is between.
-        number = min(max(1, 2 * low), most) if high > most else (low + high) // 2
+        number = min(max(1, 2 * low), most) if is_open else (low + high) // 2
+        if aim is not None and (is_open or guesses % _GUESSES):
+            if low < aim < high:
+                step = 1
+            else:
+                # It is most likely right beside an end; if not, ever further from it.
+                aim, step = low + step if aim <= low else high - step, 2 * step
+            if low < aim < high:
+                number = min(aim, max(1, _FARTHEST * low)) if is_open else aim
         if holds(number):
             low = number
         else:
             high = number
     return low
+
+
+def _crossing(measured: Mapping[int, int], budget_bytes: int, low: int, high: int) -> int | None:
+    """Return the largest number at which a line through two measured ones keeps to the budget; None without a line.
+
+    Args:
+        measured: bytes at some numbers.
+        budget_bytes: where the line crosses.
+        low: a number that fits.
+        high: one that does not, or the end; the line goes through the two numbers that are nearest to the crossing.
+    """
+    numbers = sorted(measured)
+    nearest = [*[n for n in numbers if n <= low][-2:], *[n for n in numbers if n >= high][:1]][-2:]
+    if len(nearest) < 2:
+        return None
+    first, second = nearest
+    growth = measured[second] - measured[first]
+    return first + (budget_bytes - measured[first]) * (second - first) // growth if growth > 0 else None

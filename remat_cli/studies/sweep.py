@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import monotonic
 
+from remat_cli.core.problem import Observer, Status
+from remat_cli.core.simulate import Trace
+from remat_cli.core.solve import Solution, baseline_of, bytes_of_budget, with_plan_of
 from remat_cli.errors import PlannerRefuses, UsageError
-from remat_cli.graph import Graph
-from remat_cli.link import Link
-from remat_cli.problem import Budget, Observer, Planner, Problem, Status
-from remat_cli.simulate import Trace
-from remat_cli.solve import Solution, baseline_of, solve, with_plan_of
-from remat_cli.studies.budget_search import at_budget, smallest_budget
+from remat_cli.planning import Request, at_budget, plan
+from remat_cli.prepare import Prepared
 from remat_cli.studies.progress import Prefixed
 from remat_cli.units import BudgetSpec, format_bytes
 
@@ -90,7 +89,7 @@ class Curve:
 
     @cached_property
     def _front(self) -> list[tuple[Point, Trace]]:
-        """The points whose plan no other plan beats in both peak and time; by ascending peak, each plan once."""
+        """The Pareto front in peak and time, by ascending peak, each plan once."""
         planned = [(point, point.trace) for point in self.points if point.trace is not None]
         front: list[tuple[Point, Trace]] = []
         for point, trace in sorted(planned, key=lambda each: (each[1].peak_bytes, each[1].time)):
@@ -134,13 +133,11 @@ class Sweep:
 
 
 def sweep(
-    graph: Graph,
-    planners: Mapping[str, Planner],
+    prepared: Prepared,
+    requests: Mapping[str, Request],
     budgets: Sequence[BudgetSpec],
     observe: Observer | None = None,
     *,
-    link: Link | None = None,
-    offload: Collection[str] = (),
     share_plans: bool = True,
 ) -> Sweep:
     """Ask each planner for a plan at each budget; a planner that refuses the graph does not stop the others.
@@ -149,12 +146,10 @@ def sweep(
     below one that was proven not to fit is not asked for.
 
     Args:
-        graph: what is planned.
-        planners: whom to ask, by the names under which they are shown.
+        prepared: the graph.
+        requests: for each curve, by its label: who plans, and what plans may do; their budgets count for nothing.
         budgets: in any order.
         observe: is told of planner, budget and how many there are.
-        link: to the host; None where it is not known.
-        offload: the names of the planners whose plans may use it.
         share_plans: give each budget the fastest plan that this planner found at any of them and that fits, so that no
             curve gets worse with more memory; without, each point is the planner's answer at that budget.
 
@@ -163,37 +158,36 @@ def sweep(
         UsageError: plans may use a link that is not known.
         KeyboardInterrupt: interrupted before anything was finished.
     """
-    plain_peak = baseline_of(graph).peak_bytes
-    sizes = {budget.bytes_of(plain_peak, graph.fixed_bytes) for budget in budgets if not budget.smallest}
-    given = sorted(sizes, reverse=True)
-    asks: list[int | None] = [*given, *([None] if any(budget.smallest for budget in budgets) else [])]
-    progress = _Progress(observe or Observer(), len(planners) * len(asks))
+    sizes = {bytes_of_budget(budget, prepared.graph) for budget in budgets if not budget.smallest}
+    given = [BudgetSpec(device_bytes=size) for size in sorted(sizes, reverse=True)]
+    asks = [*given, *([BudgetSpec(smallest=True)] if any(budget.smallest for budget in budgets) else [])]
+    progress = _Progress(observe or Observer(), len(requests) * len(asks))
     curves: list[Curve] = []
     interrupted = False
-    for label, planner in planners.items():
-        run = _CurveRun(Problem(graph, Budget(plain_peak), link, label in offload), label, planner, progress)
+    for label, request in requests.items():
+        run = _CurveRun(prepared, request, label, progress)
         interrupted = run.ask_all(asks)
         curves.append(run.curve(share_plans=share_plans))
         if interrupted:
             break
     if interrupted and not any(curve.points for curve in curves):
         raise KeyboardInterrupt
-    return Sweep(baseline_of(graph), tuple(curves), interrupted)
+    return Sweep(baseline_of(prepared.graph), tuple(curves), interrupted)
 
 
 class _CurveRun:
     """One planner at all budgets, from the largest down."""
 
-    def __init__(self, plain: Problem, label: str, planner: Planner, progress: _Progress) -> None:
-        self._plain = plain
+    def __init__(self, prepared: Prepared, request: Request, label: str, progress: _Progress) -> None:
+        self._prepared = prepared
+        self._request = request
         self._label = label
-        self._planner = planner
         self._progress = progress
         self._points: list[Point] = []
         self._refusal: PlannerRefuses | UsageError | None = None
 
-    def ask_all(self, budgets: Sequence[int | None]) -> bool:
-        """Ask for all budgets in this order, None for the smallest; tell whether the user interrupted it."""
+    def ask_all(self, budgets: Sequence[BudgetSpec]) -> bool:
+        """Ask for all budgets in this order; tell whether the user interrupted it."""
         for number, budget in enumerate(budgets):
             self._progress.next(self._label, budget)
             try:
@@ -209,19 +203,13 @@ class _CurveRun:
                 return True
         return False
 
-    def _ask(self, budget: int | None) -> Point:
+    def _ask(self, budget: BudgetSpec) -> Point:
         proven = self._points[-1].solution if self._points else None
-        if budget is not None and proven is not None and proven.status is Status.INFEASIBLE:
-            return Point(at_budget(proven, budget))
+        if budget.device_bytes is not None and proven is not None and proven.status is Status.INFEASIBLE:
+            return Point(at_budget(proven, budget.device_bytes))
         start = monotonic()
-        if budget is None:
-            plain = self._plain
-            solution = smallest_budget(
-                plain.graph, self._planner, self._progress, link=plain.link, offload=plain.offload
-            ).solution
-        else:
-            solution = solve(replace(self._plain, budget=Budget(budget)), self._planner, self._progress)
-        return Point(solution, monotonic() - start, asked_for_smallest=budget is None)
+        solution = plan(self._prepared, replace(self._request, budget=budget), self._progress).solution
+        return Point(solution, monotonic() - start, asked_for_smallest=budget.smallest)
 
     def curve(self, *, share_plans: bool) -> Curve:
         points = [_with_fastest(point, self._points) for point in self._points] if share_plans else self._points
@@ -232,9 +220,11 @@ class _CurveRun:
 def _with_fastest(point: Point, points: Sequence[Point]) -> Point:
     """Return the point with the fastest plan of all that fits its budget."""
     fitting = [
-        (other.trace.time, other.trace.peak_bytes, other.budget_bytes, other.solution)
+        (other.trace.time, needed, other.budget_bytes, other.solution)
         for other in points
-        if other.trace is not None and other.trace.peak_bytes <= point.budget_bytes
+        if other.trace is not None
+        and (needed := other.solution.needed_bytes) is not None
+        and needed <= point.budget_bytes
     ]
     if not fitting:
         return point
@@ -252,9 +242,9 @@ class _Progress(Prefixed):
         self._count = count
         self._number = 0
 
-    def next(self, label: str, budget: int | None) -> None:
+    def next(self, label: str, budget: BudgetSpec) -> None:
         self._number += 1
-        what = "the smallest budget" if budget is None else format_bytes(budget)
+        what = "the smallest budget" if budget.device_bytes is None else format_bytes(budget.device_bytes)
         self.prefix = f"{self._number}/{self._count} · {label} at {what}: "
         self.phase("starting")
 

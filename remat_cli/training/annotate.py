@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from remat_cli.graph import Graph, Op, Tensor, build_graph
-from remat_cli.operators import Operand, Operator, Role
+from remat_cli.core.graph import Draft, Op, Tensor, draft_graph
+from remat_cli.core.operators import Operand, Operator, Role
 from remat_cli.training.copies import copied_operands
 from remat_cli.training.names import Names
 from remat_cli.training.saved import Gradients, Saved, gradients_of, no_gradients, saved_for_backward
@@ -21,7 +21,7 @@ def is_differentiable(dtype: str | None) -> bool:
     return dtype is None or dtype.startswith(("float", "bfloat", "double", "complex"))
 
 
-def annotate_saves(graph: Graph, operators: Mapping[str, Operator]) -> tuple[Graph, tuple[str, ...]]:
+def annotate_saves(graph: Draft, operators: Mapping[str, Operator]) -> tuple[Draft, tuple[str, ...]]:
     """Return `graph` with `saves` and `grad_inputs` set on every op, and names of the ops for which they are a guess.
 
     A tensor has a gradient where it depends on a trainable parameter, an output of the graph depends on it, and all
@@ -45,21 +45,21 @@ def annotate_saves(graph: Graph, operators: Mapping[str, Operator]) -> tuple[Gra
     for op in graph.ops:
         operator, rule = operators[op.name], gradients[op.name]
         if not any(value.name in with_gradient for value in _results(operator, rule)):
-            ops.append(replace(op, saves=(), grad_inputs=()))
+            ops.append(op.edited(saves=(), grad_inputs=()))
             continue
         needed = _needed(operator, rule, with_gradient)
-        saved = _with_copies(saved_for_backward(operator, needed.positions), copies.get(op.name, {}))
+        saved = _with_copies(saved_for_backward(operator, rule, needed.positions), copies.get(op.name, {}))
         made = _statistics(op, saved, names)
         statistics += made
         made_names = tuple(tensor.name for tensor in made)
         own = {*op.inputs, *op.outputs}  # parameters and constants are operands, but no tensors of the graph
         kept = tuple(value.name for value in saved.operands if value.name in own)
         ops.append(
-            replace(op, outputs=(*op.outputs, *made_names), saves=(*kept, *made_names), grad_inputs=needed.activations)
+            op.edited(outputs=(*op.outputs, *made_names), saves=(*kept, *made_names), grad_inputs=needed.activations)
         )
         if not rule.known:
             guessed.append(op.name)
-    annotated = build_graph(
+    annotated = draft_graph(
         name=graph.name,
         kind=graph.kind,
         time_unit=graph.time_unit,
@@ -85,7 +85,7 @@ def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable
     return tuple(parameter for parameter in parameters if parameter.name in trained)
 
 
-def _waves(graph: Graph, operators: Mapping[str, Operator]) -> set[str]:
+def _waves(graph: Draft, operators: Mapping[str, Operator]) -> set[str]:
     """Return the sines and cosines of a table of frequencies, which a file stores as it stores weights.
 
     Rotary and sinusoidal embeddings have such a table of one dimension, and nobody trains it: what they take the sine
@@ -147,7 +147,7 @@ def _results(operator: Operator, rule: Gradients) -> list[Operand]:
 
 
 def _tensors_with_gradient(
-    graph: Graph, operators: Mapping[str, Operator], gradients: Mapping[str, Gradients]
+    graph: Draft, operators: Mapping[str, Operator], gradients: Mapping[str, Gradients]
 ) -> set[str]:
     depends_on_parameter: set[str] = set()
     for op in graph.ops:

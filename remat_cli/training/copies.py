@@ -4,41 +4,137 @@ A product of stacks of matrices takes each operand as one stack, [stacks, rows, 
 transpose took out of a longer row are no such stack in memory: `torch.matmul` copies them (`reshape`), keeps the copy
 for the backward, and lets go of the row. A product with a single matrix that is trained takes the stack as one matrix,
 [rows, columns]: each linear layer that reads the same transposed tensor makes and keeps a copy of its own.
+`torch.einsum` brings the dimensions of both operands, a weight's too, into the order of such stacks.
+
+How tensors lie in memory is followed from op to op: through views, elementwise ops, which keep the order of what they
+read, products of `torch.einsum`, and fused attention, whose result lies as its queries do. What other ops make is in
+row-major order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 
-from remat_cli.graph import Graph
-from remat_cli.operators import Operand, Operator
+from remat_cli.core.graph import Draft
+from remat_cli.core.operators import Operand, Operator
+from remat_cli.training.einsum_product import product_of
 from remat_cli.training.statistics import Statistic
 
 _RESHAPES = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _KEEPS_STRIDES = frozenset({"Slice", "Split", "SplitToSequence", "SequenceAt"})
+_ATTENTION = "Attention"
+# fmt: off
+_KEEPS_ORDER = frozenset((
+    _ATTENTION, "Abs", "Add", "Cast", "CastLike", "Clip", "Cos", "Div", "Dropout", "Elu", "Erf", "Exp", "Gelu",
+    "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "RotaryEmbedding",
+    "Sigmoid", "Sin", "Softplus", "Sqrt", "Sub", "Swish", "Tanh", "Where",
+))
+# fmt: on
 
 Strides = tuple[int, ...]
 
 
-def copied_operands(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, dict[str, Statistic]]:
-    """Return the copies that each matrix product makes, by op and by name of the operand.
+def copied_operands(graph: Draft, operators: Mapping[str, Operator]) -> dict[str, dict[str, Statistic]]:
+    """Return the copies that each product of matrices makes, by op and by name of the operand.
 
     Args:
         graph: a forward pass, with views resolved.
         operators: one for each op.
     """
-    strides: dict[str, Strides] = {}  # of views, in elements
+    memory = _Memory(graph)
     copies: dict[str, dict[str, Statistic]] = {}
     for op in graph.ops:
         operator = operators[op.name]
-        if operator.type == "MatMul":
-            found = {value.name: _copy(value) for value, form in _forms(operator) if not _has(value, form, strides)}
-            copies |= {op.name: found} if found else {}
-        for value in operator.outputs:
-            if value is not None and value.shape is not None and graph.tensors[value.name].view_of is not None:
-                strides[value.name] = _strides(operator, value.shape, strides)
+        found = {value.name: _copy(value, shape) for value, shape in memory.copied(operator)}
+        copies |= {op.name: found} if found else {}
+        memory.follow(operator)
     return copies
+
+
+def _copy(value: Operand, shape: Sequence[int]) -> Statistic:
+    size = value.bytes * prod(shape) // max(1, value.elements)
+    return Statistic(f"copy of {value.name}", tuple(shape), value.dtype, size)
+
+
+@dataclass
+class _Memory:
+    """How the tensors of a forward pass lie in memory.
+
+    Attributes:
+        graph: the forward pass.
+        strides: in elements, of those that may not be in row-major order.
+        reshaped: results of fused attention that PyTorch copies to reshape them. Both stay: the result for attention's
+            own backward, the copy for that of the first product that reads it.
+    """
+
+    graph: Draft
+    strides: dict[str, Strides] = field(default_factory=dict)
+    reshaped: set[str] = field(default_factory=set)
+
+    def copied(self, operator: Operator) -> Iterator[tuple[Operand, Sequence[int]]]:
+        """Yield the operands of a product that are copied for it, each with the shape of its copy."""
+        if operator.type == "Einsum" and (product := product_of(operator)) is not None:
+            for factor in product.factors:
+                given, shape = self._strides_of(factor.value), factor.value.shape or ()
+                sizes, strides = ([own[axis] for axis in factor.axes] for own in (shape, given))
+                if factor.summed_first or _viewed(sizes, strides, factor.form) is None:
+                    yield factor.value, factor.form
+        elif operator.type == "MatMul":
+            for value, form in _forms(operator):
+                shape = value.shape or ()
+                if value.name in self.reshaped or _viewed(shape, self._strides_of(value), form) is None:
+                    self.reshaped.discard(value.name)
+                    yield value, shape
+
+    def follow(self, operator: Operator) -> None:
+        """Note how the results of an operator lie in memory."""
+        product = product_of(operator) if operator.type == "Einsum" else None
+        for value in operator.outputs:
+            if value is None or value.shape is None:
+                continue
+            base = self.graph.tensors[value.name].view_of
+            if base is not None:
+                self.strides[value.name] = self._strides_of_view(operator, value, base)
+            elif product is not None:
+                made = contiguous(product.shape)
+                self.strides[value.name] = tuple(made[axis] for axis in product.axes)
+            elif operator.type in _KEEPS_ORDER:
+                same = (one for one in operator.inputs if one is not None and one.shape == value.shape)
+                if (like := next(same, None)) is not None and like.name in self.strides:
+                    self.strides[value.name] = _in_order_of(self.strides[like.name], value.shape)
+
+    def _strides_of(self, value: Operand) -> Strides:
+        return self.strides.get(value.name, contiguous(value.shape or ()))
+
+    def _strides_of_view(self, operator: Operator, view: Operand, base: str) -> Strides:
+        """Return the strides of a view that an operator makes; one that PyTorch would copy is contiguous."""
+        source, shape = operator.inputs[0], view.shape or ()
+        if source is None or source.shape is None:
+            return contiguous(shape)
+        given = self._strides_of(source)
+        if operator.type == "Transpose":
+            axes = operator.attributes.get("perm", tuple(reversed(range(len(shape)))))
+            return tuple(given[int(axis)] for axis in axes) if isinstance(axes, tuple) else contiguous(shape)
+        if operator.type in _KEEPS_STRIDES and len(shape) == len(given):
+            return given
+        if operator.type == "Gather":
+            axis = operator.integer("axis", 0) % len(given)
+            return (*given[:axis], *given[axis + 1 :])
+        if operator.type == "Expand" and len(shape) >= len(given):
+            added = len(shape) - len(given)
+            sizes = (*(1,) * added, *source.shape)
+            own = (*(0,) * added, *given)
+            return tuple(stride if size == wide else 0 for stride, size, wide in zip(own, sizes, shape, strict=True))
+        reshaped = _viewed(source.shape, given, shape) if operator.type in _RESHAPES else None
+        if reshaped is None and operator.type in _RESHAPES and self._is_attention(base):
+            self.reshaped.add(view.name)
+        return contiguous(shape) if reshaped is None else reshaped
+
+    def _is_attention(self, name: str) -> bool:
+        maker = self.graph.producer.get(name)
+        return maker is not None and maker.type == _ATTENTION
 
 
 def _forms(operator: Operator) -> Iterator[tuple[Operand, tuple[int, ...]]]:
@@ -55,44 +151,19 @@ def _forms(operator: Operator) -> Iterator[tuple[Operand, tuple[int, ...]]]:
             yield value, (prod(shape[:-2]), *shape[-2:])
 
 
-def _copy(value: Operand) -> Statistic:
-    return Statistic(f"copy of {value.name}", value.shape or (), value.dtype, value.bytes)
-
-
-def _has(value: Operand, form: tuple[int, ...], strides: Mapping[str, Strides]) -> bool:
-    """Whether the memory of a tensor can be seen in another shape."""
-    return value.name not in strides or _viewed(value.shape or (), strides[value.name], form) is not None
-
-
-def _strides(operator: Operator, shape: tuple[int, ...], strides: Mapping[str, Strides]) -> Strides:
-    """Return the strides of a view that an operator makes; one that PyTorch would copy is contiguous."""
-    source = operator.inputs[0]
-    if source is None or source.shape is None:
-        return contiguous(shape)
-    given = strides.get(source.name, contiguous(source.shape))
-    if operator.type == "Transpose":
-        axes = operator.attributes.get("perm", tuple(reversed(range(len(shape)))))
-        return tuple(given[int(axis)] for axis in axes) if isinstance(axes, tuple) else contiguous(shape)
-    if operator.type in _KEEPS_STRIDES and len(shape) == len(given):
-        return given
-    if operator.type == "Gather":
-        axis = operator.integer("axis", 0) % len(given)
-        return (*given[:axis], *given[axis + 1 :])
-    if operator.type == "Expand" and len(shape) >= len(given):
-        added = len(shape) - len(given)
-        sizes = (*(1,) * added, *source.shape)
-        own = (*(0,) * added, *given)
-        return tuple(stride if size == wide else 0 for stride, size, wide in zip(own, sizes, shape, strict=True))
-    reshaped = _viewed(source.shape, given, shape) if operator.type in _RESHAPES else None
-    return contiguous(shape) if reshaped is None else reshaped
-
-
 def contiguous(shape: Sequence[int]) -> Strides:
     """Return the strides of a tensor in row-major order, in elements."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def _viewed(shape: Sequence[int], strides: Strides, wanted: Sequence[int]) -> Strides | None:
+def _in_order_of(strides: Strides, shape: Sequence[int]) -> Strides:
+    """Return the strides of a new tensor whose axes lie in the order of those of another one."""
+    order = sorted(range(len(shape)), key=lambda axis: -strides[axis])
+    dense = contiguous([shape[axis] for axis in order])
+    return tuple(dense[order.index(axis)] for axis in range(len(shape)))
+
+
+def _viewed(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> Strides | None:
     """Return the strides with which the same storage has another shape, or None where no strides do.
 
     Axes that lie one within the other in memory are one run; each wanted axis must lie within one run.

@@ -7,12 +7,11 @@ training graph.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from math import ceil, prod
 
+from remat_cli.core.graph import Draft, Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.settings import Setting
 from remat_cli.training.annotate import is_differentiable
 from remat_cli.training.names import Names
@@ -24,7 +23,7 @@ ACCUMULATION_TYPE = "GradientAccumulation"
 _HANDS_ON_GRADIENT = frozenset({"Add", "Sum", "Identity"})
 
 
-def training_graph(forward: Graph, *, share_gradients: bool = True) -> Graph:
+def training_graph(forward: Draft, *, share_gradients: bool = True) -> Graph:
     """Return the graph of one training step: forward, loss, backward.
 
     A loss reads the outputs and seeds their gradients; it stands for one that is not in the graph and takes no time.
@@ -72,10 +71,10 @@ def training_graph(forward: Graph, *, share_gradients: bool = True) -> Graph:
 
 
 def _without_gradient_fields(op: Op) -> Op:
-    return replace(op, saves=None, grad_inputs=None, grad_time=None, grad_flops=None)
+    return op.edited(saves=None, grad_inputs=None, grad_time=None, grad_flops=None)
 
 
-def _seeds(forward: Graph) -> list[str]:
+def _seeds(forward: Draft) -> list[str]:
     tensors = forward.tensors
     bases = {tensors[name].view_of for name in forward.outputs}
     return [
@@ -93,7 +92,7 @@ def _takes_part(op: Op) -> bool:
     return op.saves != () or op.grad_inputs != ()
 
 
-def _value_bytes(graph: Graph, name: str) -> int:
+def _value_bytes(graph: Draft, name: str) -> int:
     """Return the size of a value; a view has its share of its base's elements, or all where a shape is not known.
 
     A view of a weight has no base in the graph and counts as 0: its gradient goes to the weight's, which is resident.
@@ -115,7 +114,7 @@ class _Backward:
         ops: in execution order.
     """
 
-    def __init__(self, forward: Graph, share_gradients: bool) -> None:
+    def __init__(self, forward: Draft, share_gradients: bool) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[Op] = []
         self._forward = forward
@@ -197,7 +196,7 @@ class _Backward:
         return None
 
     def results(self) -> Iterator[str]:
-        """Yield what must be there at the end: the gradients of graph inputs, and the tokens."""
+        """Yield what must be in memory at the end: the gradients of graph inputs, and the tokens."""
         yield from (self._gradient[name] for name in self._forward.inputs if name in self._gradient)
         yield from self._tokens
 
@@ -217,7 +216,7 @@ class _Backward:
         return name
 
     def _contribute(self, name: str, gradient: str) -> None:
-        """Make `gradient` the gradient of forward tensor `name`, or add it to the one that is there."""
+        """Make `gradient` the gradient of forward tensor `name`, or add it to the existing one."""
         self._contributions[name] = self._contributions.get(name, 0) + 1
         if name in self._gradient:
             gradient = self._accumulate(name, self._gradient[name], gradient)
@@ -270,17 +269,17 @@ class _Backward:
         return read + sum(self.tensors[name].bytes for name in gradients)
 
 
-def _fastest_move(graph: Graph) -> Fraction:
+def _fastest_move(graph: Draft) -> Fraction:
     """Return the time in which a byte is moved: that of the op that moves its bytes fastest, 0 where no op takes time.
 
-    What a file says of its device is in the times of its ops; the ops that move bytes and do little else are fastest.
+    The ops' times tell how fast the device is; the ops that mostly move bytes move them fastest.
     """
 
     times = ((op.time, _forward_moved_bytes(graph, op)) for op in graph.ops)
     return min((Fraction(time, moved) for time, moved in times if time > 0 and moved > 0), default=Fraction(0))
 
 
-def _forward_moved_bytes(graph: Graph, op: Op) -> int:
+def _forward_moved_bytes(graph: Draft, op: Op) -> int:
     if op.moved_bytes is not None:
         return op.moved_bytes
     return sum(graph.tensors[name].bytes for name in (*op.inputs, *op.outputs))

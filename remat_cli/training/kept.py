@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat_cli.graph import BOUNDARY_TYPE, Graph, Phase, Tensor
+from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase, Tensor
 from remat_cli.training.annotate import is_differentiable
 from remat_cli.training.derive import LOSS_TYPE
 
@@ -49,8 +49,8 @@ class KeptOfModule:
 def kept_for_backward(training: Graph) -> KeptForBackward:
     """Return what the backward ops of a training graph read of what its forward ops made.
 
-    Parameters and graph inputs do not count, as they are there anyway, nor does what only the loss reads, or whoever
-    stands between the two passes.
+    Parameters and graph inputs do not count: they are resident. Nor does what only the loss, or the op between the
+    passes, reads.
     """
     made = {name for op in training.ops if op.phase is Phase.FORWARD for name in op.outputs}
     backward = (op for op in training.ops if op.phase is Phase.BACKWARD and op.type not in _BETWEEN_PASSES)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from remat_cli.graph import Graph, Op, build_graph
-from remat_cli.operators import AttributeValue, Operand, Operator, Role
+from remat_cli.core.graph import Draft, Op, draft_graph
+from remat_cli.core.operators import AttributeValue, Operand, Operator, Role
 
 # The operator set that has all of these ops.
 _OPSET = 24
@@ -42,13 +42,13 @@ class FusedGraph:
         nodes: how many nodes these had.
     """
 
-    graph: Graph
+    graph: Draft
     operators: Mapping[str, Operator]
     groups: Mapping[str, int] = field(default_factory=dict)
     nodes: int = 0
 
 
-def with_kernels(graph: Graph, operators: Mapping[str, Operator], which: Kernels) -> FusedGraph:
+def with_kernels(graph: Draft, operators: Mapping[str, Operator], which: Kernels) -> FusedGraph:
     """Put one op in the place of each group of nodes that stands for it.
 
     A group is left as it is where one of its inner values is read from outside, or is a result of the graph.
@@ -72,7 +72,7 @@ def with_kernels(graph: Graph, operators: Mapping[str, Operator], which: Kernels
         return FusedGraph(graph, operators)
     results = {value.name for group in groups.values() for value in group.results}
     inner = {name for member in taken for name in graph.op[member].outputs} - results
-    together = build_graph(
+    together = draft_graph(
         name=graph.name,
         kind=graph.kind,
         time_unit=graph.time_unit,
@@ -119,7 +119,7 @@ class _Group:
         return Operator(self.type, self.inputs, self.results, self.attributes, _OPSET)
 
 
-def _op(graph: Graph, group: _Group) -> Op:
+def _op(graph: Draft, group: _Group) -> Op:
     members = [graph.op[name] for name in group.members]
     read = (value.name for value in group.inputs if value is not None and value.role is Role.ACTIVATION)
     return replace(
@@ -142,7 +142,7 @@ class _OtherForm(Exception):
 class _Nodes:
     """The nodes of a graph by what they read and make. What is looked up and not there raises `_OtherForm`."""
 
-    def __init__(self, graph: Graph, operators: Mapping[str, Operator]) -> None:
+    def __init__(self, graph: Draft, operators: Mapping[str, Operator]) -> None:
         self.operators = operators
         self._graph = graph
         self._maker: dict[str, str] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from remat_cli.core.operators import Operand
 from remat_cli.errors import UsageError
-from remat_cli.operators import Operand
 
 # Copies of each trained parameter that the optimizer keeps beside it: momentum one, Adam its first and second moments.
 OPTIMIZERS: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adam": 2}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import EllipsisType
 
-from remat_cli.operators import Operand, Operator, Role
+from remat_cli.core.operators import Operand, Operator, Role
 from remat_cli.training.statistics import STATISTICS, Statistic, statistic_of
 
 _FUSED_ATTENTION = "x0 x1 x2 x3 y0 logsumexp"
@@ -18,7 +19,7 @@ _FUSED_ATTENTION = "x0 x1 x2 x3 y0 logsumexp"
 # What the gradient of each input reads, by position: inputs x0, x1, ..., outputs y0, y1, ..., all inputs `x*`, all
 # outputs `y*`, all inputs but its own `others`, and statistics by name (see `statistics.py`). "" reads nothing (only
 # shapes); None is an input that has no gradient, as have inputs beyond the end; `...` repeats the entry before it.
-# An operand of which nobody needs the gradient makes no one read anything: `Mul` by a constant saves nothing.
+# An operand whose gradient nobody needs causes no reads: `Mul` by a constant saves nothing.
 _GRADIENT_READS: Mapping[str, tuple[str | EllipsisType | None, ...]] = {
     # Contractions: each operand for the gradient of the other.
     "Conv": ("x1", "x0", ""),
@@ -131,7 +132,7 @@ _GRADIENT_READS: Mapping[str, tuple[str | EllipsisType | None, ...]] = {
     "Resize": ("",),
     "Upsample": ("",),
     "Gather": ("x1",),
-    "GatherElements": ("x1",),
+    "GatherElements": ("x0 x1",),
     "GatherND": ("x1",),
     "ScatterElements": ("x1", None, "x1"),
     "ScatterND": ("x1", None, "x1"),
@@ -144,11 +145,12 @@ _GRADIENT_READS: Mapping[str, tuple[str | EllipsisType | None, ...]] = {
     "SoftmaxCrossEntropyLoss": ("log_prob x1 x2",),
     "NegativeLogLikelihoodLoss": ("x1 x2",),
     "RotaryEmbedding": ("x1 x2 x3",),
-    # Fused: the matrix of attention weights is not kept, but made again from the logsumexp of its rows.
+    # Fused: the matrix of attention weights is recomputed from the logsumexp of its rows.
     "Attention": (_FUSED_ATTENTION,) * 4,
-    "LSTM": ("x* y* gates", ...),
-    "GRU": ("x* y* gates", ...),
-    "RNN": ("x* y*", ...),
+    # Input, lengths and first states, not the weights: what a file computes of these is their order of the gates.
+    "LSTM": ("x0 x4 x5 x6 y* gates", ...),
+    "GRU": ("x0 x4 x5 y* gates", ...),
+    "RNN": ("x0 x4 x5 y*", ...),
 }
 
 # fmt: off
@@ -213,16 +215,17 @@ def no_gradients(operator: Operator) -> Gradients:
     return Gradients(reads=(None,) * len(operator.inputs), results=())
 
 
-def saved_for_backward(operator: Operator, needed: Collection[int]) -> Saved:
+def saved_for_backward(operator: Operator, gradients: Gradients, needed: Collection[int]) -> Saved:
     """Return what the backward of `operator` reads.
 
     Args:
         operator: the forward operator.
+        gradients: what `gradients_of` says of it.
         needed: positions of the inputs whose gradient is needed; those without a gradient are ignored.
     """
     values = dict.fromkeys(
         value
-        for position, reads in enumerate(gradients_of(operator).reads)
+        for position, reads in enumerate(gradients.reads)
         if position in needed
         for name in reads or ()
         for value in _resolve(name, position, operator)
@@ -233,6 +236,7 @@ def saved_for_backward(operator: Operator, needed: Collection[int]) -> Saved:
     )
 
 
+@cache
 def _by_input(row: tuple[str | EllipsisType | None, ...], inputs: int) -> tuple[tuple[str, ...] | None, ...]:
     """Return what the gradient of each of `inputs` operands reads, from a row of the table."""
     if row[-1] is ...:

@@ -1,4 +1,4 @@
-"""What forward ops make for their backward alone: indices, masks, means, logarithms of sums.
+"""Statistics: results that forward ops make only for their backward, such as indices, masks, means, logarithms of sums.
 
 A file exported for inference has no such outputs, but training needs them in memory.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from remat_cli.operators import Operand, Operator
+from remat_cli.core.operators import Operand, Operator
 
 _ELEMENT_BYTES = {"float32": 4, "int64": 8, "bool": 1}
 

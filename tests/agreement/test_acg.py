@@ -6,13 +6,11 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from pathlib import Path
 
 import pytest
 
 from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
-from remat_cli.planners.acg.solver import Choice, StoredSets
-from tests.feng import published_files, read_published
+from remat_cli.planners.acg.solver import StoredChoice, StoredSets
 
 Set = frozenset[int]
 Edges = frozenset[tuple[int, int]]
@@ -193,7 +191,7 @@ def is_between_two(graph: ComputationGraph, piece: set[int], kept: set[int]) -> 
     return len(before) == len(after) == 1
 
 
-def check_is_what_it_says(graph: ComputationGraph, sets: StoredSets, choice: Choice) -> None:
+def check_is_what_it_says(graph: ComputationGraph, sets: StoredSets, choice: StoredChoice) -> None:
     """A choice is admissible, keeps to its limit, and its figures are right."""
     stored = sets.vertices(choice)
     assert choice.stored == sum(graph.costs[v] for v in stored)
@@ -227,12 +225,3 @@ def test_a_wide_spread_is_all_that_no_other_set_beats(seed: int) -> None:
     found = {(each.stored, each.largest) for each in StoredSets(DivisionTree.of(graph)).spread(1000)}
     every = {(each.stored, each.largest) for each in admissible_sets(graph)}
     assert found == {(s, m) for s, m in every if not any(a <= s and b <= m and (a, b) != (s, m) for a, b in every)}
-
-
-@pytest.mark.skipif(not published_files(), reason="REMAT_DATA names no folder with feng/*.json")
-@pytest.mark.parametrize("path", published_files(), ids=lambda path: path.stem)
-def test_costs_of_the_published_networks(path: Path) -> None:
-    network = read_published(path)
-    sets = StoredSets(DivisionTree.of(network.graph))
-    check_is_what_it_says(network.graph, sets, sets.best)
-    assert sets.best.cost == network.optimal_cost

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import heapq
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_cli.formats import read_graph
-from remat_cli.graph import Graph
-from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP, Rounding, SolverName
-from remat_cli.problem import Budget, Problem, Scope, Status
-from remat_cli.solve import baseline_of, solve
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Problem, Scope, Status
+from remat_cli.core.solve import solve
+from remat_cli.planners.checkmate.options import RoundingRule, SolverName
+from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP
 from tests.graphs import problems, scaled, small_graphs, training_graphs
 from tests.oracle import least_time
 from tests.unit.planners.checkmate.test_mip import each_solver
@@ -97,11 +95,11 @@ def test_checkmate_finds_the_best_staged_plan_and_bounds_all_others(solver: Solv
 
 
 @each_solver
-@pytest.mark.parametrize("rounding", Rounding)
+@pytest.mark.parametrize("rounding", RoundingRule)
 @settings(max_examples=40)
 @given(problem=problems(SMALLER_GRAPHS), repairs=st.sampled_from([0, 200]))
 def test_relaxation_bounds_the_best_plan_and_roundings_do_not_beat_it(
-    rounding: Rounding, solver: SolverName, problem: Problem, repairs: int
+    rounding: RoundingRule, solver: SolverName, problem: Problem, repairs: int
 ) -> None:
     solution = solve(problem, CheckmateLP(solver=solver, rounding=rounding, samples=3, repairs=repairs))
     staged = least_staged_time(problem.graph, problem.budget.device_bytes)
@@ -132,23 +130,3 @@ def test_sizes_beyond_a_solvers_tolerance(solver: SolverName, problem: Problem, 
     staged = least_staged_time(graph, budget)
     assert solution.status is (Status.INFEASIBLE if staged is None else Status.OPTIMAL)
     assert solution.trace is None or solution.trace.time == staged
-
-
-PLANNERS: list[type[Checkmate | CheckmateLP]] = [Checkmate, CheckmateLP]
-
-
-@pytest.mark.parametrize(("share", "overhead"), [(90, 0.0003), (80, 0.0014)])
-@pytest.mark.parametrize("planner", PLANNERS)
-@each_solver
-def test_fcn8_of_the_checkmate_paper(
-    solver: SolverName, planner: type[Checkmate | CheckmateLP], share: int, overhead: float
-) -> None:
-    if "REMAT_DATA" not in os.environ:
-        pytest.skip("REMAT_DATA does not name the folder of the public data sets")
-    graph = read_graph(Path(os.environ["REMAT_DATA"], "moccasin", "cm_fcn8_train.json")).graph
-    budget = baseline_of(graph).peak_bytes * share // 100
-    solution = solve(Problem(graph, Budget(budget)), planner(solver=solver))
-    assert solution.overhead is not None
-    assert solution.overhead <= overhead
-    if planner is Checkmate:
-        assert (solution.status, solution.scope) == (Status.OPTIMAL, Scope.FIXED_ORDER)

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Observer, Planner, Problem, Scope, Status
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import Solution, solve
 from remat_cli.errors import PlannerRefuses
-from remat_cli.graph import Graph
 from remat_cli.planners.lower_sets.chen import Chen
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP, BudgetModel, ExactDP, Strategy
+from remat_cli.planners.lower_sets.dp_planners import ApproxDP, ExactDP
 from remat_cli.planners.lower_sets.exhaustive import Chains, Exhaustive
+from remat_cli.planners.lower_sets.options import BudgetModel, Strategy
 from remat_cli.planners.shared.forward_part import ForwardPart
-from remat_cli.problem import Budget, Observer, Planner, Problem, Scope, Status
-from remat_cli.simulate import simulate
-from remat_cli.solve import Solution, solve
 from tests.graphs import problems, training_chain, training_graphs, training_unet
 
 PLANNERS: dict[str, type[ApproxDP | ExactDP | Chen]] = {"approx_dp": ApproxDP, "exact_dp": ExactDP, "chen": Chen}

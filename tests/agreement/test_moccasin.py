@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations, product
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Problem, Status
+from remat_cli.core.schedule import with_frees
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import Solution, solve
 from remat_cli.errors import InvalidSchedule
-from remat_cli.formats import read_graph
-from remat_cli.graph import Graph
-from remat_cli.planners.moccasin.planner import Moccasin, Order
-from remat_cli.problem import Budget, Problem, Status
-from remat_cli.schedule import plain_run, with_frees
-from remat_cli.simulate import simulate
-from remat_cli.solve import Solution, solve
+from remat_cli.planners.moccasin.options import FirstRuns
+from remat_cli.planners.moccasin.planner import Moccasin
 from tests.graphs import problems, scaled, small_graphs, training_chain, training_graphs, training_unet
 from tests.oracle import least_time
 
@@ -34,7 +32,7 @@ def time_of(solution: Solution) -> float:
 
 @given(problem=problems(small_graphs(max_ops=5)))
 def test_any_order_without_stages_is_the_optimum_where_runs_suffice(problem: Problem) -> None:
-    solution = solve(problem, Moccasin(order=Order.FREE, staged=False, max_retentions=3))
+    solution = solve(problem, Moccasin(order=FirstRuns.FREE, staged=False, max_retentions=3))
     truth = least_time(problem.graph, problem.budget.device_bytes)
     if truth is None:
         assert solution.status is Status.INFEASIBLE
@@ -79,14 +77,14 @@ def test_stages_in_input_order_are_the_best_of_all_staged_schedules(max_retentio
 @given(problem=problems(SMALL))
 def test_more_freedom_is_never_worse(problem: Problem) -> None:
     default = time_of(solve(problem, Moccasin()))
-    assert time_of(solve(problem, Moccasin(order=Order.FREE))) <= default
+    assert time_of(solve(problem, Moccasin(order=FirstRuns.FREE))) <= default
     assert time_of(solve(problem, Moccasin(max_retentions=3))) <= default
     assert time_of(solve(problem, Moccasin(max_retentions=1))) >= default
 
 
 @given(problem=problems(small_graphs(max_ops=5)))
 def test_without_stages_is_never_worse(problem: Problem) -> None:
-    for order in Order:
+    for order in FirstRuns:
         staged = time_of(solve(problem, Moccasin(order=order)))
         assert time_of(solve(problem, Moccasin(order=order, staged=False))) <= staged
 
@@ -103,31 +101,11 @@ def test_sizes_up_to_the_largest_change_nothing(problem: Problem) -> None:
     assert time_of(solve(large, Moccasin())) == time_of(solve(problem, Moccasin()))
 
 
-@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("order", FirstRuns)
 @pytest.mark.parametrize("graph", [training_chain(8), training_unet(3)], ids=["chain", "unet"])
-def test_training_graphs_are_planned_far_below_their_plain_peak(graph: Graph, order: Order) -> None:
+def test_training_graphs_are_planned_far_below_their_plain_peak(graph: Graph, order: FirstRuns) -> None:
     peak = solve(Problem(graph, Budget(2**40)), Moccasin()).baseline.peak_bytes
     solution = solve(Problem(graph, Budget(peak * 8 // 10)), Moccasin(order=order))
     assert solution.status is Status.OPTIMAL
     assert solution.trace is not None
     assert solution.trace.recomputations > 0
-
-
-@pytest.mark.skipif("REMAT_DATA" not in os.environ, reason="REMAT_DATA does not name the folder with the public data")
-@pytest.mark.parametrize(
-    ("file", "share", "percent"),
-    [
-        ("rl_n100", 0.9, 0.8),
-        ("rl_n100", 0.8, 2.3),
-        ("cm_fcn8_train", 0.9, 0.0),
-        ("cm_fcn8_train", 0.8, 0.1),
-    ],
-)
-def test_overheads_of_the_paper_are_reached(file: str, share: float, percent: float) -> None:
-    """Table 3 of the paper, to its one digit."""
-    graph = read_graph(Path(os.environ["REMAT_DATA"]) / "moccasin" / f"{file}.json").graph
-    peak = simulate(graph, plain_run(graph)).peak_bytes
-    solution = solve(Problem(graph, Budget(int(peak * share))), Moccasin())
-    assert solution.status is Status.OPTIMAL
-    assert solution.overhead is not None
-    assert round(100 * solution.overhead, 1) == percent

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remat_cli.bounds import largest_working_set
-from remat_cli.graph import Graph
-from remat_cli.link import Duplex, Link
+from remat_cli.core.bounds import largest_working_set
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Duplex, Link
+from remat_cli.core.problem import Budget, Problem, Status
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.offload.link_bound import LinkCut
-from remat_cli.planners.offload.planner import Offload
+from remat_cli.planners.offload.planner import Offloading
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.problem import Budget, Problem, Status
-from remat_cli.solve import baseline_of, solve
 from tests.graphs import graph_of, op, small_graphs, training_unet
 from tests.transfer_oracle import TransferOracle
 
@@ -60,7 +60,7 @@ def test_no_plan_is_better_than_the_bound_nor_than_the_truth(
     counted, valued = bounds_of(graph, budget, link)
     assert counted <= truth - graph.total_time
     assert valued <= (truth - graph.total_time) * (1 + 1e-9) + 1e-9
-    solution = solve(Problem(graph, Budget(budget), link, offload=True), Offload(work_limit=16))
+    solution = solve(Problem(graph, Budget(budget), link, offload=True), Offloading(work_limit=16))
     assert solution.warnings == ()
     if solution.trace is not None:
         assert solution.trace.time >= truth
@@ -96,7 +96,7 @@ def test_both_together_are_no_worse_than_offloading_on_a_chain_or_recomputation(
     graph = training_unet(3)
     for budget in range(largest_working_set(graph).bytes, baseline_of(graph).peak_bytes, 3):
         problem = Problem(graph, Budget(budget), Link(Fraction(1)), offload=True)
-        both = solve(problem, Offload())
+        both = solve(problem, Offloading())
         assert both.trace is not None
         for other in (Pofo(), MinCut()):
             alone = solve(problem, other)

@@ -21,8 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from remat_cli.core.graph import Graph, Kind, Phase
+from remat_cli.core.problem import Budget, Problem
+from remat_cli.core.solve import baseline_of
 from remat_cli.errors import PlannerRefuses
-from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
 from remat_cli.planners.pofo.structure import (
@@ -40,8 +42,6 @@ from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.transfers import OffloadSequence
-from remat_cli.problem import Budget, Problem
-from remat_cli.solve import baseline_of
 from tests.graphs import graph_of, op, problems, training_graphs
 from tests.paper_chains import Chain, fluid_needs
 

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Problem, Scope, Status
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.planners.retention.any_order_bound import Ancestry, any_order_bound
 from remat_cli.planners.retention.cover_bound import cover_bound
 from remat_cli.planners.retention.cut_bound import CutSearch
 from remat_cli.planners.retention.cut_model import CutModel
-from remat_cli.planners.retention.planner import OrderChoice, Retention
+from remat_cli.planners.retention.options import OrderChoice
+from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.shared.cp_sat import first_opinion
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Stages
-from remat_cli.problem import Budget, Problem, Scope, Status
-from remat_cli.solve import baseline_of, solve
 from tests.graphs import graph_of, in_place, op, problems, small_graphs, training_chain, training_graphs, training_unet
 from tests.oracle import least_peak, least_time
 

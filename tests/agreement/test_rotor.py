@@ -18,8 +18,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.graph import Graph, Kind, Phase
+from remat_cli.core.problem import Budget, Problem
+from remat_cli.core.schedule import with_frees
+from remat_cli.core.simulate import Trace, simulate
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.errors import PlannerRefuses
-from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.rotor.planner import Rotor
@@ -27,10 +31,6 @@ from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import linearise
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Problem
-from remat_cli.schedule import with_frees
-from remat_cli.simulate import Trace, simulate
-from remat_cli.solve import baseline_of, solve
 from remat_cli.training import training_graph
 from tests.graphs import graph_of, op, problems, training_graphs
 from tests.paper_chains import Chain, rotor_needs

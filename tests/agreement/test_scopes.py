@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.problem import Budget, Problem
+from remat_cli.core.solve import baseline_of
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Problem
-from remat_cli.solve import baseline_of
 from tests.graphs import training_chain
 from tests.hunt.claims import QUICK, check_by_each_other, check_by_oracle
 from tests.hunt.problems import SIZES, SMALL, TIMES, problems, resized, tangled, with_budget

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 
+from remat_cli.core.problem import Problem, Scope, Status
+from remat_cli.core.solve import solve
 from remat_cli.planners.shortest_path.planner import ShortestPath
-from remat_cli.problem import Problem, Scope, Status
-from remat_cli.solve import solve
 from tests.hunt.problems import SMALL, problems
 from tests.oracle import least_time
 

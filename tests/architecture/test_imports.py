@@ -24,13 +24,22 @@ LAYERS = (
         "remat_cli.cores",
         "remat_cli.interruption",
     ),
-    ("remat_cli.graph", "remat_cli.link", "remat_cli.operators", "remat_cli.schedule"),
-    ("remat_cli.problem",),
-    ("remat_cli.simulate", "remat_cli.bounds"),
-    ("remat_cli.solve",),
+    (
+        "remat_cli.core",
+        "remat_cli.core.graph",
+        "remat_cli.core.link",
+        "remat_cli.core.operators",
+        "remat_cli.core.buffers",
+        "remat_cli.core.schedule",
+    ),
+    ("remat_cli.core.problem",),
+    ("remat_cli.core.simulate", "remat_cli.core.arena", "remat_cli.core.bounds"),
+    ("remat_cli.core.solve",),
     ("remat_cli.formats", "remat_cli.training", "remat_cli.costs", "remat_cli.generate", "remat_cli.planners"),
     ("remat_cli.config",),
     ("remat_cli.prepare", "remat_cli.synthesis"),
+    ("remat_cli.allocation",),
+    ("remat_cli.planning",),
     ("remat_cli.studies",),
     ("remat_cli.runtime",),
     ("remat_cli.torch",),
@@ -120,15 +129,9 @@ def tree_of(module: str) -> ast.Module:
 
 
 @cache
-def imports_of(module: str, *, late: bool = True) -> frozenset[str]:
-    """Return what `module` imports: modules of ours by their full name, others as written.
-
-    Args:
-        module: its full name.
-        late: also what functions import when they are called.
-    """
-    tree = tree_of(module)
-    return frozenset(name for node in (ast.walk(tree) if late else tree.body) for name in _imported(node))
+def imports_of(module: str) -> frozenset[str]:
+    """Return what `module` imports, its functions included: modules of ours by their full name, others as written."""
+    return frozenset(name for node in ast.walk(tree_of(module)) for name in _imported(node))
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
@@ -150,7 +153,7 @@ def layer_of(module: str, layers: Sequence[Sequence[str]] = LAYERS) -> int:
     homes = {home: number for number, layer in enumerate(layers) for home in layer if is_in(module, home)}
     assert homes, f"{module} has no layer"
     home = max(homes, key=len)
-    assert home not in ("remat_cli", "remat_cli.planners") or home == module, f"{module} has no layer"
+    assert home not in ("remat_cli", "remat_cli.core", "remat_cli.planners") or home == module, f"{module} has no layer"
     return homes[home]
 
 
@@ -182,7 +185,7 @@ def test_methods_do_not_import_each_other(method: str) -> None:
 
 
 def test_no_planner_judges_itself() -> None:
-    judges = {m for m in MODULES if is_in(m, "remat_cli.planners") and "remat_cli.solve" in imports_of(m)}
+    judges = {m for m in MODULES if is_in(m, "remat_cli.planners") and "remat_cli.core.solve" in imports_of(m)}
     assert judges == set()
 
 
@@ -193,7 +196,22 @@ def test_only_solve_and_auto_call_planners() -> None:
         for node in ast.walk(tree_of(module))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "plan"
     }
-    assert {module for module in callers if not is_in(module, "remat_cli.planners.auto")} == {"remat_cli.solve"}
+    assert {module for module in callers if not is_in(module, "remat_cli.planners.auto")} == {"remat_cli.core.solve"}
+
+
+def callers_of(name: str) -> set[str]:
+    """Return the modules that call something of this name."""
+    return {
+        module
+        for module in MODULES
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    }
+
+
+@pytest.mark.parametrize("name", ["Problem", "solve"])
+def test_plans_are_made_in_one_room(name: str) -> None:
+    assert {module for module in callers_of(name) if not is_in(module, "remat_cli.planning")} == set()
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -209,13 +227,19 @@ def test_room_imports_no_other_room(room: str) -> None:
 
 
 def test_no_circle_of_imports() -> None:
-    # A package's __init__ runs before its modules, and may name them: that is no circle. Nor is it one that a planner,
-    # whose options its search reads, loads that search when it is asked to plan.
+    # What functions import counts, too. A package's __init__ runs before its modules, and may name them: that is no
+    # circle.
     edges = {
-        module: {name for name in imports_of(module, late=False) if name in MODULES and not is_in(module, name)}
+        module: {name for name in imports_of(module) if name in MODULES and not is_in(module, name)}
         for module in MODULES
     }
     TopologicalSorter(edges).prepare()
+
+
+@pytest.mark.parametrize("method", [*METHODS, "remat_cli.planners.auto"])
+def test_room_of_a_planner_does_not_import_the_planner(method: str) -> None:
+    room = [module for module in MODULES if is_in(module, method)]
+    assert {module for module in room if f"{method}.planner" in imports_of(module)} == set()
 
 
 @pytest.mark.parametrize("library", HOMES)
@@ -229,8 +253,17 @@ def test_library_is_used_only_at_home(library: str) -> None:
     assert strangers == []
 
 
-@pytest.mark.parametrize("module", ["remat_cli.cli", "remat_cli.__main__"])
-def test_command_line_starts_without_heavy_libraries(module: str) -> None:
+@pytest.mark.parametrize("module", ["remat_cli.cli", "remat_cli.__main__", "remat_cli.planning"])
+def test_main_path_starts_without_heavy_libraries(module: str) -> None:
     script = f"import sys, {module}; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert loaded.split() == []
+
+
+def test_no_public_class_name_stands_twice() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
 
+import remat_cli
+from tests.golden.pages import name_of
 from tests.places import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -50,7 +54,39 @@ def test_every_python_that_is_named_is_checked() -> None:
     assert PYPROJECT["project"]["requires-python"] == f">={checked[0]}"
 
 
-@pytest.mark.parametrize("name", [".ci/run", ".github/workflows/check.yml", ".pre-commit-config.yaml"])
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def test_the_version_stands_in_the_package_alone() -> None:
+    assert "version" not in PYPROJECT["project"]
+    assert PYPROJECT["project"]["dynamic"] == ["version"]
+    assert SETUPTOOLS["dynamic"]["version"] == {"attr": "remat_cli.__version__"}
+
+
+def test_the_workflow_runs_every_release_of_torch_that_was_tested() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text(encoding="utf-8"))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (default,) = re.findall(r"^DEFAULT_TORCH := (\S+)$", makefile, re.MULTILINE)
+    source = (ROOT / "remat_cli/formats/torch/internals.py").read_text(encoding="utf-8")
+    (tested,) = re.findall(r"^TESTED_VERSIONS = (.*)$", source, re.MULTILINE)
+    ran = [default, *workflow["jobs"]["torch"]["strategy"]["matrix"]["torch"]]
+    assert tuple(version.rpartition(".")[0] for version in ran) == ast.literal_eval(tested)
+
+
+def test_the_changes_begin_with_this_version() -> None:
+    changes = (ROOT / ".github/CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.findall(r"^## Version ([^:\s]+)", changes, re.MULTILINE)[0]
+    assert newest == remat_cli.__version__
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_to_commits(workflow: Path) -> None:
+    used = re.findall(r"^\s*(?:- )?uses: (.*)$", workflow.read_text(encoding="utf-8"), re.MULTILINE)
+    assert used
+    assert [action for action in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)] == []
+
+
+@pytest.mark.parametrize("name", [".ci/run", ".pre-commit-config.yaml", *(name_of(path) for path in WORKFLOWS)])
 def test_automation_makes_what_can_be_made(name: str) -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     made = set(re.findall(r"(?:^|: )make (\w+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE))

@@ -20,18 +20,19 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.problem import Budget, Planner, Problem
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.errors import PlannerRefuses
 from remat_cli.formats import read_graph
 from remat_cli.planners import PLANNERS
 from remat_cli.planners.lower_sets.dp import LowerSetDP
-from remat_cli.planners.lower_sets.dp_planners import Strategy
 from remat_cli.planners.lower_sets.families import LowerSets, all_lower_sets, pruned_family
+from remat_cli.planners.lower_sets.options import Strategy
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Planner, Problem
-from remat_cli.solve import baseline_of, solve
 from remat_cli.training import training_graph
 from remat_cli.units import format_bytes, format_share
+from tests.bench.arena import arena
 from tests.bench.commands import commands
 from tests.bench.execution import execution
 from tests.bench.kernels import kernels
@@ -43,6 +44,7 @@ from tests.bench.progress import generated_graphs, named_graphs, progress
 from tests.bench.scale import scale
 from tests.bench.small import small
 from tests.bench.tangled import tangled
+from tests.bench.tiny import tiny
 from tests.bench.transfers import transfers
 from tests.places import GRAPHS
 
@@ -127,7 +129,7 @@ def planning(console: Console) -> None:
     for path, options in files():
         prepared = prepare(path, options)
         budget = Budget(int(SHARE * baseline_of(prepared.graph).peak_bytes))
-        problem = prepared.problem(budget.device_bytes)
+        problem = Problem(prepared.graph, budget, prepared.link)
         first = (path.stem, f"{len(prepared.graph.ops):,}")
         for name, planner in limited_planners():
             table.add_row(*first, name, format_bytes(budget.device_bytes), *_planned(problem, planner))
@@ -200,6 +202,15 @@ def torch_table(console: Console) -> None:
     torch_steps(console)
 
 
+def lengths_table(console: Console) -> None:
+    """A training loop of many lengths in PyTorch, where it is installed."""
+    try:
+        from tests.bench.torch_lengths import torch_lengths
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    torch_lengths(console)
+
+
 def model_tables(console: Console) -> None:
     """Models of public kinds, exported to ONNX, where what they come from is installed."""
     try:
@@ -207,6 +218,12 @@ def model_tables(console: Console) -> None:
     except ImportError as error:
         sys.exit(f"these tables need {error.name}: see 'Exported models' in tests/bench/README.md")
     exported_models(console)
+
+
+def arenas(console: Console) -> None:
+    """Arenas of schedules, of public instances, and of networks of small devices."""
+    arena(console, files())
+    tiny(console)
 
 
 TABLES: Mapping[str, Callable[[Console], None]] = {
@@ -218,6 +235,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "progress": lambda console: progress(console, files()),
     "gaps": gaps,
     "small": small,
+    "arena": arenas,
     "tangled": lambda console: tangled(console, tangled_files()),
     "scale": scale,
     "commands": commands,
@@ -226,10 +244,11 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "transfers": lambda console: transfers(console, linked_files()),
     "kernels": kernels,
     "torch": torch_table,
+    "lengths": lengths_table,
     "models": model_tables,
 }
 # These take long, and need more than what is installed for development.
-ONLY_WHEN_NAMED = ("torch", "models", "library")
+ONLY_WHEN_NAMED = ("torch", "lengths", "models", "library")
 
 
 def main() -> None:

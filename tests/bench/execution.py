@@ -14,16 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.problem import Planner
 from remat_cli.planners.dtr.planner import DTR
+from remat_cli.planning import plan
 from remat_cli.prepare import prepare
-from remat_cli.problem import Planner
 from remat_cli.runtime.onnx.apply import apply_schedule, read_for
-from remat_cli.runtime.onnx.execution import Execution, Peak, execute
+from remat_cli.runtime.onnx.execution import ModelExecution, ProcessPeak, execute
 from remat_cli.runtime.onnx.fuse import fuse
 from remat_cli.runtime.onnx.measured_process import random_weight
-from remat_cli.studies.budget_search import smallest_budget
-from remat_cli.units import format_share
+from remat_cli.units import BudgetSpec, format_share
 from tests.places import GRAPHS
+from tests.plans import asking
 
 MIB = 2**20
 
@@ -41,7 +42,7 @@ class Executed:
 
     name: str
     dims: Mapping[str, int]
-    execution: Execution
+    execution: ModelExecution
     overhead: float
 
 
@@ -70,14 +71,15 @@ def executed(path: Path, dims: Mapping[str, int], planner: Planner, *, beside_us
         beside_usual: run it with onnxruntime's own options, too, and take the times of all three.
     """
     options = GraphOptions(mode="inference", dims=dims)
-    graph = prepare(path, options).graph
-    solution = smallest_budget(graph, planner).solution
-    assert solution.result.schedule is not None
-    schedule = solution.result.schedule
+    prepared = prepare(path, options)
+    graph = prepared.graph
+    planning = plan(prepared, asking(planner, budget=BudgetSpec(smallest=True)))
+    schedule = planning.schedule
+    assert schedule is not None
     rewritten = apply_schedule(path, options, graph, schedule, {})
     model = read_for(path, options, keep_data=False)
     execution = execute(path, model, rewritten, graph, schedule.computes, beside_usual=beside_usual)
-    return Executed(path.stem, dims, execution, solution.overhead or 0.0)
+    return Executed(path.stem, dims, execution, planning.overhead or 0.0)
 
 
 def with_weights(path: Path, folder: Path) -> Path:
@@ -127,7 +129,7 @@ def _add_row(table: Table, ops: str, found: Executed, name: str | None = None) -
     )
 
 
-def _figures(peak: Peak) -> tuple[str, str]:
+def _figures(peak: ProcessPeak) -> tuple[str, str]:
     return f"{peak.predicted / MIB:.2f}", f"{peak.measured / MIB:.2f}"
 
 

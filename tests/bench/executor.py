@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from remat_cli.graph import Graph, Op, Phase, Tensor
-from remat_cli.schedule import Free, Schedule, plain_run
-from remat_cli.simulate import simulate
+from remat_cli.core.graph import Graph, Op, Phase, Tensor
+from remat_cli.core.schedule import Free, Schedule, plain_run
+from remat_cli.core.simulate import simulate
 from remat_cli.training import ACCUMULATION_TYPE, training_graph
 
 _MIB = 2**20

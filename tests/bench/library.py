@@ -13,10 +13,10 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Problem
+from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.planners.auto.planner import Auto
-from remat_cli.problem import Budget, Problem
-from remat_cli.solve import Solution, baseline_of, solve
 from tests.bench.moccasin import PAPER
 from tests.bench.portfolio import percent
 from tests.bench.progress import Standings, wide

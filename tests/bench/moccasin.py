@@ -14,10 +14,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from remat_cli.core.problem import Planner
 from remat_cli.planners.checkmate.planner import Checkmate
 from remat_cli.planners.moccasin.planner import Moccasin
-from remat_cli.planners.retention.planner import OrderChoice, Retention
-from remat_cli.problem import Planner
+from remat_cli.planners.retention.options import OrderChoice
+from remat_cli.planners.retention.planner import Retention
 from tests.bench.scale import Planning, measure
 
 # Ours are run up to this many ops: the published models grow with the square of the number of ops.

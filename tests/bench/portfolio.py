@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.problem import Budget, Planner, Problem
+from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.dtr.planner import DTR
@@ -21,8 +23,6 @@ from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Planner, Problem
-from remat_cli.solve import Solution, baseline_of, solve
 
 SHARES = (0.8, 0.6)
 SECONDS = (2.0, 10.0)

@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Observer, Problem
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.generate.chain import Chain
 from remat_cli.generate.generator import Generator
 from remat_cli.generate.transformer import Transformer
 from remat_cli.generate.unet import UNet
-from remat_cli.graph import Graph
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Observer, Problem
-from remat_cli.solve import baseline_of, solve
 from remat_cli.synthesis import synthesize
 
 SHARES = (0.8, 0.6, 0.4)

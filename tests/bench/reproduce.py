@@ -16,20 +16,23 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Observer, Problem
 from remat_cli.formats import read_graph
-from remat_cli.graph import Graph
 from remat_cli.planners.lower_sets.chain_plans import ChainPlans
 from remat_cli.planners.lower_sets.chen import prefixes_at_cuts, segments
 from remat_cli.planners.lower_sets.dp import LowerSetDP
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP, Strategy
+from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.lower_sets.families import LowerSets, all_lower_sets, pruned_family
+from remat_cli.planners.lower_sets.options import Strategy
 from remat_cli.planners.shared.forward_part import ForwardPart
-from remat_cli.problem import Budget, Observer, Problem
-from remat_cli.studies.budget_search import smallest_budget
+from remat_cli.planning import plan
 from remat_cli.training import training_graph
+from remat_cli.units import BudgetSpec
 from tests.bench.executor import Executor, vanilla_peak
 from tests.bench.paper import PUBLISHED, Published
 from tests.places import GRAPHS
+from tests.plans import asking, prepared
 
 GRAPHS = GRAPHS / "table1"
 COLUMNS = ("approx MC", "approx TC", "exact MC", "exact TC")
@@ -74,7 +77,7 @@ def reproduce(forward: Graph, executor: Executor) -> Reproduced:
     segmented = prefixes_at_cuts(vertices)
     ends = [int(size) for size in segmented.bytes]
     chen = (segmented, segments(ends, ends[-1] // isqrt(len(vertices))))
-    smallest = smallest_budget(training, ApproxDP()).solution.trace
+    smallest = plan(prepared(training), asking(ApproxDP(), budget=BudgetSpec(smallest=True))).trace
     assert smallest is not None
     return Reproduced(
         vanilla=vanilla_peak(replace(executor, needs="by-op").training_graph(forward)) / GB,

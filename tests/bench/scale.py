@@ -22,6 +22,10 @@ from typing import ParamSpec, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from remat_cli.core.problem import Budget, Planner, Problem
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.formats import read_graph
 from remat_cli.formats.native import graph_bytes
 from remat_cli.generate import Generator
@@ -33,10 +37,6 @@ from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.planner import MinCut
 from remat_cli.planners.rotor.planner import Rotor
-from remat_cli.problem import Budget, Planner, Problem
-from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of, solve
 from remat_cli.synthesis import synthesize
 from remat_cli.units import format_bytes, format_share
 

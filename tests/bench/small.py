@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Problem, Status
+from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.shortest_path.planner import ShortestPath
-from remat_cli.problem import Problem, Status
-from remat_cli.solve import Solution, baseline_of, solve
 from tests.graphs import small_graphs, training_graphs
 from tests.hunt.problems import problems, tangled
 

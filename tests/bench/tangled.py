@@ -13,13 +13,13 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Planner, Problem
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.formats import read_graph
 from remat_cli.generate.layered import Layered
-from remat_cli.graph import Graph
 from remat_cli.planners.annealing.planner import Annealing
 from remat_cli.planners.auto.planner import Auto
-from remat_cli.problem import Budget, Planner, Problem
-from remat_cli.solve import baseline_of, solve
 from remat_cli.synthesis import synthesize
 from tests.bench.portfolio import percent
 

@@ -27,19 +27,19 @@ from rich.table import Table
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from remat_cli.config import GraphOptions, PlannerChoice, measurements_bytes
+from remat_cli.config import GraphOptions, PlannerChoice, Request, measurements_bytes
+from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import RematError
 from remat_cli.formats.reader import ReadOptions
 from remat_cli.formats.torch.internals import forgetting
 from remat_cli.formats.torch.reader import callable_of, modules_of, take_step
 from remat_cli.formats.torch.reference import load_function
 from remat_cli.formats.torch.step import Step, as_step
+from remat_cli.planning import plan
 from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.runtime.torch.execution import StepRuns
 from remat_cli.runtime.torch.measure import measure_joint
-from remat_cli.schedule import Schedule, plain_run
-from remat_cli.simulate import simulate
-from remat_cli.studies.budget_search import plan_at
 from remat_cli.units import format_bytes, format_share, parse_budget
 from tests.bench.torch_op_times import OpTimes
 
@@ -102,9 +102,8 @@ class Trial:
 
     def schedule(self, budget: str) -> Schedule | None:
         """Return a plan for a budget, or for the smallest that is found where there is none; None without any."""
-        planner = PlannerChoice("auto", {"time_limit": SECONDS}).planner()
-        found = plan_at(self.prepared.graph, parse_budget(budget), planner).result.schedule
-        return found or plan_at(self.prepared.graph, parse_budget("min"), planner).result.schedule
+        found = plan(self.prepared, _request(budget)).schedule
+        return found or plan(self.prepared, _request("min")).schedule
 
     def measured(self, call: Call, beside: dict[str, torch.Tensor]) -> Measured:
         """Return what comes of a call, its results beside these."""
@@ -208,11 +207,14 @@ def side_by_side(console: Console, model: str, trial: Trial) -> None:
     console.print(table)
 
 
+def _request(budget: str) -> Request:
+    return Request(parse_budget(budget), PlannerChoice("auto", {"time_limit": SECONDS}))
+
+
 def beside_peak(trial: Trial, peak: int) -> Measured | None:
     """Return what a plan of at most this measured peak takes; None where none was found."""
     budget = trial.prepared.graph.fixed_bytes + peak
-    planner = PlannerChoice("auto", {"time_limit": SECONDS}).planner()
-    schedule = plan_at(trial.prepared.graph, parse_budget(str(budget)), planner).result.schedule
+    schedule = plan(trial.prepared, _request(str(budget))).schedule
     return None if schedule is None else trial.measured(trial.runs.planned(schedule), trial.plain_results)
 
 

@@ -23,20 +23,20 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.graph import Phase
+from remat_cli.core.problem import Budget, Planner, Problem
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.errors import PlannerRefuses
-from remat_cli.graph import Phase
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.min_cut.fitting import STARTS, fit
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.numbering import Bools
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shared.stages import Bools
 from remat_cli.planners.shared.transfers import OffloadSequence
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Planner, Problem
-from remat_cli.simulate import simulate
-from remat_cli.solve import Solution, baseline_of, solve
 from tests.bench.portfolio import percent
 
 DEVICES = ("a100", "h100", "laptop-cpu", "edge-npu")

@@ -12,19 +12,20 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from remat_cli.config import GraphOptions
-from remat_cli.graph import Graph
-from remat_cli.link import Duplex, Link
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Duplex, Link
+from remat_cli.core.problem import Budget, PlanResult, Problem, Status
+from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
+from remat_cli.core.solve import solve
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, PlanResult, Problem, Status
 from remat_cli.reports.html.lifetimes import Stay, Story
 from remat_cli.reports.html.page import plan_page
 from remat_cli.reports.timeline import Run
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
-from remat_cli.solve import solve
 from remat_cli.units import format_bytes, format_share, format_time
 from tests.graphs import graph_of, op, training_chain
 from tests.places import GRAPHS
-from tests.unit.reports.rendering import Claims, moving, prepared, solved
+from tests.plans import prepared
+from tests.unit.reports.rendering import Claims, moving, planning, solved
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
@@ -44,7 +45,7 @@ def browser() -> Iterator[Browser]:
 def written(folder: Path, graph: Graph, *computes: str, budget: int = 65 * MB) -> Path:
     result = PlanResult(Status.FEASIBLE, schedule=with_frees(graph, computes))
     path = folder / "report.html"
-    path.write_bytes(plan_page(solved(graph, budget, result), prepared(graph), planner="hand", options={}))
+    path.write_bytes(plan_page(planning(solved(graph, budget, result))))
     return path
 
 
@@ -308,7 +309,7 @@ def test_transfers_are_told(page: Page, tmp_path: Path) -> None:
     claim = PlanResult(Status.FEASIBLE, schedule=Schedule(tuple(steps)))
     solution = solve(Problem(graph, Budget(100), Link(Fraction(1))), Claims(claim))
     path = tmp_path / "report.html"
-    path.write_bytes(plan_page(solution, prepared(graph), planner="hand", options={}))
+    path.write_bytes(plan_page(planning(solution, prepared(graph))))
     opened(page, path)
     assert "Dropped, with its copy on the host, after f2." in hover(page, "t1", 4)
     assert "Brought back from the host for f4." in hover(page, "t1", 7)
@@ -320,7 +321,7 @@ def test_the_use_of_the_link_stands_below_memory(page: Page, tmp_path: Path, dup
     claim = PlanResult(Status.FEASIBLE, schedule=run.schedule)
     solution = solve(Problem(run.graph, Budget(9 * MB), run.trace.link, offload=True), Claims(claim))
     path = tmp_path / "report.html"
-    path.write_bytes(plan_page(solution, prepared(run.graph), planner="hand", options={}))
+    path.write_bytes(plan_page(planning(solution, prepared(run.graph))))
     opened(page, path)
     assert page.evaluate("ui.run.link.map((queue) => queue.label)") == labels
     times = page.evaluate("ui.run.link.flatMap((queue) => queue.start.map((start, each) => [start, queue.end[each]]))")
@@ -350,3 +351,42 @@ def test_names_cannot_do_anything(page: Page, tmp_path: Path) -> None:
     page.keyboard.press("ArrowDown")
     assert page.locator("#details .name").inner_text() == NASTY.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
     assert page.locator("img").count() == 0
+
+
+def test_no_table_is_cut_on_a_narrow_page(page: Page, tmp_path: Path) -> None:
+    # Thousands of runs and a type of one long word: what made the table of types too wide.
+    count = 1200
+    ops = [replace(op(f"layer{n}.norm", "", f"t{n}"), type="LayerNormalization", time=10**6) for n in range(count)]
+    graph = graph_of(*ops)
+    graph = replace(graph, tensors={name: replace(t, bytes=MB) for name, t in graph.tensors.items()}, time_unit="ns")
+    names = [each.name for each in ops]
+    path = written(tmp_path, graph, *names, *names, budget=2**50)
+    page.set_viewport_size({"width": 400, "height": 900})
+    opened(page, path)
+    tables = page.evaluate(
+        "[...document.querySelectorAll('.scroll')].map((each) => [each.scrollWidth, each.clientWidth])"
+    )
+    assert len(tables) >= 4
+    assert [(needed, there) for needed, there in tables if needed > there] == []
+
+
+def test_a_name_stands_on_one_line_beside_a_wide_bar(page: Page, tmp_path: Path) -> None:
+    name = "encoder.layers.11.attention.softmax"
+    graph = graph_of(op("f", "", name), op("g", name, "out"))
+    page.set_viewport_size({"width": 1280, "height": 900})
+    opened(page, written(tmp_path, graph, "f", "g"))
+    lines = """(name) => {
+        const names = [...document.querySelectorAll("#largest .name")], box = document.createRange();
+        box.selectNodeContents(names.find((each) => each.innerText === name));
+        return new Set([...box.getClientRects()].map((line) => line.top)).size;
+    }"""
+    assert page.evaluate(lines, name) == 1
+
+
+def test_forward_and_backward_keep_clear_of_the_strip_above(page: Page, report: Path) -> None:
+    opened(page, report)
+    first_row = """() => {
+        const {width, height} = $("memory"), pixels = $("memory").getContext("2d").getImageData(0, 0, width, height);
+        return Math.floor(pixels.data.findIndex((value, at) => at % 4 === 3 && value > 0) / 4 / width);
+    }"""
+    assert page.evaluate(first_row) >= 5

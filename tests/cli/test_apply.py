@@ -15,8 +15,8 @@ import onnxruntime
 import pytest
 
 from remat_cli import session_options
+from remat_cli.core.schedule import STEP_NAMES, with_frees
 from remat_cli.formats.onnx import workspace
-from remat_cli.schedule import STEP_NAMES, with_frees
 from tests.cli.calls import Remat
 from tests.documents import changed
 from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node, weight
@@ -174,6 +174,14 @@ class TestRefusals:
         assert "cannot be written" in ended.err
 
 
+def takes_more() -> Model:
+    """Return a model whose Einsum takes four times its operands for itself."""
+    return Model(
+        [node("Sin", ["x"], ["a"], "sin"), node("Einsum", ["a", "a"], ["y"], "sum", equation="bij,bkj->bik")],
+        inputs=[float_input("x", 4, 512, 512)],
+    )
+
+
 class TestExecute:
     """`remat verify --execute`."""
 
@@ -197,16 +205,60 @@ class TestExecute:
         assert found["as_it_comes"]["failure"] is None
         assert min(found[run]["time_ns"] for run in ("as_it_comes", "plain", "plan")) > 0
 
+    def test_without_a_schedule_the_model_is_run_as_it_is_in_both_sessions(self, model: Path, remat: Remat) -> None:
+        ended = remat("verify", model, *DIM, "--execute")
+        assert (ended.code, ended.err) == (0, "")
+        rows = re.findall(r"^  (as onnxruntime comes|session_options\(\)) .*\d (?:s|ms|µs)$", ended.out, re.M)
+        assert len(rows) == 2
+        found = remat("verify", model, *DIM, "--execute", "--json").json
+        assert found["graph"]["mode"] == "inference"
+        ran = found["execution"]
+        assert ran["with_session_options"]["agrees"]
+        assert min(ran[session]["measured_bytes"] for session in ("as_it_comes", "with_session_options")) >= 0
+
+    def test_a_model_as_it_is_that_takes_more_than_predicted_ends_with_5(
+        self, tmp_path: Path, remat: Remat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(workspace._RULES, "Einsum")
+        path = takes_more().save(tmp_path)
+        ended = remat("verify", path, "--execute")
+        assert ended.code == 5
+        assert "The model does not take what was predicted." in ended.out
+        assert "is not the predicted one" in ended.err
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            ((), "SCHEDULE is missing"),
+            (("--execute", "--budget", "1MB"), "--budget needs SCHEDULE"),
+            (("--execute", "--mode", "training"), "the backward pass is not in the model file"),
+        ],
+    )
+    def test_without_a_schedule_other_calls_are_refused(
+        self, args: tuple[str, ...], message: str, model: Path, remat: Remat
+    ) -> None:
+        ended = remat("verify", model, *DIM, *args)
+        assert (ended.code, ended.out) == (2, "")
+        assert message in ended.err
+
+    def test_apply_measures_what_the_new_model_takes_in_both_sessions(
+        self, model: Path, schedule: Path, tmp_path: Path, remat: Remat
+    ) -> None:
+        new = tmp_path / "p.onnx"
+        assert "--execute measures what that takes" in " ".join(remat("apply", model, schedule, "-o", new).out.split())
+        said = " ".join(remat("apply", model, schedule, "-o", new, "--execute").out.split())
+        assert re.search(
+            r"measured at \S+ k?B with remat_cli\.session_options\(\), at \S+ k?B with onnxruntime's own", said
+        )
+        found = remat("apply", model, schedule, "-o", new, "--execute", "--json").json["execution"]
+        assert found["with_session_options"]["predicted_bytes"] == 3 * 4 * 16 * 4
+        assert found["as_it_comes"]["failure"] is None
+
     def test_memory_that_is_not_known_ends_with_5_and_names_the_op(
         self, tmp_path: Path, remat: Remat, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # Einsum takes four times its operands for itself here.
         monkeypatch.delitem(workspace._RULES, "Einsum")
-        einsum = Model(
-            [node("Sin", ["x"], ["a"], "sin"), node("Einsum", ["a", "a"], ["y"], "sum", equation="bij,bkj->bik")],
-            inputs=[float_input("x", 4, 512, 512)],
-        )
-        path, schedule = einsum.save(tmp_path), tmp_path / "s.json"
+        path, schedule = takes_more().save(tmp_path), tmp_path / "s.json"
         remat("plan", path, "--mode", "inference", "-c", "keep_all", "--budget", "100%", "-o", schedule, "-q")
         ended = remat("verify", path, schedule, "--execute")
         assert ended.code == 5

@@ -443,3 +443,63 @@ def test_a_wrong_call_ends_at_once_with_a_message(fault: str, batch: Batch) -> N
     ended = batch(*args)
     assert (ended.code, ended.out) == (code, "")
     assert message in ended.err
+
+
+def test_a_name_that_is_no_utf8_is_gone_on_with(batch: Batch) -> None:
+    odd = os.fsdecode(b"odd\xff.json")
+    try:
+        Path(odd).write_bytes(Path("a.json").read_bytes())
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    call = (odd, "--budget", "70%", "-c", "dtr", "-o", RESULTS)
+    assert batch(*call).code == 0
+    written = RESULTS.read_bytes()
+    assert lines()[0]["graph"] == "odd\\udcff.json"
+    assert batch(*call, "--resume", "--json").json["done_before"] == 1
+    assert RESULTS.read_bytes() == written
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> None:
+    """Two ONNX models, of which only one has a dimension of that name."""
+    for name in ("unet.onnx", "gpt.onnx"):
+        (tmp_path / name).write_bytes((GRAPHS / name).read_bytes())
+
+
+@pytest.mark.usefixtures("models")
+def test_a_dim_is_given_where_it_exists(batch: Batch) -> None:
+    call = ("unet.onnx", "gpt.onnx", "--dim", "batch=1", "--dim", "seq=16", "--budget", "100%", "-c", "dtr")
+    ended = batch(*call, "-o", RESULTS)
+    assert ended.code == 0
+    assert ended.out.count("--dim seq: not in 'unet.onnx'; read without it") == 1
+    read = {line["graph"]: (line["mode"], line["dims"]) for line in lines()}
+    assert read == {"unet.onnx": ("training", {"batch": 1}), "gpt.onnx": ("training", {"batch": 1, "seq": 16})}
+    assert batch(*call, "--json").json["absent_dims"] == {"seq": ["unet.onnx"]}
+
+
+@pytest.mark.usefixtures("models")
+def test_all_other_dims_take_one_value(batch: Batch) -> None:
+    ended = batch("*.onnx", "--dim", "seq=16", "--dim", "*=1", "--budget", "100%", "-c", "dtr", "-o", RESULTS)
+    assert ended.code == 0
+    assert "dims" in ended.out
+    peaks = {line["graph"]: line["plain_peak_bytes"] for line in lines()}
+    batch("*.onnx", "--dim", "seq=16", "--dim", "batch=1", "--budget", "100%", "-c", "dtr", "-o", "named.jsonl")
+    assert peaks == {line["graph"]: line["plain_peak_bytes"] for line in lines(Path("named.jsonl"))}
+
+
+@pytest.mark.usefixtures("models")
+def test_a_manifest_goes_on_without_a_graph_that_is_not_there(batch: Batch) -> None:
+    Path("m.yaml").write_text(
+        "dims: {batch: 1, seq: 16}\nbudgets: [100%]\nconfigs: [dtr]\n"
+        "graphs: [absent.onnx, none*.onnx, unet.onnx, {path: unet.onnx, dims: {seq: 3}}]\n"
+    )
+    assert batch("m.yaml", "-o", RESULTS).code == 6
+    ended = sorted((line["graph"], line["status"]) for line in lines())
+    # What is said of one graph alone has to be there.
+    assert ended == [
+        ("absent.onnx", "error"),
+        ("none*.onnx", "error"),
+        ("unet.onnx", "error"),
+        ("unet.onnx", "optimal"),
+    ]
+    assert "absent.onnx: no such file" in str(lines())

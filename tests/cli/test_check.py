@@ -14,7 +14,7 @@ from xml.etree.ElementTree import fromstring
 import pytest
 import yaml
 
-from remat_cli.checks.check import Outcome, check_model
+from remat_cli.checks.check import CheckOutcome, check_model
 from remat_cli.checks.project import ModelCheck
 from tests.cli.calls import Remat
 from tests.documents import chain_document
@@ -305,11 +305,11 @@ class TestJobs:
         assert sorted(path.name for path in Path().iterdir()) == ["chain.json", "remat.yaml"]
 
 
-def _die(*_: object, **__: object) -> Outcome:
+def _die(*_: object, **__: object) -> CheckOutcome:
     os._exit(9)
 
 
-def _check_or_stop(model: ModelCheck, *_: object, **__: object) -> Outcome:
+def _check_or_stop(model: ModelCheck, *_: object, **__: object) -> CheckOutcome:
     if model.name == "tight":
         raise KeyboardInterrupt
     if model.name == "slow":

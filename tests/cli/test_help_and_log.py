@@ -105,7 +105,7 @@ def test_log_of_a_bug_has_the_traceback(remat: Remat, tmp_path: Path, monkeypatc
 def test_a_log_that_cannot_be_written_is_told(remat: Remat, tmp_path: Path) -> None:
     ended = remat("--log-file", tmp_path / "absent" / "run.log", "planners")
     assert ended.code == 2
-    assert "No such file or directory" in ended.err
+    assert "there is no folder" in ended.err
     assert ended.out == ""
 
 

@@ -16,8 +16,10 @@ from time import sleep
 
 import pytest
 
+from remat_cli import interruption
+from remat_cli.errors import ExitCode
 from tests.cli.calls import Remat
-from tests.places import GRAPHS
+from tests.places import GRAPHS, ROOT
 
 GRAPH = GRAPHS / "skip_chain.json"
 # Plans, says so, and would go on for long.
@@ -132,3 +134,141 @@ def test_streams_that_nobody_reads_keep_nothing_from_being_written(planning: Pla
     run.send_signal(signal.SIGHUP)
     assert run.wait() == 130
     assert json.loads(output.read_text())["status"] == "feasible"
+
+
+# As libraries written in C do: interrupted while they are set up, they fail with an error of their own.
+FRAGILE = """
+import os, signal, sys, time
+os.kill(os.getpid(), getattr(signal, os.environ["SENT"]))
+try:
+    time.sleep(0.2)
+except KeyboardInterrupt:
+    raise ImportError("initialization failed") from None
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules[__name__]
+__import__(__name__)
+"""
+
+
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    ("library", "call"),
+    [
+        ("click", "planners"),
+        ("onnx", "inspect unet.onnx --dim batch=1"),
+        ("torch", "inspect train.py:step"),
+        ("rich", "inspect skip_chain.json"),
+    ],
+)
+def test_what_is_interrupted_while_it_is_imported_ends_with_one_line(
+    library: str, call: str, sent: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{library}.py").write_text(FRAGILE)
+    command = [sys.executable, "-m", "remat_cli", *call.split()]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "SENT": sent}
+    ended = subprocess.run(command, cwd=GRAPHS, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_an_import_that_fails_as_it_is_waited_for_no_longer_is_an_interruption(tmp_path: Path) -> None:
+    (tmp_path / "onnx.py").write_text(FRAGILE)
+    script = """
+import sys
+from remat_cli import interruption
+from remat_cli.__main__ import main
+interruption._LONGEST_IMPORT = 0.0
+sys.argv = ["remat", "inspect", "unet.onnx", "--dim", "batch=1"]
+main()
+"""
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "SENT": "SIGTERM"}
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, cwd=GRAPHS, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_a_module_that_works_while_it_is_imported_is_not_waited_for(tmp_path: Path) -> None:
+    """Ctrl-C again, after a second."""
+    (tmp_path / "onnx.py").write_text("import time\nprint('here', flush=True)\nwhile True:\n    time.sleep(0.1)\n")
+    command = [sys.executable, "-m", "remat_cli", "inspect", "unet.onnx", "--dim", "batch=1"]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    run = subprocess.Popen(command, cwd=GRAPHS, env=environment, stdout=-1, stderr=-1, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "here\n"
+    while run.poll() is None:
+        run.send_signal(signal.SIGINT)
+        sleep(0.6)
+    assert (run.returncode, run.communicate()[1]) == (130, "error: interrupted\n")
+
+
+# Runs remat, with Ctrl-C at the moment at which something is written to stderr.
+CTRL_C_AS_IT_ENDS = """
+import signal, sys
+from remat_cli.__main__ import main
+
+class Disturbed:
+    isatty = sys.stderr.isatty
+    flush = sys.stderr.flush
+    fileno = sys.stderr.fileno
+    encoding = sys.stderr.encoding
+    def write(self, text):
+        signal.raise_signal(signal.SIGINT)
+        return sys.__stderr__.write(text)
+
+sys.stderr = Disturbed()
+sys.argv = ["remat", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "said"),
+    [
+        ("inspect missing.json", ExitCode.BAD_FILE, "error: missing.json: no such file"),
+        ("inspect --no-such-option", ExitCode.USAGE, "Usage: remat inspect"),
+    ],
+)
+def test_an_error_that_is_being_told_is_told_alone(call: str, code: ExitCode, said: str) -> None:
+    command = [sys.executable, "-c", CTRL_C_AS_IT_ENDS, *call.split()]
+    ended = subprocess.run(command, cwd=GRAPHS, capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert ended.stderr.startswith(said)
+    assert "interrupted" not in ended.stderr
+
+
+def test_a_request_that_comes_as_the_process_leaves_is_too_late() -> None:
+    script = """
+import signal, sys
+from remat_cli import interruption
+from remat_cli.__main__ import main
+interruption.signal.setitimer = lambda *_: signal.raise_signal(signal.SIGTERM)
+sys.argv = ["remat", "planners"]
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+# A module of this name is imported by Python before anything else.
+CTRL_C_AT_FIRST = """
+import signal, sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "remat_cli.interruption":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def test_ctrl_c_at_the_first_import_ends_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CTRL_C_AT_FIRST)
+    command = [sys.executable, "-m", "remat_cli", "planners"]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_exit_code_is_that_of_the_table() -> None:
+    assert interruption.EXIT_CODE == ExitCode.INTERRUPTED

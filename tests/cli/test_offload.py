@@ -10,12 +10,13 @@ import click
 import pytest
 
 from remat_cli.cli import VERBS, cli
+from remat_cli.core.problem import Observer, PlanResult, Problem
 from remat_cli.formats.native import graph_bytes
 from remat_cli.planners import OFFLOADERS, OFFLOADING, PLANNERS
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.dtr.planner import DTR
-from remat_cli.planners.pofo.planner import Pofo, Rounding
-from remat_cli.problem import Observer, PlanResult, Problem
+from remat_cli.planners.pofo.options import StateRounding
+from remat_cli.planners.pofo.planner import Pofo
 from tests.cli.calls import Remat
 from tests.documents import changed
 from tests.graphs import training_chain
@@ -37,7 +38,7 @@ def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` answers at once: here is tested what it is asked. (Jobs of a batch run in processes of their own.)"""
-    small = Pofo(candidates=2, memory_slots=8, rounding=Rounding.UP)
+    small = Pofo(candidates=2, memory_slots=8, rounding=StateRounding.UP)
 
     def plan(planner: Auto, problem: Problem, observe: Observer) -> PlanResult:
         return (small if problem.offload else DTR()).plan(problem, observe)

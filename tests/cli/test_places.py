@@ -138,6 +138,33 @@ def test_two_outputs_do_not_go_to_one_file(call: str, remat: Remat, folder: Path
     assert Path("old.svg").read_text() == "old"
 
 
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "convert graph.json -o absent/../graph.json",
+        "plan graph.json --budget 80% -o absent/../graph.json",
+        "plan graph.json --budget 80% -o new.svg --html absent/../new.svg",
+        "batch graph.json --budget 80% -o absent/../graph.json",
+        "--log-file absent/../run.log planners",
+        "convert graph.json -o through/../graph.json",
+        "--log-file through/../graph.json inspect graph.json",
+    ],
+)
+def test_a_path_leads_where_the_system_goes(call: str, remat: Remat, folder: Path) -> None:
+    """Not through a folder that is not there; and what is above a link is what is above the folder it leads to."""
+    inner = folder / "elsewhere" / "inner"
+    inner.mkdir(parents=True)
+    (folder / "elsewhere" / "graph.json").hardlink_to("graph.json")
+    Path("through").symlink_to(inner)
+    before = sorted(folder.rglob("*"))
+    ended = remat(*call.split())
+    assert ended.code == 2
+    assert any(reason in ended.err for reason in ("there is no folder 'absent/..'", "would be lost", "is no log"))
+    assert sorted(folder.rglob("*")) == before
+    assert Path("graph.json").read_bytes() == GRAPH.read_bytes()
+
+
 def test_devices_take_any_number_of_outputs(remat: Remat, folder: Path) -> None:
     call = "plan graph.json --budget 80% -c dtr -q -o /dev/null --html /dev/null"
     assert remat(*call.split()).code == 0
@@ -218,6 +245,15 @@ def test_a_full_disk_behind_stdout_is_told(args: Sequence[str]) -> None:
     assert ended.returncode == 2
     assert "No space left on device" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_log_on_a_full_disk_costs_one_warning(remat: Remat, tmp_path: Path) -> None:
+    output = tmp_path / "s.json"
+    ended = remat("--log-file", "/dev/full", *PLAN, "-q", "-o", output)
+    assert ended.code == 0
+    assert ended.err == "warning: --log-file /dev/full: No space left on device; the log ends here\n"
+    assert json.loads(output.read_text())["format"] == "remat.schedule/1"
 
 
 def test_a_file_that_grows_too_large_leaves_the_old_one(tmp_path: Path) -> None:

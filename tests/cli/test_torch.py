@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from remat_cli.core.graph import Graph
 from remat_cli.errors import InvalidSchedule
-from remat_cli.graph import Graph
-from remat_cli.runtime.torch.execution import Execution
+from remat_cli.runtime.torch.execution import StepExecution
 from tests.cli.calls import Remat
 from tests.places import GRAPHS, ROOT
 
@@ -48,6 +48,15 @@ def test_json_form_plans_alike_and_needs_no_torch(remat: Remat, small: str, tmp_
     assert ops["gelu_1"]["source"].startswith("tests/torch_steps.py:")
     assert ops["addmm_1"]["module"] == "layers.1"
     assert json.loads(direct.read_text())["graph"]["structure"]["gelu_1"] == ops["gelu_1"]["signature"]
+
+
+def test_gradients_are_not_in_the_scaled_part_of_a_budget_of_activations(remat: Remat, small: str) -> None:
+    """They are 4.4 kB, as much as the parameters, and far more than the activations."""
+    asked = ("plan", small, "--dim", "batch=2", "--budget", "60% of activations", "--planner", "dtr", "--json")
+    summary = remat(*asked).json
+    parameters = 4 * (16 * 16 + 16) * 4
+    assert summary["status"] in ("optimal", "feasible")
+    assert 0 < summary["budget_bytes"] - summary["fixed_bytes"] - parameters < parameters
 
 
 def test_without_torch_the_step_is_refused(small: str) -> None:
@@ -117,7 +126,7 @@ def test_inspect_says_what_is_kept_for_the_backward_pass(remat: Remat, small: st
     assert kept["by_module"][0]["source"].startswith("tests/torch_steps.py:")
     report = remat("inspect", small).out
     assert "Kept for the backward pass, by module" in report
-    assert re.search(r"layers.2 +16.38 kB +12.50 % +1  tests/torch_steps.py:", report)
+    assert re.search(r"layers.2 +16.38 kB +12.50 % +1  …sts/torch_steps.py:", report)
 
 
 def test_optimizer_and_accumulated_gradients_are_resident(remat: Remat, small: str) -> None:
@@ -200,13 +209,23 @@ def test_check_runs_the_plan_where_it_is_asked_to(
     assert ended.code == 0, ended.out
     assert "All 2 models hold" in ended.out
 
-    def broken(execution: Execution, graph: Graph) -> InvalidSchedule:
+    def broken(execution: StepExecution, graph: Graph) -> InvalidSchedule:
         assert execution.holds
         return InvalidSchedule("the plan gives other bits", hint="report it")
 
-    monkeypatch.setattr(Execution, "broken", broken)
+    monkeypatch.setattr(StepExecution, "broken", broken)
     ended = remat("check", project, "--json")
     assert ended.code == 3
     assert ended.json["models"][0]["failures"][0]["limit"] == "execute"
+
+
+def test_without_a_plan_check_and_verify_run_the_step_as_it_is(remat: Remat, small: str, tmp_path: Path) -> None:
+    project = tmp_path / "remat.yaml"
     project.write_text(f"models: [{{path: '{small}', max_peak: 1GB, execute: true}}]\n")
-    assert "execute: needs a budget" in remat("check", project).err
+    ended = remat("check", project)
+    assert ended.code == 0, ended.out
+    project.write_text(f"models: [{{path: '{small}', max_regression: 1%, execute: true}}]\n")
+    assert "execute: needs a budget or a max_peak" in remat("check", project).err
+    ended = remat("verify", small, "--execute")
+    assert ended.code == 0, ended.err
+    assert "The step runs as planned." in ended.out

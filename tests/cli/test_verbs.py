@@ -16,12 +16,12 @@ import pytest
 
 from remat_cli.cli import EXIT_CODES, VERBS, cli
 from remat_cli.config import GraphOptions
+from remat_cli.core.problem import Bound, Observer, PlanResult, Problem, Scope, Status
+from remat_cli.core.schedule import plain_run
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.planners import PLANNERS
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.prepare import prepare
-from remat_cli.problem import Bound, Observer, PlanResult, Problem, Scope, Status
-from remat_cli.schedule import plain_run
 from tests.cli.calls import Ended, Remat
 from tests.documents import chain_document, changed
 

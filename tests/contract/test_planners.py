@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_cli.config import PlannerChoice
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Duplex, Link
+from remat_cli.core.problem import Budget, Observer, Planner, PlanResult, Problem, Status
+from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.errors import PlannerRefuses, UsageError
-from remat_cli.graph import Graph
-from remat_cli.link import Duplex, Link
 from remat_cli.planners import OFFLOADERS, OFFLOADING, PLANNERS
-from remat_cli.problem import Budget, Observer, Planner, PlanResult, Problem, Status
 from remat_cli.reports.terminal.planner_cards import planner_cards
-from remat_cli.solve import Solution, baseline_of, solve
 from tests.graphs import diamond, in_place, problems, small_graphs, training_chain, training_graphs, training_unet
 from tests.hunt.claims import starved, starved_options
 
@@ -166,4 +166,4 @@ def test_docstring_describes_every_option(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in PLANNERS if PlannerChoice(name).has("work_limit")])
 def test_less_than_no_work_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="work_limit is -1"):
-        PlannerChoice(name, {"work_limit": -1.0}).planner()
+        _ = PlannerChoice(name, {"work_limit": -1.0}).built

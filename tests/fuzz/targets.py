@@ -15,14 +15,14 @@ from typing import Any
 from remat_cli.batch.manifest import load_manifest
 from remat_cli.checks.project import load_project
 from remat_cli.config import GraphOptions, load_config
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Problem
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.errors import RematError
 from remat_cli.formats.schedule_json import read_schedule, schedule_bytes
-from remat_cli.graph import Graph
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Problem
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of, solve
 from tests.places import GRAPHS
 
 _SKIP_CHAIN = GRAPHS / "skip_chain.json"

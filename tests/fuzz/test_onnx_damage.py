@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from remat_cli.errors import RematError
 from remat_cli.formats.onnx import read
 from remat_cli.formats.reader import ReadOptions
+from remat_cli.formats.source import Source
 
 
 def whole_model() -> bytes:
@@ -56,7 +57,7 @@ def outcome(content: bytes) -> str:
         path = Path(folder) / "model.onnx"
         path.write_bytes(content)
         try:
-            graph = read(path, ReadOptions(dims={"batch": 2})).graph
+            graph = read(Source(path), ReadOptions(dims={"batch": 2})).graph
         except RematError as error:
             return "refused" if error.message and error.hint else "refused without a hint"
     assert all(tensor.bytes >= 0 for tensor in graph.tensors.values())

@@ -25,7 +25,7 @@ import click
 
 import remat_cli
 from remat_cli.cli import VERBS, cli
-from remat_cli.config import GraphOptions
+from remat_cli.config import GraphOptions, Request
 from remat_cli.errors import ExitCode
 from remat_cli.generate import GENERATORS
 from remat_cli.planners import PLANNERS
@@ -36,6 +36,8 @@ from tests.places import GRAPHS, ROOT
 
 FOLDERS = (".github", "configs", "graphs", "remat_cli", "tests")
 PAGES = (ROOT / "README.md", *sorted(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")))
+# Without the forms that somebody fills in.
+READ_PAGES = tuple(page for page in PAGES if "_TEMPLATE" not in str(page.relative_to(ROOT)))
 PICTURE = "graphs/unet-sweep.svg"
 # Where the README sends whoever wants to know more of a verb.
 PAGE_OF_VERB = {
@@ -45,7 +47,9 @@ PAGE_OF_VERB = {
     "budget": "remat_cli/studies",
     "sweep": "remat_cli/studies",
     "compare": "remat_cli/studies",
+    "diff": "remat_cli/studies",
     "fit": "remat_cli/studies",
+    "allocate": "remat_cli/allocation",
     "verify": "remat_cli/runtime",
     "measure": "remat_cli/config",
     "check": "remat_cli/checks",
@@ -72,6 +76,12 @@ def text_of(page: Path) -> str:
 def name_of(page: Path) -> str:
     """The path of a page in the tree."""
     return str(page.relative_to(ROOT))
+
+
+def links_of(page: Path) -> set[Path]:
+    """The files and folders of the tree that a page links to."""
+    targets = re.findall(r"\]\(([^)\s#]+)[)#]", text_of(page))
+    return {(page.parent / target).resolve() for target in targets if not re.match(r"\w+:", target)}
 
 
 def commands_of(page: Path) -> Iterator[tuple[str, str]]:
@@ -166,9 +176,12 @@ def exit_codes() -> str:
 
 
 def keys() -> str:
-    """The keys of a config file that say how a graph is read, and the option that does so."""
+    """The keys of a config file beside planner, budget and report, and the option that does the same."""
     rows = []
-    for item in fields(GraphOptions):
+    for item in (
+        *fields(GraphOptions),
+        *(item for item in fields(Request) if item.name in ("offload", "arena", "alignment")),
+    ):
         choices = (
             f" One of {', '.join(f'`{choice}`' for choice in declared(item).choices)}."
             if declared(item).choices
@@ -217,10 +230,11 @@ def places() -> str:
         is_folder = path.is_dir()
         source = path / "__init__.py" if is_folder else path.with_suffix(".py")
         says = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
-        place = f"`{path.name}{'/' if is_folder else '.py'}`"
+        name = path.relative_to(ROOT / "remat_cli").as_posix()
+        place = f"`{name}{'/' if is_folder else '.py'}`"
         has_page = (path / "README.md").exists()
         rows.append(
-            [f"[{place}]({path.name}/README.md)" if has_page else place, " ".join(says.partition("\n\n")[0].split())]
+            [f"[{place}]({name}/README.md)" if has_page else place, " ".join(says.partition("\n\n")[0].split())]
         )
     return table(["place", "what it holds"], rows)
 

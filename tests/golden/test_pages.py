@@ -15,18 +15,28 @@ import pytest
 
 from remat_cli.cli import VERBS, cli
 from remat_cli.config import shipped_names
+from remat_cli.core.link import Duplex
+from remat_cli.core.problem import Basis, Budget, Planner, Problem, Scope, Status
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.costs import COST_MODELS
 from remat_cli.formats import Aliasing
 from remat_cli.generate import GENERATORS
-from remat_cli.link import Duplex
 from remat_cli.planners import PLANNERS
-from remat_cli.problem import Basis, Budget, Planner, Problem, Scope, Status
-from remat_cli.solve import baseline_of, solve
 from remat_cli.training import OPTIMIZERS
-from tests.golden.pages import PAGES, commands_of, made, made_parts, name_of, outputs_of, text_of
+from tests.golden.pages import (
+    PAGES,
+    READ_PAGES,
+    commands_of,
+    links_of,
+    made,
+    made_parts,
+    name_of,
+    outputs_of,
+    text_of,
+)
 from tests.graphs import graph_of, op, training_chain
 from tests.places import ROOT
-from tests.unit.test_simulate import refusal, run
+from tests.unit.core.test_simulate import refusal, run
 
 README = ROOT / "README.md"
 LONGEST_README = 250
@@ -79,9 +89,8 @@ def test_every_page_is_reached_from_the_readme() -> None:
         page = waiting.pop()
         if page not in reached:
             reached.add(page)
-            links = (page.parent / name for name in re.findall(r"\]\(([^)\s#:]+\.md)[)#]", text_of(page)))
-            waiting += [link.resolve() for link in links]
-    assert {page for page in PAGES if "ISSUE_TEMPLATE" not in page.parts} <= reached
+            waiting += [link for link in links_of(page) if link.suffix == ".md"]
+    assert set(READ_PAGES) <= reached
 
 
 @each_page
@@ -97,7 +106,7 @@ def test_every_path_is_in_the_tree(page: Path) -> None:
 @cache
 def modules() -> set[str]:
     """The Python files of the tree, by every end of their paths that begins with a whole name."""
-    folders = [ROOT / folder for folder in ("remat_cli", "graphs", "tests")]
+    folders = [ROOT / folder for folder in ("remat_cli", "graphs", "tests", "docs")]
     paths = [path.relative_to(ROOT).parts for folder in folders for path in folder.rglob("*.py")]
     return {"/".join(parts[start:]) for parts in paths for start in range(len(parts))}
 

@@ -12,8 +12,8 @@ from math import prod
 
 import pytest
 
+from remat_cli.core.graph import Graph, Kind
 from remat_cli.formats import read_graph
-from remat_cli.graph import Graph, Kind
 from remat_cli.planners.lower_sets.dp import LowerSetDP
 from remat_cli.planners.lower_sets.families import pruned_family
 from remat_cli.planners.shared.forward_part import ForwardPart

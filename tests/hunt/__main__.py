@@ -11,9 +11,9 @@ from time import monotonic
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from remat_cli.problem import Problem
+from remat_cli.core.problem import Problem
 from tests.hunt.claims import QUICK, check_by_each_other, check_by_oracle, planners
-from tests.hunt.problems import LARGER, SMALL, problems
+from tests.hunt.problems import LARGER, SMALL, TINY, problems_with_link, varied_problems
 
 # Problems that are drawn from one seed. A claim that is false is made small with these in hand.
 _BATCH = 10
@@ -27,11 +27,16 @@ def hunt(seconds: float, first_seed: int) -> int:
     tried: Counter[str] = Counter()
     number = first_seed
     while monotonic() < end:
-        for kind, graphs, check in (
-            ("small", SMALL, check_by_oracle),
-            ("larger", LARGER, lambda problem: check_by_each_other(problem, QUICK, time_limit=_SECONDS)),
+        for kind, drawn, check in (
+            ("small", varied_problems(SMALL), check_by_oracle),
+            ("offloading", problems_with_link(TINY), check_by_oracle),
+            (
+                "larger",
+                varied_problems(LARGER),
+                lambda problem: check_by_each_other(problem, QUICK, time_limit=_SECONDS),
+            ),
         ):
-            _draw(number, kind, problems(graphs), check, tried)
+            _draw(number, kind, drawn, check, tried)
         number += 1
         if (number - first_seed) % 10 == 0:
             print(_described(tried), flush=True)
@@ -63,8 +68,9 @@ def _draw(
 
 
 def _described(tried: Counter[str]) -> str:
-    problems = f"{tried['small']:,} small problems, {tried['larger']:,} larger ones"
-    return f"{problems}, {len(planners())} and {len(QUICK)} planners each"
+    tiny = f"{tried['offloading']:,} with a link to the host"
+    problems = f"{tried['small']:,} small problems, {tiny}, {tried['larger']:,} larger ones"
+    return f"{problems}; {len(planners())}, as many, and {len(QUICK)} planners each"
 
 
 def main() -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from remat_cli.bounds import largest_working_set
-from remat_cli.graph import Graph, Tensor, build_graph
-from remat_cli.problem import Budget, Problem
-from remat_cli.solve import baseline_of
+from remat_cli.core.bounds import largest_working_set
+from remat_cli.core.graph import Graph, Tensor, build_graph
+from remat_cli.core.link import Duplex, Link
+from remat_cli.core.problem import Budget, Problem
+from remat_cli.core.solve import baseline_of
 from tests.graphs import graph_of, op, small_graphs, training_chain, training_graphs, training_unet
+from tests.oracle import least_peak
 
 # Together the times of a graph stay below the 2^60 that the format allows.
 _LONGEST = 2**53
+# Of graphs with more ops, nobody knows the least peak.
+_OPS_OF_ORACLE = 7
 SIZES = ("as drawn", "equal", "nearly equal", "bytes beside terabytes", "any")
 TIMES = ("as drawn", "nanoseconds", "the longest")
 
@@ -67,6 +72,78 @@ def resized(graph: Graph, seed: int, sizes: str | None = None, times: str | None
     )
 
 
+def varied(graph: Graph, seed: int) -> Graph:
+    """Return the graph with what ready-made families lack, now and then.
+
+    That is: zero sizes and times, workspace and resident bytes as large as tensors, ops of several outputs, views, and
+    outputs in the midst.
+    """
+    rng = random.Random(seed)
+    sizes = [tensor.bytes for tensor in graph.tensors.values()] or [0]
+    tensors = {
+        name: replace(tensor, bytes=rng.choice([0, *9 * [tensor.bytes]])) for name, tensor in graph.tensors.items()
+    }
+    renamed: dict[tuple[str, str], str] = {}  # what an op reads instead
+    ops = []
+    for op_ in graph.ops:
+        inputs = [renamed.get((op_.name, name), name) for name in op_.inputs]
+        made = list(op_.outputs)
+        if made and rng.random() < 0.2:
+            other = Tensor(f"{op_.name}.other", rng.choice([0, *sizes]))
+            tensors[other.name] = other
+            made.append(other.name)
+        readers = [reader for name in op_.outputs for reader in graph.consumers[name] if reader.inplace != name]
+        if readers and rng.random() < 0.2:
+            reader = rng.choice(readers)
+            base = rng.choice([name for name in op_.outputs if name in reader.inputs])
+            view = Tensor(f"{base}.view", 0, view_of=base)
+            tensors[view.name] = view
+            made.append(view.name)
+            renamed[reader.name, base] = view.name
+        ops.append(
+            replace(
+                op_,
+                inputs=tuple(inputs),
+                outputs=tuple(made),
+                time=rng.choice([0, *6 * [op_.time]]),
+                workspace_bytes=rng.choice([op_.workspace_bytes, op_.workspace_bytes, 0, *sizes[:1], max(sizes)]),
+            )
+        )
+    also = rng.sample(sorted(tensors), k=min(len(tensors), rng.choice([0, 0, 1, 2])))
+    return build_graph(
+        name=graph.name,
+        kind=graph.kind,
+        time_unit=graph.time_unit,
+        resident_bytes=rng.choice([graph.resident_bytes, 1, max(sizes)]),
+        tensors=tensors.values(),
+        ops=ops,
+        outputs=tuple(dict.fromkeys((*graph.outputs, *also))),
+    )
+
+
+def with_exact_budget(graph: Graph, seed: int) -> Problem:
+    """Return the problem of a budget that is the memory at some step of the plain run or a peak, or one beside it."""
+    rng = random.Random(seed)
+    least = largest_working_set(graph).bytes
+    peaks = [least, baseline_of(graph).peak_bytes]
+    if len(graph.ops) <= _OPS_OF_ORACLE:
+        peaks.append(least_peak(graph).peak_bytes)
+    levels = [level for level in baseline_of(graph).memory_bytes if level > least]
+    budget = rng.choice(peaks if rng.random() < 0.6 or not levels else levels) + rng.choice([-1, 0, 0, 1])
+    return Problem(graph, Budget(max(0, budget)))
+
+
+def with_link(problem: Problem, seed: int) -> Problem:
+    """Return the problem with a link about as fast as the ops: half or full duplex, to be used or not."""
+    rng = random.Random(seed)
+    graph = problem.graph
+    size = sum(tensor.bytes for tensor in graph.tensors.values())
+    rate = Fraction(max(1, size), max(1, graph.total_time)) * rng.choice(
+        [Fraction(1, 4), Fraction(1), Fraction(3), Fraction(50)]
+    )
+    return replace(problem, link=Link(rate, rng.choice(list(Duplex))), offload=rng.random() < 0.8)
+
+
 def with_budget(graph: Graph, seed: int) -> Problem:
     """Return the problem of a budget from the largest working set to the plain peak; often one that sizes add up to."""
     rng = random.Random(seed)
@@ -92,6 +169,8 @@ def tangled(seed: int, count: int | None = None) -> Graph:
 
 
 _SEEDS = st.integers(0, 2**32)
+# As many as the search with transfers settles in moments.
+TINY = small_graphs(max_ops=4)
 SMALL = training_graphs(max_forward_ops=3) | small_graphs(max_ops=7)
 # Of too many states for the oracle: what planners claim is held against each other's plans.
 LARGER = st.one_of(
@@ -106,3 +185,15 @@ def problems(
 ) -> st.SearchStrategy[Problem]:
     """Draw graphs, then other sizes and times (of these kinds, or of any), then budgets."""
     return st.builds(with_budget, st.builds(resized, graphs, _SEEDS, st.just(sizes), st.just(times)), _SEEDS)
+
+
+def varied_problems(graphs: st.SearchStrategy[Graph], times: str | None = None) -> st.SearchStrategy[Problem]:
+    """Draw problems as `problems` does, and with all that graphs can have, and budgets that just fit or just do not."""
+    of_sizes = st.builds(resized, graphs, _SEEDS, st.none(), st.just(times))
+    drawn = of_sizes | st.builds(varied, of_sizes, _SEEDS)
+    return st.builds(with_budget, drawn, _SEEDS) | st.builds(with_exact_budget, drawn, _SEEDS)
+
+
+def problems_with_link(graphs: st.SearchStrategy[Graph]) -> st.SearchStrategy[Problem]:
+    """Draw problems, and links to the host."""
+    return st.builds(with_link, varied_problems(graphs, times="as drawn"), _SEEDS)

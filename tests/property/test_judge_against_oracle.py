@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_cli.bounds import largest_working_set
+from remat_cli.core.bounds import largest_working_set
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Problem, Scope
+from remat_cli.core.schedule import Compute, Free, Inplace, Schedule, Step, plain_run, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import InvalidSchedule
-from remat_cli.graph import Graph
-from remat_cli.problem import Problem, Scope
-from remat_cli.schedule import Compute, Free, Inplace, Schedule, Step, plain_run, with_frees
-from remat_cli.simulate import simulate
 from tests.graphs import (
     chain,
     compute_sequences,

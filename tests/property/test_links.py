@@ -8,10 +8,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.graph import Graph
-from remat_cli.link import Direction, Duplex, Link
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait
-from remat_cli.simulate import Transfer, simulate
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Direction, Duplex, Link
+from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait
+from remat_cli.core.simulate import Transfer, simulate
 from tests.graphs import small_graphs, training_graphs
 
 GRAPHS = small_graphs(max_ops=7) | training_graphs(max_forward_ops=3)

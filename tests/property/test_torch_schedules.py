@@ -12,17 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Link
+from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.formats.torch.convert import graph_of
 from remat_cli.formats.torch.internals import compiled, forgetting, seen_by
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import callable_of
 from remat_cli.formats.torch.step import as_step
-from remat_cli.graph import Graph
-from remat_cli.link import Link
 from remat_cli.runtime.torch import transfers
 from remat_cli.runtime.torch.program import divided
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
-from remat_cli.simulate import simulate
 from tests.streams import LateCopies
 from tests.torch_steps import Case, changing_buffer, gpt
 

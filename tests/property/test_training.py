@@ -6,10 +6,10 @@ import json
 
 from hypothesis import given
 
+from remat_cli.core.graph import Graph, Phase
+from remat_cli.core.schedule import input_order, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.formats import native
-from remat_cli.graph import Graph, Phase
-from remat_cli.schedule import input_order, with_frees
-from remat_cli.simulate import simulate
 from remat_cli.training import ACCUMULATION_TYPE, LOSS_TYPE, training_graph
 from tests.graphs import forward_graphs
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import remat_cli as remat
+from remat_cli.core.problem import Status
 from remat_cli.errors import InvalidSchedule, UsageError
-from remat_cli.problem import Status
 from tests.places import GRAPHS
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from remat_cli.config import GraphOptions
+from remat_cli.core import graph as graph_module
+from remat_cli.core.graph import Graph
 from remat_cli.prepare import prepare
 from remat_cli.training import Kernels
+from tests.places import ROOT
 from tests.unit.formats.onnx.models import Model, float_input, node, weight
 
 
@@ -49,3 +52,27 @@ def test_the_kernels_say_which_nodes_count_as_one_op(
 
 def test_a_graph_for_inference_is_left_as_its_runtime_runs_it(folded: Path) -> None:
     assert len(prepare(folded, GraphOptions(mode="inference", kernels=Kernels.FUSED)).graph.ops) == 5
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "derive_training", "checks"),
+    [
+        ("unet.onnx", GraphOptions(dims={"batch": 2}), True, 2),
+        ("unet.json", GraphOptions(), True, 2),
+        ("unet.json", GraphOptions(), False, 1),
+    ],
+)
+def test_a_graph_is_checked_where_it_is_read_and_where_it_is_ready(
+    file: str, options: GraphOptions, derive_training: bool, checks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Graph] = []
+    check = graph_module._check
+
+    def counted(graph: Graph) -> None:
+        checked.append(graph)
+        check(graph)
+
+    monkeypatch.setattr(graph_module, "_check", counted)
+    prepared = prepare(ROOT / "graphs" / file, options, derive_training=derive_training)
+    assert len(checked) == checks
+    assert prepared.graph is checked[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.graph import Kind, Phase
 from remat_cli.errors import UsageError
 from remat_cli.formats.native import from_document, to_document
 from remat_cli.generate import GENERATORS
@@ -12,7 +13,6 @@ from remat_cli.generate.chain import Chain
 from remat_cli.generate.layered import Layered
 from remat_cli.generate.transformer import Transformer
 from remat_cli.generate.unet import UNet
-from remat_cli.graph import Kind, Phase
 from remat_cli.synthesis import synthesize
 from remat_cli.training import training_graph
 

@@ -130,21 +130,21 @@ def test_parse_budget_speaks_of_a_budget_and_hints_at_every_form() -> None:
 
 
 def test_a_share_of_the_plain_peak_is_rounded_down() -> None:
-    assert BudgetSpec(share=Fraction(1, 3)).bytes_of(100, 40) == 33
+    assert BudgetSpec(share=Fraction(1, 3)).bytes_of(100, 40, 60) == 33
 
 
 def test_a_share_of_activations_comes_on_top_of_what_is_always_there() -> None:
-    assert parse_budget("50% of activations").bytes_of(101, 40) == 70
-    assert parse_budget("100% of activations").bytes_of(101, 40) == 101
+    assert parse_budget("50% of activations").bytes_of(101, 40, 61) == 70
+    assert parse_budget("100% of activations").bytes_of(101, 40, 61) == 101
 
 
 def test_a_size_does_not_depend_on_the_plain_peak() -> None:
-    assert BudgetSpec(device_bytes=5).bytes_of(100, 40) == 5
+    assert BudgetSpec(device_bytes=5).bytes_of(100, 40, 60) == 5
 
 
 def test_the_smallest_budget_has_no_size_yet() -> None:
     with pytest.raises(ValueError, match="min"):
-        BudgetSpec(smallest=True).bytes_of(100, 40)
+        BudgetSpec(smallest=True).bytes_of(100, 40, 60)
 
 
 @pytest.mark.parametrize(

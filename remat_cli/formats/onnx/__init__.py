@@ -7,18 +7,17 @@ one module each: `load` (parse, never touching external data; inline local funct
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.formats.source import Source
 
 __all__ = ["portable_bytes", "read"]
 
 
-def read(path: Path, options: ReadOptions) -> Reading:
+def read(source: Source, options: ReadOptions) -> Reading:
     """Read an ONNX model as a forward graph; its weights need not be there.
 
     Args:
-        path: a `.onnx` file.
+        source: a `.onnx` file.
         options: sizes of symbolic dimensions, the aliasing profile, and whether estimates are accepted.
 
     Returns:
@@ -32,15 +31,15 @@ def read(path: Path, options: ReadOptions) -> Reading:
     # onnx and numpy take 0.1 s to import.
     from remat_cli.formats.onnx.reader import read_model
 
-    return read_model(path, options)
+    return read_model(source, options)
 
 
-def portable_bytes(path: Path) -> bytes:
-    """Return a model file that reads as the one at `path` does, without its weights.
+def portable_bytes(source: Source) -> bytes:
+    """Return a model file that reads as `source` does, without its weights.
 
     Raises:
         GraphError: the file is no model.
     """
     from remat_cli.formats.onnx.load import without_weights
 
-    return without_weights(path)
+    return without_weights(source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from remat_cli.operators import AttributeValue
+from remat_cli.core.operators import AttributeValue
 
 if TYPE_CHECKING:
     import onnx

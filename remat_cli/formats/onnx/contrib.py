@@ -1,4 +1,4 @@
-"""Ops that onnxruntime's optimisers write into the files that they save, and that onnx has no definition of.
+"""Ops that onnxruntime's optimisers write into their files, and that onnx does not define.
 
 Most of them are an op of ONNX's own set with something added (an activation, a bias, a transposed operand, another
 layout of the same elements): their results are sized as that op's. What a rule does not tell stays unknown, as are the

@@ -12,21 +12,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from remat_cli.core.graph import Graph, Kind, Op, Tensor, build_graph
+from remat_cli.core.operators import Operand, Operator, Role
+from remat_cli.core.schedule import input_order, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.formats.onnx.aliasing import overwritten_input, viewed_inputs
 from remat_cli.formats.onnx.attributes import plain_attributes
 from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.dropped_casts import dropped_casts
 from remat_cli.formats.onnx.inference import OperatorSets
 from remat_cli.formats.onnx.randomness import is_inference_dropout
+from remat_cli.formats.onnx.scopes import module_of, source_of
 from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import Origin, Value
 from remat_cli.formats.onnx.workspace import scratch_bytes
 from remat_cli.formats.reader import Aliasing
-from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
-from remat_cli.operators import Operand, Operator, Role
-from remat_cli.schedule import input_order, with_frees
-from remat_cli.simulate import simulate
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Conversion:
             workspace_bytes=self._workspace_bytes(sized_node, sized.values),
             inplace=self._inplace(node, sized, storage),
             recomputable=sized_node.recomputable,
+            module=module_of(node.proto),
+            source=source_of(node.proto),
         )
 
     def _inplace(self, node: Node, sized: SizedGraph, storage: Mapping[str, str | None]) -> str | None:
@@ -116,7 +119,7 @@ class Conversion:
         return max(0, max(peaks) - counted)
 
     def _loop_bytes(self, node: SizedNode, values: Mapping[str, Value], body_peak: int) -> int:
-        """Return what onnxruntime's Loop needs: last and next state, and what it collects before it is put together."""
+        """Return the workspace of onnxruntime's Loop: last and next state, and the collected parts."""
         states = len(node.node.proto.input) - 2
         made, collected = (
             sum(values[name].type.bytes for name in names if name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.onnx.values import TensorType, ValueType, checked, shape_text, value_type
-from remat_cli.formats.reader import ReadOptions
+from remat_cli.formats.reader import ALL_OTHER_DIMS, ReadOptions, UnknownDim
 from remat_cli.settings import Setting, Wording
 
 if TYPE_CHECKING:
@@ -52,9 +52,12 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: ReadOptions) -> 
     for name, size in dims.items():
         if size < 0:
             raise UsageError(f"dimension {name!r} is bound to {size}", hint="use a size of 0 or more")
+    rest = dims.pop(ALL_OTHER_DIMS, None)
     for name, shape in options.input_shapes.items():
         _match(name, declared[name], shape, dims)
     shapes = {name: options.input_shapes.get(name, declared[name]) for name in declared}
+    if rest is not None:
+        dims = {**dict.fromkeys(_places(shapes), rest), **dims}
     _check_all_bound(shapes, dims)
     return BoundInputs({value.name: _bound_type(value, dims, options) for value in inputs}, dims)
 
@@ -78,8 +81,9 @@ def _dimension(dim: onnx.TensorShapeProto.Dimension) -> Dimension:
 def _check_known_names(declared: Mapping[str, tuple[Dimension, ...] | None], options: ReadOptions) -> None:
     places = _places(declared)
     for name in options.dims:
-        if name not in places:
-            raise UsageError(f"the model's inputs have no symbolic dimension {name!r}", hint=_symbol_hint(name, places))
+        if name not in places and name != ALL_OTHER_DIMS:
+            what = f"the model's inputs have no symbolic dimension {name!r}"
+            raise UnknownDim(what, name, hint=_symbol_hint(name, places))
     for name in options.input_shapes:
         if name not in declared:
             raise UsageError(f"the model has no input {name!r}", hint=_one_of(name, declared, "its inputs are"))

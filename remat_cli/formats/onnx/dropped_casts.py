@@ -1,4 +1,4 @@
-"""Casts that onnxruntime leaves out, whatever its level of optimisation: what reads them reads their input instead.
+"""Casts that onnxruntime drops at every level of optimisation: their readers read the cast's input instead.
 
 Written after its `RemoveDuplicateCastTransformer` (core/optimizer/insert_cast_transformer.cc), version 1.31, and held
 against it for all pairs of types. A cast goes where only casts read it and nothing is lost without it; a cast back to
@@ -65,7 +65,7 @@ def _end(read_instead: Mapping[str, str], name: str) -> str:
 
 
 def _may_go(values: Values, source: str, made: str, after: Iterable[str]) -> bool:
-    """Whether a cast of `source` to `made` loses nothing, or nothing that the casts that follow would not lose.
+    """Whether a cast of `source` to `made` loses no precision that later casts would keep.
 
     One to bool could tell numbers apart that the first cast makes 0.
     """

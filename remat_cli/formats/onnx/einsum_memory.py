@@ -1,4 +1,4 @@
-"""What onnxruntime's Einsum takes for itself: operands with their dimensions in another order, and the product.
+"""The workspace of onnxruntime's Einsum: reordered operands, and the product.
 
 Written after core/providers/cpu/math/einsum_utils of version 1.31. Dimensions are taken in the order in which their
 labels first come up. Each operand is brought into that order, and again into the order that a batched matrix product

@@ -1,4 +1,4 @@
-"""The one place where what onnx and protobuf raise becomes an error that a user can act on."""
+"""Exceptions of onnx and protobuf as errors that a user can act on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates of sizes that neither the file nor its operator sets tell, and why each of them is one."""
+"""Sizes that have to be estimated, as neither the file nor its operator sets give them, and the reason for each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from remat_cli.units import format_names
 
 # Why an op is an estimate.
 UNKNOWN_OP = "not known to onnx, and sized like the largest input where neither the file nor a given shape says"
+NO_SHAPE_RULE = (
+    "sized like the largest input, as onnx does not infer its shape and neither the file nor a given shape says"
+)
 AFTER_ESTIMATE = "sized like the largest input, as the shapes it reads are estimates themselves"
 FROM_BODY = "control flow, whose memory is estimated from its bodies"
 STRINGS = "strings, counted 32 bytes each without their text"

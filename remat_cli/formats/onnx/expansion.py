@@ -1,4 +1,4 @@
-"""Ops that a runtime has no kernel for, and runs as the nodes that define them.
+"""Ops without a kernel, which a runtime replaces by the nodes that define them.
 
 onnxruntime expands such an op when a session is made. The new nodes come after all others in its list, so that the
 order of the file is lost; they are expanded here instead, and planned as the single ops that they are.
@@ -40,7 +40,7 @@ WITHOUT_KERNEL: Mapping[Aliasing, frozenset[str]] = {
 _SETTLED = 13
 
 
-class Names:
+class NodeNames:
     """The names of a model's values and nodes, so that new ones can be told apart from them."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Names:
         self._taken.update(_names_in(graph))
 
     def fresh(self, wanted: str) -> str:
-        """Return `wanted`, or what comes closest and is not taken; it is taken from now on."""
+        """Return `wanted`, or a free name close to it; the name counts as taken from then on."""
         name = wanted
         while name in self._taken:
             name += "_"
@@ -67,7 +67,7 @@ def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
             yield from (node.name, *node.input, *node.output)
 
 
-def expanded(node: Node, schema: OpSchema, values: Values, opset: int, names: Names) -> tuple[Node, ...]:
+def expanded(node: Node, schema: OpSchema, values: Values, opset: int, names: NodeNames) -> tuple[Node, ...]:
     """Return the nodes that define a node's op, or the node itself where its op is not defined by others.
 
     Args:

@@ -73,7 +73,7 @@ def compute(node: onnx.NodeProto, opsets: Mapping[str, int], data: Mapping[str, 
     """
     outputs = [name for name in node.output if name]
     try:
-        # What numpy warns of (an overflow, the mean of nothing) happens in the model, and is no news to the user.
+        # numpy warns of overflows and means of nothing; these are the model's own, and the user's business.
         with (
             warnings.catch_warnings(action="ignore"),
             np.errstate(all="ignore"),
@@ -89,7 +89,7 @@ def compute(node: onnx.NodeProto, opsets: Mapping[str, int], data: Mapping[str, 
 
 
 def _without_names(node: onnx.NodeProto) -> bytes:
-    """Return a node whose inputs and outputs are named by their places: what many nodes of a file have in common."""
+    """Return a node with its inputs and outputs named by position, a form that many nodes of a file share."""
     proto = type(node)()
     proto.CopyFrom(node)
     proto.name = proto.doc_string = ""

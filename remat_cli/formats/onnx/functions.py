@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
+from remat_cli.core.graph import describe_cycle
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.errors import onnx_faults
 from remat_cli.formats.onnx.walk import all_nodes
-from remat_cli.graph import describe_cycle
 
 if TYPE_CHECKING:
     import onnx

@@ -1,4 +1,4 @@
-"""Types of one node's outputs from those of its inputs, and its schema: what onnx knows of it."""
+"""Types of one node's outputs from those of its inputs, and the node's schema."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Models loaded without weights: what may be opened is checked, what is too large is left out."""
+"""Models loaded without weights: the file is checked before it is opened, and large data is left out."""
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -13,14 +12,13 @@ from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.errors import onnx_faults
 from remat_cli.formats.onnx.functions import inlined
 from remat_cli.formats.onnx.walk import all_graphs, all_nodes
+from remat_cli.formats.source import Source
 
 if TYPE_CHECKING:
     import onnx
 
 # Values of at most this many elements are kept and computed with; larger ones are never shape arithmetic.
 FOLD_LIMIT = 4096
-# A protobuf message cannot be larger.
-LARGEST_FILE = 2**31 - 1
 _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 _DAMAGED = "the file is damaged or no ONNX model; export it again"
 
@@ -53,19 +51,19 @@ class Model:
         return self.proto.graph
 
 
-def load_model(path: Path, *, keep_data: bool = False) -> Model:
+def load_model(source: Source, *, keep_data: bool = False) -> Model:
     """Load a model without its weights. Files with external data are never opened.
 
     Args:
-        path: the file.
+        source: the file.
         keep_data: keep the data of large values that the file itself holds; it is of no use but to be written again.
 
     Raises:
         GraphError: the path is no regular file, or no ONNX model.
     """
-    proto = _parsed(path)
-    _check_model(proto, path)
-    _check_text(proto, path)
+    proto = _parsed(source)
+    _check_model(proto, source.path)
+    _check_text(proto, source.path)
     if not keep_data:
         _strip_payloads(proto)
     _unify_domains(proto)
@@ -73,46 +71,28 @@ def load_model(path: Path, *, keep_data: bool = False) -> Model:
     return Model(inlined(proto), opsets, _opset_notes(opsets))
 
 
-def without_weights(path: Path) -> bytes:
-    """Return the model file at `path` without the data of large tensors, from which the same is read.
+def without_weights(source: Source) -> bytes:
+    """Return a model file without the data of large tensors, from which the same is read.
 
     Raises:
         GraphError: the path is no regular file, or no ONNX model.
     """
-    proto = _parsed(path)
+    proto = _parsed(source)
     _strip_payloads(proto)
     content: bytes = proto.SerializeToString()
     return content
 
 
-def _parsed(path: Path) -> onnx.ModelProto:
+def _parsed(source: Source) -> onnx.ModelProto:
     import onnx
 
-    with onnx_faults(f"{path} is not an ONNX model", "is it damaged, cut short, or of another format?"):
-        return onnx.load_model_from_string(_read_bytes(path), format="protobuf")
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            what = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise GraphError(f"{path} is {what}", hint="give the path of the .onnx file")
-        if status.st_size == 0:
-            raise GraphError(f"{path} is empty", hint="was it copied or downloaded in full?")
-        if status.st_size > LARGEST_FILE:
-            raise GraphError(
-                f"{path} has {status.st_size} bytes; an ONNX file holds at most 2 GiB",
-                hint="save the model with external data; the weights are not needed here",
-            )
-        data = path.read_bytes()
-    except (OSError, MemoryError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "out of memory"
-        raise GraphError(f"cannot read {path}: {reason}", hint="check the path and its permissions") from error
     for start, kind, remedy in _LOOKS_LIKE:
-        if data[:64].lstrip().startswith(start):
-            raise GraphError(f"{path} is not an ONNX model: it looks like {kind}", hint=remedy)
-    return data
+        if source.content[:64].lstrip().startswith(start):
+            raise GraphError(f"{source.path} is not an ONNX model: it looks like {kind}", hint=remedy)
+    with onnx_faults(f"{source.path} is not an ONNX model", "is it damaged, cut short, or of another format?"):
+        model = onnx.load_model_from_string(source.content, format="protobuf")
+    source.forget()
+    return model
 
 
 def _check_model(proto: onnx.ModelProto, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether batch norms of the model are missing from its file, since whoever exported it folded them into convolutions.
+"""Whether batch norms of the model are missing from its file because the exporter folded them into convolutions.
 
 Running the model is then cheaper. Training keeps the input of each batch norm, which such a file does not show.
 """

@@ -1,4 +1,4 @@
-"""Which ops give the same result each time they run: only those may be recomputed."""
+"""Which ops are deterministic: only those may be recomputed."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.contrib import full_type
@@ -22,7 +21,10 @@ from remat_cli.formats.onnx.stored_values import weights_read
 from remat_cli.formats.onnx.structure import stored_names
 from remat_cli.formats.onnx.workspace import WITHOUT_RULE
 from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
+from remat_cli.formats.source import Source
 from remat_cli.settings import Setting
+
+_SESSION = "Peaks hold with session_options(); a default session mostly takes more."
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class SizedModel:
     inference: ShapeInference
 
 
-def read_sized(path: Path, options: ReadOptions, *, keep_data: bool = False) -> SizedModel:
+def read_sized(source: Source, options: ReadOptions, *, keep_data: bool = False) -> SizedModel:
     """Read a model and size every value of it; arguments and errors as for `load_model` and `read_model`."""
-    model = load_model(path, keep_data=keep_data)
+    model = load_model(source, keep_data=keep_data)
     stored = stored_names(model.graph)
     inputs = bind_inputs([value for value in model.graph.input if value.name not in stored], options)
     # From IR version 4 on, an initializer that is listed as an input is one that the caller may replace.
@@ -58,13 +60,14 @@ def read_sized(path: Path, options: ReadOptions, *, keep_data: bool = False) -> 
     return SizedModel(model, inference.size(model.graph, inputs.types), inference)
 
 
-def read_model(path: Path, options: ReadOptions) -> Reading:
+def read_model(source: Source, options: ReadOptions) -> Reading:
     """Read a model; see `remat_cli.formats.onnx.read`."""
-    read = read_sized(path, options)
+    read = read_sized(source, options)
     model, sized, inference = read.model, read.graph, read.inference
     conversion = Conversion(inference.opsets, options.storage)
-    graph = conversion.graph(sized, path.stem)
+    graph = conversion.graph(sized, source.path.stem)
     estimated = {op.name: inference.estimates[op.name] for op in graph.ops if op.name in inference.estimates}
+    understated = _understated(sized, options)
     if options.strict and estimated:
         raise GraphError(
             f"some ops can only be estimated, and strict forbids it: {in_words(estimated)}",
@@ -78,9 +81,15 @@ def read_model(path: Path, options: ReadOptions) -> Reading:
         graph=graph,
         operators=conversion.operators(sized),
         parameters=parameters(sized),
-        notes=(*_notes(model, inference, sized, estimated), *_onnxruntime_notes(sized, options)),
+        notes=(
+            *_notes(model, inference, sized, estimated),
+            *(["; ".join(understated)] if understated else []),
+            *_kernel_notes(sized, options),
+        ),
         training_notes=missing_norms(model),
         estimated=tuple(estimated),
+        understated=understated,
+        session=_SESSION if options.mode == "inference" and options.storage is Aliasing.ORT_CPU else "",
     )
 
 
@@ -99,18 +108,23 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
     return notes
 
 
-def _onnxruntime_notes(sized: SizedGraph, options: ReadOptions) -> Iterator[str]:
-    """Yield what makes a run in onnxruntime take more memory than predicted."""
+def _understated(sized: SizedGraph, options: ReadOptions) -> tuple[str, str] | None:
+    """Return why onnxruntime is known to take more memory than predicted, and what to do."""
+    single = run_in_float32((one.node for one in sized.nodes), sized.values)
+    if options.storage is not Aliasing.ORT_CPU or not single:
+        return None
+    return (
+        f"{len(single):,} ops of float16 ({single[0].proto.op_type} and others) have no kernel in onnxruntime's CPU "
+        "provider, which runs them in float32, with casts around them: the run takes more memory than predicted",
+        "plan the model that 'remat fuse' writes, in which the casts stand",
+    )
+
+
+def _kernel_notes(sized: SizedGraph, options: ReadOptions) -> Iterator[str]:
+    """Yield which kernels of onnxruntime may take more memory than predicted."""
     if options.storage is not Aliasing.ORT_CPU:
         return
-    nodes = [one.node for one in sized.nodes]
-    if single := run_in_float32(nodes, sized.values):
-        yield (
-            f"{len(single):,} ops of float16 ({single[0].proto.op_type} and others) have no kernel in onnxruntime's "
-            "CPU provider, which runs them in float32, with casts around them: the run takes more memory than "
-            "predicted; plan the model that 'remat fuse' writes, in which the casts stand"
-        )
-    if unknown := sorted({full_type(node.proto) for node in nodes} & WITHOUT_RULE):
+    if unknown := sorted({full_type(one.node.proto) for one in sized.nodes} & WITHOUT_RULE):
         yield (
             f"what kernels of {', '.join(unknown)} take for themselves is not known: 'remat measure' measures it, and "
             "--measurements gives it to other verbs"

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from remat_cli.errors import GraphError, RematError, UsageError
+from remat_cli.formats.onnx import classical
 from remat_cli.formats.onnx.attributes import integer_attribute
 from remat_cli.formats.onnx.contrib import SUMS, full_type, result_type, standard_form
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
 from remat_cli.formats.onnx.estimates import (
     AFTER_ESTIMATE,
     FROM_BODY,
+    NO_SHAPE_RULE,
     NO_TENSOR,
     STRINGS,
     UNKNOWN_OP,
@@ -31,7 +33,7 @@ from remat_cli.formats.onnx.estimates import (
     sized_like,
     unsized,
 )
-from remat_cli.formats.onnx.expansion import Names, expanded
+from remat_cli.formats.onnx.expansion import NodeNames, expanded
 from remat_cli.formats.onnx.folding import can_fold, compute, no_elements
 from remat_cli.formats.onnx.inference import OperatorSets, check_form, infer
 from remat_cli.formats.onnx.randomness import repeats_itself
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from remat_cli.formats.onnx.values import Array
 
 _SHOWN = 40
-# How often it is tried what else would not be known if what is asked for were given.
+# Maximum dry runs to find further unknown shapes.
 _TRIALS = 20
 # Stands for a size that is not known.
 _EXAMPLE_SIZE = 8
@@ -101,7 +103,7 @@ class ShapeInference:
     without_kernel: Collection[str] = ()
     estimates: dict[str, str] = field(default_factory=dict)
     is_sorted: bool = True
-    names: Names = field(default_factory=Names)
+    names: NodeNames = field(default_factory=NodeNames)
     _unsized: dict[str, str] = field(default_factory=dict)
     _known_dims: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
@@ -142,7 +144,7 @@ class ShapeInference:
             try:
                 trial.names.take(graph)
                 trial._size(graph, inputs, ChainMap(), path="")
-            except RematError:  # the examples do not fit each other: what is beyond them cannot be told yet
+            except RematError:  # the example shapes contradict each other, so shapes beyond them stay unknown
                 break
         shown = [f"{name!r} ({where})" for name, where in list(places.items())[:_SHOWN]]
         more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
@@ -158,7 +160,7 @@ class ShapeInference:
             self,
             value_shapes={**self.value_shapes, **shapes},
             estimates={},
-            names=Names(),
+            names=NodeNames(),
             _unsized={},
             _known_dims={},
             _seen=set(),
@@ -276,6 +278,8 @@ class ShapeInference:
                 self._remember_dims(name, protos[name])
                 if types[name] is None:
                     self.estimates[node.name] = NO_TENSOR
+        if node.proto.domain == classical.DOMAIN:
+            return classical.sized_results(node.proto, node.name, types, values[node.proto.input[0]].type)
         return types
 
     def _settled(self, node: Node, name: str, inferred: ValueType | None, scope: _Scope) -> Value:
@@ -294,7 +298,9 @@ class ShapeInference:
         shape = given if given is not None or declared is None else declared.shape
         if shape is not None:
             return Value(sized_as(template, shape, where), Origin.PRODUCED)
-        may_guess = from_guess or self.estimates.get(node.name) in (UNKNOWN_OP, NO_TENSOR)
+        if node.proto.domain == classical.DOMAIN and not from_guess:
+            self.estimates.setdefault(node.name, NO_SHAPE_RULE)
+        may_guess = from_guess or self.estimates.get(node.name) in (UNKNOWN_OP, NO_TENSOR, NO_SHAPE_RULE)
         if like is None or not may_guess:
             return Value(unsized(template), Origin.PRODUCED)
         self.estimates.setdefault(node.name, AFTER_ESTIMATE)
@@ -341,14 +347,14 @@ def _is_own(node: onnx.NodeProto, *op_types: str) -> bool:
 
 
 def _read_for_data(node: onnx.NodeProto) -> list[str]:
-    """Return the inputs of which more than the type matters."""
+    """Return the inputs whose values matter, not only their types."""
     if _is_own(node, *_SHAPE_READERS):
         return []
     return [name for name in (node.input[:1] if _is_own(node, "CastLike") else node.input) if name]
 
 
 def _changes(value: Value) -> bool:
-    """Whether a value can be another one when the model runs, or after training."""
+    """Whether a value can differ when the model runs, or after training."""
     return value.is_activation or value.trainable or value.overridable
 
 

@@ -5,7 +5,6 @@ onnx's checker is not used: it stops at the first error, needs shapes on outputs
 
 from __future__ import annotations
 
-from ast import literal_eval
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,16 +13,15 @@ from functools import cached_property
 from graphlib import CycleError
 from typing import TYPE_CHECKING
 
+from remat_cli.core.graph import describe_cycle, find_cycle
 from remat_cli.errors import GraphError
 from remat_cli.formats.file_order import file_order
+from remat_cli.formats.onnx.scopes import noted_module
 from remat_cli.formats.onnx.walk import bodies_of
-from remat_cli.graph import describe_cycle, find_cycle
 
 if TYPE_CHECKING:
     import onnx
 
-_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
-_LONGEST_NOTE = 10_000
 _DAMAGED = "the file is damaged, or its export went wrong; export it again"
 
 
@@ -119,7 +117,7 @@ def _unique_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
 
     A name that PyTorch's exporter made up, such as node_MatMul_887, gives way to the module that the node comes from.
     """
-    own_names = [_module_name(node) or node.name for node in nodes]
+    own_names = [f"{module}/{node.op_type}" if (module := noted_module(node)) else node.name for node in nodes]
     taken = set(own_names)
     given: set[str] = set()
     next_number: Counter[str] = Counter()
@@ -135,25 +133,6 @@ def _unique_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
         taken.add(name)
         names.append(name)
     return names
-
-
-def _module_name(node: onnx.NodeProto) -> str:
-    """Return "layer1.0.conv1/Conv" for a node of that module, as PyTorch's exporter notes it; else nothing.
-
-    The note is a Python list: the modules from the outermost, which has no name, to the innermost, then the node of the
-    exported program.
-    """
-    noted = next((entry.value for entry in node.metadata_props if entry.key == _NAME_SCOPES), "")
-    if not noted or len(noted) > _LONGEST_NOTE:
-        return ""
-    try:
-        scopes = literal_eval(noted)
-    except (ValueError, SyntaxError):
-        return ""
-    if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes):
-        return ""
-    module: str = next(filter(None, reversed(scopes[:-1])), "")
-    return f"{module}/{node.op_type}" if module else ""
 
 
 def _producers(nodes: Sequence[Node], given: Collection[str]) -> dict[str, int]:

@@ -9,9 +9,9 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from remat_cli.core.graph import LARGEST_TOTAL
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.dtypes import ElementType, element_type
-from remat_cli.graph import LARGEST_TOTAL
 from remat_cli.units import format_count
 
 if TYPE_CHECKING:

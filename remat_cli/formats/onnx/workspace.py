@@ -197,10 +197,10 @@ def _neighbours(call: _Call) -> int:
 
 
 def _attention(call: _Call) -> int:
-    """The scores of all pairs for each head, and a mask of floats where one is made, which goes before results come.
+    """The scores of all pairs for each head, and an optional float mask, freed before the output is allocated.
 
-    One is made of a mask of booleans, and where a query sees no later keys. Without a kernel for float16, products are
-    made in float32, one head at a time. 3-dimensional operands have their heads packed.
+    A boolean mask, or causal attention, needs the float mask. Without a kernel for float16, products are computed in
+    float32, one head at a time. 3-dimensional operands have their heads packed.
     """
     query, key = call.shape(0), call.shape(1)
     heads = query[1] if len(query) == 4 else max(1, integer_attribute(call.node, "q_num_heads", 1))

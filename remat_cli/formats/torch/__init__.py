@@ -13,6 +13,7 @@ from pathlib import Path
 from remat_cli.errors import UsageError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.torch.reference import file_of, graph_beside, names_function
+from remat_cli.interruption import nothing_to_lose
 
 __all__ = ["check_installed", "file_of", "graph_beside", "names_function", "read"]
 
@@ -38,7 +39,8 @@ def read(reference: Path, options: ReadOptions) -> Reading:
         UsageError: there is no such function, it does not take the dims, torch is missing or not supported.
         GraphError: what the function returns is no training step, or it cannot be captured as one graph.
     """
-    check_installed()
+    with nothing_to_lose():
+        check_installed()
     from remat_cli.formats.torch.reader import read_step
 
     return read_step(str(reference), options)

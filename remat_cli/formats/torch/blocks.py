@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from torch import fx
 from torch.fx.node import map_arg
 
+from remat_cli.core.graph import Graph
 from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading
 from remat_cli.formats.torch.internals import Captured, Trace, given_of
 from remat_cli.formats.torch.lines import followed, form_and_numbers
 from remat_cli.formats.torch.ops import storage_key, tensors_of
 from remat_cli.formats.torch.places import readable, root_of
-from remat_cli.graph import Graph
 
 # Of the whole model's nodes, so large a share at most is traced in parts; else to trace it as a whole is no slower.
 LARGEST_SHARE = 0.3

@@ -1,17 +1,25 @@
-"""What torch says where it cannot capture a step, put as: what, where in the user's code, what to do."""
+"""Errors of torch's capture, told as: what, where in the user's code, what to do."""
 
 from __future__ import annotations
 
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch._dynamo import exc
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.utils import _pytree as pytree
 
 from remat_cli.errors import GraphError, RematError
+from remat_cli.formats.torch.internals import NO_DATA
 from remat_cli.formats.torch.places import innermost, last_place
 
 _DATA_DEPENDENT = (
@@ -22,8 +30,25 @@ _WHOLE = (
     "the whole step must be captured by torch.compile(fullgraph=True): change this line, or move it out of the step"
 )
 _PRINTING = 'in a step that is captured, print takes tensors, numbers and text: print(f"{x.shape}")'
+_BACKWARD_HOOK = (
+    "a full backward hook of a module cannot be part of a plan: take it off, use tensor.register_hook on what the "
+    "module returns, or plan without this module"
+)
+_REQUIRES_GRAD = (
+    "leave out requires_grad_() of what the step computes; enable_input_require_grads(), which transformers and PEFT "
+    "use with checkpoints, does so: model.disable_input_require_grads() undoes it, and a plan needs neither"
+)
 _INPLACE = "PyTorch itself could not differentiate this: do it out of place, or on a copy (clone)"
 _EXPLANATION = re.compile(r"^\s*Explanation: (.*)$", re.MULTILINE)
+
+
+# What stems from there being no data, and not from the code that is called.
+_OF_TENSORS_WITHOUT_DATA = (
+    *NO_DATA,
+    exc.TorchDynamoException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 
 
 @contextmanager
@@ -58,10 +83,31 @@ def explanation(error: exc.TorchDynamoException, what: str, warned: Sequence[str
         what: what is captured.
         warned: what autograd warned of meanwhile, which says where its error came from.
     """
+    return raised_by_remat(error) or _explained(error, what, warned)
+
+
+def raised_by_remat(error: exc.TorchDynamoException) -> RematError | None:
+    """Return what remat raised while torch called it; None where the error is torch's."""
     own: BaseException | None = error
     while own is not None and not isinstance(own, RematError):
         own = getattr(own, "inner_exception", None)
-    return _explained(error, what, warned) if own is None else own
+    return own
+
+
+def call_without_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Call a function once without gradients, on tensors without data; raise what its own code raises.
+
+    Some models set something up in their first call that torch cannot capture. What a model's code raises, torch tells
+    in other words.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda value: mode.from_tensor(value.detach()), (args, kwargs))
+    try:
+        with mode, torch.no_grad():
+            function(*args, **kwargs)
+    except Exception as error:
+        if not isinstance(error, _OF_TENSORS_WITHOUT_DATA) and "Fake" not in str(error):
+            raise
 
 
 def _explained(error: exc.TorchDynamoException, what: str, warned: Sequence[str]) -> GraphError:
@@ -75,7 +121,15 @@ def _explained(error: exc.TorchDynamoException, what: str, warned: Sequence[str]
         hint = "does the step run by itself, without remat?"
     else:
         reason = f"{reason}: {details[1]}" if details else reason
-        hint = _PRINTING if "reorder" in reason else _DATA_DEPENDENT if _depends_on_data(text) else _WHOLE
+        hint = _WHOLE
+        if "backwards hooks" in reason:
+            hint = _BACKWARD_HOOK
+        elif "requires_grad_()" in reason:
+            hint = _REQUIRES_GRAD
+        elif "reorder" in reason:
+            hint = _PRINTING
+        elif _depends_on_data(text):
+            hint = _DATA_DEPENDENT
     return GraphError(f"{what} cannot be captured{_where(error)}: {reason.rstrip('.: ')}", hint=hint)
 
 

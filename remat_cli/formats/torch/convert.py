@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.core.operators import AttributeValue, Operand, Operator, Role
 from remat_cli.formats.reader import Reading
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint, JointOp
 from remat_cli.formats.torch.mutation import is_backward
-from remat_cli.formats.torch.ops import arguments, nodes_in, short_name, tensors_of
+from remat_cli.formats.torch.ops import arguments, nodes_in, numbered, short_name, tensors_of
 from remat_cli.formats.torch.places import module_of, source_of
-from remat_cli.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
-from remat_cli.operators import AttributeValue, Operand, Operator, Role
 
 _SIGNATURE_LENGTH = 12
 
@@ -67,7 +67,7 @@ def _op(joint: Joint, op: JointOp, differentiated: Mapping[int, str]) -> Op:
 
 
 def _differentiated(joint: Joint) -> dict[int, str]:
-    """Return the forward op that autograd gave each sequence number; a view that has one leaves it to nobody."""
+    """Return the forward op of each of autograd's sequence numbers; a number first used by a view maps to no op."""
     ops = {op.node: op for op in joint.ops if op.phase is Phase.FORWARD}
     first: dict[int, str | None] = {}
     for node in joint.module.graph.nodes:
@@ -98,7 +98,7 @@ def hashed(full: str) -> str:
 
 
 def with_signatures(reading: Reading, signatures: Mapping[str, str]) -> Reading:
-    """Return a reading whose ops have other signatures, which are given by the ops' names."""
+    """Return the reading with new signatures of its ops, given by name."""
     ops = tuple(replace(op, signature=signatures[op.name]) for op in reading.graph.ops)
     return replace(reading, graph=replace(reading.graph, ops=ops))
 
@@ -108,12 +108,14 @@ def written(node: fx.Node, *, named: bool = True) -> str:
 
     Args:
         node: the op.
-        named: say which tensor it is, too; without, ops that do the same on tensors of the same layout are alike.
+        named: name the tensors, too; without, ops that do the same on tensors of the same layout are equal.
     """
     return f"{node.target}({_written(node.args, named)}, {_written(node.kwargs, named)})"
 
 
 def _written(value: Any, named: bool) -> str:
+    if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), int | float):
+        return repr(value.meta["val"])
     if isinstance(value, fx.Node):
         return f"{value.name if named else ''}: {[_layout(tensor) for tensor in tensors_of(value.meta.get('val'))]}"
     if isinstance(value, tuple | list):
@@ -141,7 +143,8 @@ def _operator(joint: Joint, op: JointOp) -> Operator:
         return Operator(BOUNDARY_TYPE, (), made)
     operands: list[Operand | None] = []
     attributes: dict[str, AttributeValue] = {}
-    for name, value in (arguments(node) or {str(place): value for place, value in enumerate(node.args)}).items():
+    for name, given in (arguments(node) or {str(place): value for place, value in enumerate(node.args)}).items():
+        value = numbered(given)
         nodes = [item for item in nodes_in(value) if isinstance(item.meta.get("val"), torch.Tensor)]
         if nodes:
             operands.extend(_described(joint, item.name, item.meta["val"]) for item in nodes)

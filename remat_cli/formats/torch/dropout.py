@@ -15,10 +15,10 @@ _aten = torch.ops.aten
 
 
 def apply_masks_apart(graph: fx.Graph) -> None:
-    """Change a joint graph so that whoever reads what dropout returns reads its input with the mask applied anew."""
+    """Change a joint graph so that readers of dropout's result read its input with the mask reapplied."""
     for node in graph.find_nodes(op="call_function", target=_aten.native_dropout.default):
         items = {user.args[1]: user for user in node.users if is_item(user)}
-        if draws(node) and items.keys() == {0, 1}:
+        if draws(node) and items.keys() == {0, 1} and not isinstance(arguments(node)["p"], fx.Node):
             _apply_apart(graph, node, items[0], items[1])
 
 

@@ -1,4 +1,4 @@
-"""Ops that compute the same from the same: one of them is enough.
+"""Common subexpressions: of ops that compute the same from the same operands, one is enough.
 
 Models make the same mask in each of their layers. torch's own partitioner merges such ops, too.
 """
@@ -40,7 +40,7 @@ def merge_duplicates(graph: fx.Graph) -> None:
 
 
 def _what(node: fx.Node) -> Hashable:
-    """Return what an op computes: equal for two ops if they compute the same."""
+    """Return a key that is equal for two ops if they compute the same."""
     return is_backward(node), node.target, _operand(node.args), _operand(node.kwargs)
 
 

@@ -1,4 +1,4 @@
-"""What remat uses of torch that torch does not promise to keep: all of it stands here, and is tried at first use.
+"""The parts of torch without a promise of stability that remat uses: gathered here, and tried at first use.
 
 torch.compile captures forward and backward pass as one joint graph and asks a *partition function* to divide it. There
 remat reads a step, and there it hands back what runs. torch's own runtime around it takes care of what the graph leaves
@@ -8,20 +8,24 @@ out: inputs that are views of each other, outputs that are views of inputs, auto
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo import pgo
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils import _pytree as pytree
 
 from remat_cli.errors import UsageError
+from remat_cli.formats.torch import recurrent
 
-TESTED_VERSIONS = ("2.13",)
+TESTED_VERSIONS = ("2.13", "2.15")
 
 # What tensors without data raise when they are asked for their values.
 NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
@@ -29,7 +33,10 @@ NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 # Options of torch.compile under which a step is read and run, both times the same: one graph, recurrent layers too.
 _DYNAMO = {
     "allow_rnn": True,
-    "recompile_limit": 64,
+    # Each capture is a plan, and none of them is left out: what keeps them few is that sizes are captured as symbols.
+    "recompile_limit": 1_000_000,
+    "accumulated_recompile_limit": 1_000_000,
+    "skip_nnmodule_hook_guards": False,
     "suppress_errors": False,
     "optimize_ddp": False,
     "run_gc_after_compile": False,  # seconds for large models, after each capture
@@ -38,13 +45,19 @@ _DYNAMO = {
 _FUNCTORCH = {"donated_buffer": False, "debug_assert": False, "functionalize_rng_ops": False}
 
 
+# Where a graph says what runs it.
+_RUN = "remat run"
+# Marks an input of a graph that is a size computed of the primals' sizes.
+SIZE = "remat size"
+
+
 @dataclass(frozen=True, eq=False)
 class Primal:
     """An input of a joint graph that is there before the step.
 
     Attributes:
         source: what it is in the user's terms, such as "L['self']._parameters['weight']"; empty where not known.
-        value: the tensor itself; None where torch made it of several.
+        value: the tensor itself; None where torch made it of several, and for a number.
     """
 
     source: str = ""
@@ -59,11 +72,14 @@ class Captured:
         module: forward and backward pass; its first inputs are the primals, then come the tangents.
         forward_outputs: how many of its outputs are those of the forward pass; they come first.
         primals: what each primal is, in their order.
+        old_values: where the graph was rewritten already: for each input whose old value is kept, by name, the name of
+            the node that copies it. None where it was not.
     """
 
     module: fx.GraphModule
     forward_outputs: int
     primals: tuple[Primal, ...]
+    old_values: Mapping[str, str] | None = None
 
 
 # Gets the joint graph, and returns forward and backward graph.
@@ -76,24 +92,84 @@ Trace = Callable[[fx.GraphModule, Sequence[Any]], "Captured | None"]
 Foresee = Callable[[fx.GraphModule, Sequence[Any], Trace], None]
 
 
-def compiled(function: Callable[..., Any], divide: Divide, foresee: Foresee | None = None) -> Callable[..., Any]:
+def compiled(
+    function: Callable[..., Any], divide: Divide, foresee: Foresee | None = None, *, takes_sizes: bool = False
+) -> Callable[..., Any]:
     """Return `function` so that it runs, with autograd, as the two graphs that `divide` makes of its joint graph.
 
     It is captured at the first call, and again wherever a guard of torch.compile says that another graph is needed
-    (another shape, another mode). Where nothing needs a gradient, it runs as it is.
+    (another shape, another mode). Where nothing needs a gradient, it runs as it is. It is captured by code of its own:
+    torch counts captures by code.
 
     Args:
         function: what is called.
         divide: makes the two graphs.
         foresee: sees what is captured before it is traced with its backward pass.
+        takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
     """
-    compiled_function = torch.compile(function, backend=_backend(divide, foresee), fullgraph=True, dynamic=False)
+    compiled_function = torch.compile(
+        _with_own_code(function),
+        backend=_backend(divide, foresee),
+        fullgraph=True,
+        dynamic=None if takes_sizes else False,
+    )
 
     options = {**_DYNAMO, "reorderable_logging_functions": {print}, "ignore_logging_functions": _logging_methods()}
 
+    seen = _SeenSizes()
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(options):
+        with torch._dynamo.config.patch(options), seen:
             return compiled_function(*args, **kwargs)
+
+    return call
+
+
+class _SeenSizes:
+    """While it is entered, torch knows of no sizes but those that it has seen while it was entered.
+
+    Else it takes sizes of one model for those of another that shares code with it, and captures symbols at once.
+    """
+
+    def __init__(self) -> None:
+        self._own: Any = defaultdict(pgo.CodeState)
+        self._before: list[Any] = []  # a call may be within another one
+
+    def __enter__(self) -> None:
+        self._before.append(pgo._CODE_STATE)
+        pgo._CODE_STATE = self._own
+
+    def __exit__(self, *_: object) -> None:
+        pgo._CODE_STATE = self._before.pop()
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same, in code that no other one has."""
+    of = getattr(function, "__func__", function)
+    if not isinstance(of, FunctionType):
+        return function
+    code = of.__code__.replace()
+    own = FunctionType(code, of.__globals__, of.__name__, of.__defaults__, of.__closure__)
+    own.__kwdefaults__ = of.__kwdefaults__
+    functools.update_wrapper(own, of)
+    del own.__wrapped__  # type: ignore[attr-defined]
+    return MethodType(own, function.__self__) if isinstance(function, MethodType) else own
+
+
+def is_passed_over(error: RuntimeError) -> bool:
+    """Tell whether torch ran a function without a capture, as it does with code that it was told to pass over.
+
+    A module's forward method is the same code for all modules of its class, and it is passed over for all of them once
+    somebody else's torch.compile has captured it as often as its limit allows.
+    """
+    return "no compiled frames" in str(error)
+
+
+def captured_apart(module: nn.Module) -> Callable[..., Any]:
+    """Return a module's call in a form that is captured as a whole, with no code that other modules share."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     return call
 
@@ -105,10 +181,7 @@ def captured_call(module: nn.Module) -> Callable[..., Any]:
     else's function calls them.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    return call if torch._dynamo.trace_rules.check(module.forward) else module._call_impl
+    return captured_apart(module) if torch._dynamo.trace_rules.check(module.forward) else module._call_impl
 
 
 def _logging_methods() -> set[Callable[..., Any]]:
@@ -166,13 +239,13 @@ def _divided(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide) -> A
         return divide(Captured(joint, num_fwd_outputs, primals))
 
     compiler = aot_autograd(
-        fw_compiler=_boxed,
-        bw_compiler=_boxed,
-        inference_compiler=_boxed,
+        fw_compiler=_runner,
+        bw_compiler=_runner,
+        inference_compiler=_runner,
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    _recurrent_layers_written_out(module.graph)
+    recurrent.as_ops(module.graph)
     with torch._functorch.config.patch(_FUNCTORCH):
         return compiler(module, inputs)
 
@@ -180,50 +253,10 @@ def _divided(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide) -> A
 def given_of(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Primal]:
     """Return what the inputs of a module are, as torch's front end makes it."""
     nodes = module.graph.find_nodes(op="placeholder")
-    return [Primal(_source(node), value) for node, value in zip(nodes, inputs, strict=True)]
-
-
-def _recurrent_layers_written_out(graph: fx.Graph) -> None:
-    """Have recurrent layers traced step by step, with the dropout between them.
-
-    torch captures oneDNN's fused LSTM without what its backward needs, and forgets dropout where it writes layers out.
-    """
-    for node in graph.nodes:
-        if getattr(node.target, "__name__", "") in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-            node.target = _without_onednn(_layer_by_layer(node.target))
-
-
-def _without_onednn(function: Callable[..., Any]) -> Callable[..., Any]:
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        before = torch._C._get_mkldnn_enabled()
-        torch._C._set_mkldnn_enabled(False)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            torch._C._set_mkldnn_enabled(before)
-
-    return traced
-
-
-def _layer_by_layer(recurrent: Callable[..., Any]) -> Callable[..., Any]:
-    def traced(
-        x: Any, states: Any, weights: Any, biases: Any, layers: Any, dropout: Any, train: Any, *form: Any
-    ) -> Any:
-        if len(form) != 2 or not (dropout and train):  # a packed sequence has another form, which torch itself refuses
-            return recurrent(x, states, weights, biases, layers, dropout, train, *form)
-        bidirectional, batch_first = form
-        directions, each = 1 + bidirectional, len(weights) // layers
-        x = x.transpose(0, 1) if batch_first else x  # dropout draws in this order
-        last = []
-        for layer in range(layers):
-            own = pytree.tree_map(lambda state, of=layer * directions: state[of : of + directions], states)
-            of_layer = weights[layer * each : (layer + 1) * each]
-            x, *final = recurrent(x, own, of_layer, biases, 1, 0.0, train, bidirectional, False)
-            last.append(final)
-            x = nn.functional.dropout(x, dropout) if layer < layers - 1 else x
-        return x.transpose(0, 1) if batch_first else x, *(torch.cat(parts) for parts in zip(*last, strict=True))
-
-    return traced
+    return [
+        Primal(_source(node), value if isinstance(value, torch.Tensor) else None)
+        for node, value in zip(nodes, inputs, strict=True)
+    ]
 
 
 def _source(node: fx.Node) -> str:
@@ -233,7 +266,12 @@ def _source(node: fx.Node) -> str:
 
 def primals_of(graph: fx.Graph) -> list[fx.Node]:
     """Return the inputs of a joint graph that are there before the step."""
-    return [node for node in graph.find_nodes(op="placeholder") if not _is_tangent(node)]
+    return [node for node in graph.find_nodes(op="placeholder") if not _is_tangent(node) and SIZE not in node.meta]
+
+
+def sizes_of(graph: fx.Graph) -> list[fx.Node]:
+    """Return the inputs of a graph that are sizes computed of the primals' sizes."""
+    return [node for node in graph.find_nodes(op="placeholder") if SIZE in node.meta]
 
 
 def tangents_of(graph: fx.Graph) -> list[fx.Node]:
@@ -267,7 +305,7 @@ def input_index(primal: fx.Node) -> int | None:
 
 
 def mutated_input(description: object) -> int | None:
-    """Return which input a forward output is the new value of, from the output's description; None where of none."""
+    """Return the input whose new value a forward output is, from the output's description; None where there is none."""
     from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
     if isinstance(description, InputMutationAOTOutput):
@@ -276,23 +314,21 @@ def mutated_input(description: object) -> int | None:
 
 
 def save_without_version_check(node: fx.Node) -> None:
-    """Let a value be kept for the backward pass although what it is a view of changes before that."""
+    """Let a value be kept for the backward pass although its base changes before that."""
     node.meta["saved_tensor_with_no_vc_check"] = True
 
 
 def _allow_backward_twice() -> None:
-    """Say that the backward pass overwrites nothing that is saved, so that it can run again (`retain_graph=True`)."""
+    """Declare that the backward pass overwrites nothing saved, so that it can run twice (`retain_graph=True`)."""
     context = torch._guards.TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
 
 
-def _boxed(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return what runs a graph; it takes its arguments as a list and empties it, so that it alone holds them."""
     from torch.fx.graph import _BoxedCodeGen
 
-    del example_inputs
-    _allow_backward_twice()
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     forward = module.forward
@@ -300,13 +336,34 @@ def _boxed(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]],
     def run(args: list[Any]) -> Any:
         return forward(args)
 
+    return run
+
+
+def run_by(module: fx.GraphModule, run: Callable[[list[Any]], Any]) -> None:
+    """Have a graph that is handed back to torch run by a function, which takes its arguments as `boxed` says."""
+
+    def by_function(args: list[Any]) -> Any:  # torch copies graphs: a function is not copied with what it belongs to
+        return run(args)
+
+    module.meta[_RUN] = by_function
+
+
+def _runner(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+    """Return what runs a graph that torch hands over to be compiled."""
+    del example_inputs
+    _allow_backward_twice()
+    given = module.meta.get(_RUN) or boxed(module)
+
+    def run(args: list[Any]) -> Any:
+        return given(args)
+
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 
 
 @contextlib.contextmanager
 def forgetting() -> Iterator[None]:
-    """Leave nothing behind of what is captured meanwhile."""
+    """Drop everything that torch.compile captures meanwhile."""
     torch._dynamo.reset()
     try:
         yield

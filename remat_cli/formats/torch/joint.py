@@ -1,4 +1,4 @@
-"""The joint graph of a training step: which memory each op reads and makes, and what may run only once.
+"""The joint graph of a training step: the memory that each op reads and makes, and the ops that run only once.
 
 Memory is counted in *storages*: tensors that are views of each other have one. A view is no op here: it is derived anew
 wherever it is read, from the storage that is there at that time.
@@ -7,13 +7,14 @@ wherever it is read, from the storage that is there at that time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
 
+from remat_cli.core.graph import Phase
 from remat_cli.errors import GraphError
 from remat_cli.formats.torch.dropout import apply_masks_apart
 from remat_cli.formats.torch.duplicates import merge_duplicates
@@ -23,12 +24,12 @@ from remat_cli.formats.torch.internals import (
     output_descriptions,
     outputs_of,
     primals_of,
+    sizes_of,
     tangents_of,
 )
 from remat_cli.formats.torch.mutation import is_backward, is_copy, keep_old_values, mark_backward
 from remat_cli.formats.torch.ops import draws, has_effects, is_item, is_view, storage_key, tensors_of
 from remat_cli.formats.torch.places import readable, root_of, source_of
-from remat_cli.graph import Phase
 
 BOUNDARY = "boundary"
 
@@ -85,7 +86,8 @@ class Joint:
         module: the joint graph, changed so that nothing is computed twice, and old values of mutated inputs are read
             from copies.
         primals: inputs that are there before the step: parameters, buffers, and what the model is called with.
-        inputs: primals and constants.
+        sizes: inputs that are numbers computed of the primals' sizes, where these differ between calls.
+        inputs: tensors among the primals, and constants.
         tangents: gradients of the forward outputs, which come in from outside.
         names: of the inputs in the user's terms, each once.
         ops: in the order in which they run: forward pass, boundary, backward pass.
@@ -98,6 +100,7 @@ class Joint:
 
     module: fx.GraphModule
     primals: tuple[fx.Node, ...]
+    sizes: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
     tangents: tuple[fx.Node, ...]
     names: Mapping[fx.Node, str]
@@ -164,8 +167,24 @@ class Joint:
     def _new(self, values: Iterable[Any]) -> tuple[Storage, ...]:
         """Return the memory that values are in, but for that of inputs."""
         resident = {self.storage(node) for node in self.inputs}
-        storages = dict.fromkeys(self.storage(value) for value in values if isinstance(value, fx.Node))
+        storages = dict.fromkeys(self.storage(value) for value in values if _is_tensor(value))
         return tuple(storage for storage in storages if storage not in resident)
+
+
+def rewritten(captured: Captured) -> Captured:
+    """Return a graph changed so that nothing is computed twice, and all but random ops can run again at any time.
+
+    Raises:
+        GraphError: it changes something that is not an input.
+    """
+    if captured.old_values is not None:
+        return captured
+    graph = captured.module.graph
+    mark_backward(graph)
+    merge_duplicates(graph)
+    apply_masks_apart(graph)
+    copies = keep_old_values(graph)
+    return replace(captured, old_values={primal.name: copy.name for primal, copy in copies.items()})
 
 
 class _Reader:
@@ -176,10 +195,9 @@ class _Reader:
         self.graph = captured.module.graph
         for node in self.graph.nodes:
             _check_value(self.module, node)
-        mark_backward(self.graph)
-        merge_duplicates(self.graph)
-        apply_masks_apart(self.graph)
-        self.copies = keep_old_values(self.graph)
+        old_values = rewritten(captured).old_values or {}
+        named = {node.name: node for node in self.graph.nodes}
+        self.copies = {named[primal]: named[copy] for primal, copy in old_values.items()}
         outputs, described = outputs_of(self.graph), output_descriptions(self.graph)
         self.forward_outputs = tuple(outputs[: captured.forward_outputs])
         self.backward_outputs = tuple(outputs[captured.forward_outputs :])
@@ -189,18 +207,21 @@ class _Reader:
         self.tangents = tuple(tangents_of(self.graph))
         self.primals = tuple(primals_of(self.graph))
         constants = (node for node in self.graph.find_nodes(op="get_attr") if tensors_of(node.meta.get("val")))
-        self.inputs = (*self.primals, *constants)
+        # Numbers among the primals have no memory.
+        self.inputs = (*(node for node in self.primals if tensors_of(node.meta.get("val"))), *constants)
+        self.sizes = tuple(sizes_of(self.graph))
         self.sources = tuple(primal.source for primal in captured.primals)
         self.root = root_of(self.sources)
         self.names = self.input_names()
         self.storages = self.all_storages()
         held = (value for slot, value in enumerate(self.forward_outputs) if slot not in self.new_values)
-        self.returned = {self.storage(value) for value in held if isinstance(value, fx.Node)}
+        self.returned = {self.storage(value) for value in held if _is_tensor(value)}
 
     def joint(self) -> Joint:
         return Joint(
             module=self.module,
             primals=self.primals,
+            sizes=self.sizes,
             inputs=self.inputs,
             tangents=self.tangents,
             names=self.names,
@@ -295,7 +316,7 @@ class _Reader:
         )
 
     def boundary(self, needs: tuple[str, ...]) -> JointOp:
-        outputs = (node for node in self.forward_outputs if isinstance(node, fx.Node))
+        outputs = filter(_is_tensor, self.forward_outputs)
         return JointOp(
             name=BOUNDARY,
             node=None,
@@ -309,7 +330,12 @@ class _Reader:
 
 
 def _tensor_sources(node: fx.Node) -> Iterator[fx.Node]:
-    return (source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor))
+    return filter(_is_tensor, node.all_input_nodes)
+
+
+def _is_tensor(value: Any) -> TypeGuard[fx.Node]:
+    """Tell whether an output, or an operand, is a node that makes a tensor."""
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
 def _values(node: fx.Node) -> tuple[fx.Node, ...]:

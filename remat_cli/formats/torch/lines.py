@@ -1,4 +1,4 @@
-"""Three readings of a model with ever more blocks say what a reading of it with many more blocks would be.
+"""The reading of a model with many blocks, extrapolated from three readings with few.
 
 What is read of a model with one block more is one stretch longer in each of its lists, and the numbers in its names
 ("mm_27", "model.layers.5.mlp") are others. Where each of them lies on a line (it grows by the same from block to block,
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_cli.core.graph import Phase, Tensor
 from remat_cli.formats.reader import Reading
-from remat_cli.graph import Phase, Tensor
 
 # Numbers in texts; those that begin with 0, or are long, belong to fractions and addresses, and stay as they are.
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,8})(?!\d)")

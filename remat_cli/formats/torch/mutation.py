@@ -1,4 +1,4 @@
-"""Inputs that a step changes: whoever reads the old value reads a copy of it, where that may happen after the change.
+"""Inputs that a step changes: ops that may read the old value after the change read a copy of it.
 
 torch writes new values into mutated inputs (running statistics of batch norm, a moving average) at the end of the
 forward pass. An op that reads the old value must not run again after that. Stock torch moves such reads past the change
@@ -28,7 +28,7 @@ from remat_cli.formats.torch.views import follow_operands, views_and_items
 
 _aten = torch.ops.aten
 
-# Ops that in training mode read running statistics for nothing but the new ones: the result that each of them makes.
+# Ops that in training mode read running statistics only to update them: the position of each new one among the results.
 _STATISTICS: Mapping[Any, Mapping[str, int]] = {
     _aten._native_batch_norm_legit_functional.default: {"running_mean": 3, "running_var": 4},
     _aten._batch_norm_with_update_functional.default: {"running_mean": 4, "running_var": 5},
@@ -79,7 +79,7 @@ class _Change:
 
 
 def keep_old_values(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Change a joint graph so that what is read of a mutated input may be read at any time; return the changes.
+    """Change a joint graph so that old values of mutated inputs can be read at any time; return the copies.
 
     Returns:
         For each mutated input whose old value is copied: the node that copies it.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 # Arguments that say how likely a random op is to change anything: at 0 it draws nothing.
 _CHANCES = ("dropout_p", "p", "dropout")
@@ -66,6 +67,11 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     declared = node.target._schema.arguments
     given = dict(zip((argument.name for argument in declared), node.args, strict=False)) | dict(node.kwargs)
     return {argument.name: given.get(argument.name, argument.default_value) for argument in declared}
+
+
+def numbered(value: Any) -> Any:
+    """Return an argument with the values of nodes that are numbers: sizes that differ between calls."""
+    return map_arg(value, lambda node: node.meta["val"] if isinstance(node.meta.get("val"), int | float) else node)
 
 
 def nodes_in(value: Any) -> Iterator[fx.Node]:

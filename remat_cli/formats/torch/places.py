@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 import remat_cli
+from remat_cli.formats.code_places import frames_of, shown_place
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 _INDEX = re.compile(r"\['?([^'\]]*)'?\]")
 _LOCAL = re.compile(r"^[LG]\['([^']*)'\]")
@@ -55,7 +55,7 @@ def source_of(node: fx.Node) -> str | None:
 
 def last_place(trace: str) -> str | None:
     """Return "file:line" of the innermost frame of a trace that is not torch's or ours; None where there is none."""
-    return innermost([(found["file"], int(found["line"])) for found in _FRAME.finditer(trace)])
+    return innermost(frames_of(trace))
 
 
 def innermost(frames: Sequence[tuple[str, int]]) -> str | None:
@@ -67,14 +67,3 @@ def innermost(frames: Sequence[tuple[str, int]]) -> str | None:
 @cache
 def _not_the_users() -> tuple[str, ...]:
     return tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (torch, remat_cli))
-
-
-@cache
-def shown_place(file: str, line: int | None) -> str:
-    """Return "file:line", from where packages are installed or from the current folder on."""
-    parts = Path(file).parts
-    for folder in ("site-packages", "dist-packages"):
-        if folder in parts:
-            return f"{Path(*parts[parts.index(folder) + 1 :])}:{line}"
-    path = Path(file)
-    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"

@@ -39,9 +39,9 @@ from remat_cli.formats.torch.internals import (
 )
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
-from remat_cli.formats.torch.optimizer import optimizer_state_bytes
+from remat_cli.formats.torch.optimizer import checked_optimizer, optimizer_state_bytes
 from remat_cli.formats.torch.places import last_place
-from remat_cli.formats.torch.reference import check_dims, load_function, parts
+from remat_cli.formats.torch.reference import checked_dims, load_function, parts
 from remat_cli.formats.torch.step import SHAPES, Step, as_step
 from remat_cli.formats.torch.weightless import Weightless, with_fake_tensors
 from remat_cli.settings import Setting
@@ -74,16 +74,33 @@ class TakenStep:
 
     def reading(self) -> Reading:
         """Return what is read of it."""
-        joint, captured, optimizer = self.joint, self.captured, self.step.optimizer
         where, name = parts(self.reference)
-        resident = resident_bytes(self.step, (primal.value for primal in captured.primals))
-        return Reading(
-            graph=graph_of(joint, f"{Path(where).stem if where.endswith('.py') else where}.{name}", resident),
-            operators=operators_of(joint),
-            parameters=trained_parameters(joint, captured),
-            optimizer=None if optimizer is None else type(optimizer).__name__,
-            notes=self.notes,
+        reading = reading_of(
+            self.joint,
+            self.captured,
+            f"{Path(where).stem if where.endswith('.py') else where}.{name}",
+            resident_bytes(self.step, (primal.value for primal in self.captured.primals)),
+            None if self.step.optimizer is None else type(self.step.optimizer).__name__,
         )
+        return replace(reading, notes=self.notes)
+
+
+def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int, optimizer: str | None) -> Reading:
+    """Return what is known of a captured step.
+
+    Args:
+        joint: the step.
+        captured: the same as torch handed it over.
+        name: of the graph.
+        resident_bytes: parameters, buffers and optimizer state that no op reads.
+        optimizer: name of the one whose state is among them; None where there is none.
+    """
+    return Reading(
+        graph=graph_of(joint, name, resident_bytes),
+        operators=operators_of(joint),
+        parameters=trained_parameters(joint, captured),
+        optimizer=optimizer,
+    )
 
 
 @contextmanager
@@ -161,10 +178,12 @@ def _built(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[str, 
                 hint=("its sizes come from its dims: ", Setting("dims", {"NAME": "N"})),
             )
     function = load_function(reference)
-    check_dims(function, reference, options.dims)
+    dims = checked_dims(function, reference, options.dims)
     weightless = Weightless()
     with weightless, explaining_failure(reference):
-        step = as_step(function(**options.dims), reference)
+        step = as_step(function(**dims), reference)
+    if step.optimizer is not None:
+        step = replace(step, optimizer=checked_optimizer(step.optimizer))
     device, notes = _device(weightless.device_type)
     return step, device, tuple(notes)
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from remat_cli.errors import GraphError, UsageError
+from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
 from remat_cli.settings import Setting
 
 # A dotted name, or anything that ends in .py; then the function's name.
@@ -125,8 +126,8 @@ def _at(error: BaseException) -> str:
     return f" ({files[-1].filename}:{files[-1].lineno})" if files else ""
 
 
-def check_dims(function: Callable[..., Any], reference: str, dims: Mapping[str, int]) -> None:
-    """Check that the function takes these dims, and needs no others.
+def checked_dims(function: Callable[..., Any], reference: str, dims: Mapping[str, int]) -> dict[str, int]:
+    """Check that the function takes these dims, and needs no others; return them, with a value for each that it needs.
 
     Raises:
         UsageError: it does not take one of them, or one that it needs is not given.
@@ -135,13 +136,18 @@ def check_dims(function: Callable[..., Any], reference: str, dims: Mapping[str, 
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     names = [parameter.name for parameter in named]
-    for dim in dims:
+    named_dims = {name: size for name, size in dims.items() if name != ALL_OTHER_DIMS}
+    for dim in named_dims:
         if dim not in names and not takes_any:
-            raise UsageError(
+            raise UnknownDim(
                 f"{reference} takes no dim {dim!r}",
+                dim,
                 hint=f"it takes {', '.join(names)}" if names else "it takes none: give its function an argument",
             )
     missing = [p.name for p in named if p.default is p.empty and p.name not in dims]
+    if ALL_OTHER_DIMS in dims:
+        return dict.fromkeys(missing, dims[ALL_OTHER_DIMS]) | named_dims
     if missing:
         given = Setting("dims", dict.fromkeys(missing, "N"))
         raise UsageError(f"{reference} needs {', '.join(map(repr, missing))}", hint=("give ", given))
+    return named_dims

@@ -1,8 +1,8 @@
-"""Complicate segments: what is left of a computation graph when series and parallel reductions have ended.
+"""Complicate segments: the part of a computation graph that series and parallel reductions cannot reduce.
 
-A segment's source dominates all that is inside, and its target post-dominates it. So only what a vertex dominates, as
-far as its immediate post-dominator, is searched for segments that begin there; they hang on the rest by one vertex,
-which a depth-first search finds by low points as it finds articulation points.
+A segment's source dominates all vertices inside, and its target post-dominates them. So the search for segments that
+begin at a vertex covers the vertices that it dominates, up to its immediate post-dominator. Such a segment is connected
+to the rest through one vertex, which a depth-first search finds by low points, as it finds articulation points.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class CoreSegment(NamedTuple):
 def core_segments(after: Sequence[Sequence[int]]) -> list[CoreSegment]:
     """Return segments of a graph, the smallest first; all complicate ones are among them.
 
-    The others are linear; nothing is left of them when the complicate ones within are taken as edges and chains of
-    edges as one. Takes O(E d), where d is how many vertices dominate an edge at most, up to where they all join.
+    The others are linear: they vanish when the complicate ones within are replaced by edges, and chains of edges by
+    one. Takes O(E d), where d is the largest number of vertices that dominate an edge within its region.
 
     Args:
         after: successors of each vertex; vertices are numbered in a topological order, with one source, one target,
@@ -59,7 +59,7 @@ def core_segments(after: Sequence[Sequence[int]]) -> list[CoreSegment]:
     for source in range(last):
         region = [source]
         for u in region:
-            # What begins here and goes on beyond the immediate post-dominator is split by it, so it is linear.
+            # A segment that extends beyond the immediate post-dominator is split by it, so it is linear.
             region += [v for v in dominated[u] if v < post_dominator[source]]
         segments += _Region(source, region[1:], before, after).segments()
     return sorted(segments, key=lambda found: (found.stop - found.start, found.source, found.target))
@@ -99,7 +99,7 @@ class _Region:
         self._low: dict[int, int] = {}  # the first place that is reached from below a vertex; -1: outside
 
     def segments(self) -> Iterator[CoreSegment]:
-        """Yield each part from which one vertex leads to all else."""
+        """Yield each part that one vertex connects to the rest."""
         for start in self._region:
             if start in self._place or not self._exits[start]:
                 continue

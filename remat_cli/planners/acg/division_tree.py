@@ -21,10 +21,10 @@ from remat_cli.planners.acg.division_core import core_segments
 class SegmentKind(StrEnum):
     """How a segment is divided."""
 
-    EDGE = "edge"  # not at all: its ends follow each other
+    EDGE = "edge"  # not divided: its ends follow each other
     LINEAR = "linear"  # at vertices that everything passes, into segments behind each other
     BRANCH = "branch"  # into segments beside each other, from the same vertex to the same vertex
-    COMPLICATE = "complicate"  # neither: into the largest segments within it
+    COMPLICATE = "complicate"  # neither: divided into the largest segments within it
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class ComputationGraph:
     """An arbitrary computation graph: acyclic, with one source and one target.
 
     Attributes:
-        costs: [V] int, 0 or more; bytes, or whatever is to be kept small.
+        costs: [V] int, 0 or more; bytes, or any other cost.
         edges: pairs (u, v): v is computed from u.
         source: the vertex without a predecessor.
         target: the vertex without a successor.
@@ -140,7 +140,7 @@ class DivisionTree:
         return {kind: counted[kind] for kind in SegmentKind}
 
 
-class _Part(NamedTuple):
+class _TreePart(NamedTuple):
     """A segment on the way to the tree: linear and branch ones have two members each, which may be of their kind."""
 
     kind: SegmentKind
@@ -154,33 +154,33 @@ class _Reduction:
 
     def __init__(self, graph: ComputationGraph) -> None:
         self._order = graph.order
-        self._parts: list[_Part] = []
+        self._parts: list[_TreePart] = []
         self._out: list[dict[int, int]] = [{} for _ in graph.costs]  # [u][v]: the part from u to v
         self._into: list[dict[int, int]] = [{} for _ in graph.costs]  # [v][u]: the same
         self._waiting = list(reversed(self._order))  # may have become the middle of a chain
         for u, v in graph.edges:
-            self._connect(_Part(SegmentKind.EDGE, u, v, ()))
+            self._connect(_TreePart(SegmentKind.EDGE, u, v, ()))
 
-    def parts(self) -> list[_Part]:
+    def parts(self) -> list[_TreePart]:
         """Return all parts, each after its members; the last is the whole graph."""
         self._reduce_chains()
         core = [v for v in self._order if self._into[v] or self._out[v]]
         number = {v: place for place, v in enumerate(core)}
         for segment in core_segments([[number[v] for v in self._out[u]] for u in core]):
-            # What is left now resists all reductions, and the smaller segments within are edges.
+            # The rest is irreducible, and the smaller segments within it are edges.
             if left := [core[place] for place in segment.inside if self._into[core[place]]]:
                 self._collapse(core[segment.source], core[segment.target], left)
                 self._reduce_chains()
         return self._parts
 
-    def _connect(self, part: _Part) -> None:
+    def _connect(self, part: _TreePart) -> None:
         """Put an edge for a part; beside another edge, one for both."""
         u, v, number = part.source, part.target, len(self._parts)
         self._parts.append(part)
         beside = self._out[u].get(v)
         if beside is not None:
             number += 1
-            self._parts.append(_Part(SegmentKind.BRANCH, u, v, (beside, number - 1)))
+            self._parts.append(_TreePart(SegmentKind.BRANCH, u, v, (beside, number - 1)))
             self._waiting += (v, u)
         self._out[u][v] = self._into[v][u] = number
 
@@ -193,7 +193,7 @@ class _Reduction:
             ((u, before),) = self._into[vertex].items()
             ((v, behind),) = self._out[vertex].items()
             self._take_away(vertex)
-            self._connect(_Part(SegmentKind.LINEAR, u, v, (before, behind)))
+            self._connect(_TreePart(SegmentKind.LINEAR, u, v, (before, behind)))
 
     def _collapse(self, source: int, target: int, inside: Sequence[int]) -> None:
         """Replace a complicate segment by one edge."""
@@ -201,7 +201,7 @@ class _Reduction:
         members += [self._out[v][target] for v in inside if target in self._out[v]]
         for vertex in inside:
             self._take_away(vertex)
-        self._connect(_Part(SegmentKind.COMPLICATE, source, target, tuple(members)))
+        self._connect(_TreePart(SegmentKind.COMPLICATE, source, target, tuple(members)))
         self._waiting += (target, source)
 
     def _take_away(self, vertex: int) -> None:
@@ -212,8 +212,8 @@ class _Reduction:
         self._into[vertex], self._out[vertex] = {}, {}
 
 
-def _segments(graph: ComputationGraph, parts: Sequence[_Part]) -> tuple[Segment, ...]:
-    """Return the segments that parts stand for: a linear part of a linear one is no segment of its own."""
+def _segments(graph: ComputationGraph, parts: Sequence[_TreePart]) -> tuple[Segment, ...]:
+    """Return the segments of the parts: a linear part within a linear one belongs to that segment."""
     dissolves = [False] * len(parts)
     for part in parts:
         if part.kind is not SegmentKind.COMPLICATE:
@@ -229,7 +229,7 @@ def _segments(graph: ComputationGraph, parts: Sequence[_Part]) -> tuple[Segment,
     return tuple(segments)
 
 
-def _undissolved(parts: Sequence[_Part], dissolves: Sequence[bool], part: _Part) -> Iterator[int]:
+def _undissolved(parts: Sequence[_TreePart], dissolves: Sequence[bool], part: _TreePart) -> Iterator[int]:
     stack = list(reversed(part.members))
     while stack:
         member = stack.pop()
@@ -239,7 +239,9 @@ def _undissolved(parts: Sequence[_Part], dissolves: Sequence[bool], part: _Part)
             yield member
 
 
-def _segment(graph: ComputationGraph, part: _Part, members: tuple[int, ...], segments: Sequence[Segment]) -> Segment:
+def _segment(
+    graph: ComputationGraph, part: _TreePart, members: tuple[int, ...], segments: Sequence[Segment]
+) -> Segment:
     ends = dict.fromkeys(end for member in members for end in (segments[member].source, segments[member].target))
     joints = tuple(vertex for vertex in ends if vertex not in (part.source, part.target))
     return Segment(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remat_cli.core.problem import Observer, PlanResult, Problem
 from remat_cli.planners.shared.option_checks import check_least
-from remat_cli.problem import Observer, PlanResult, Problem
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class ACG:
 
     Attributes:
         candidates: how many stored sets are tried: the one of least cost, which the paper returns, and others, as the
-            paper knows no budget.
-        share_inputs: also divide as if what is computed from graph inputs alone, such as an attention mask that all
-            layers read, were a graph input itself, and store it; not in the paper.
-        improve: leave out what a plan runs again where the budget has room to keep it instead; not in the paper, whose
-            cost is reported of the stored set before that.
-        time_limit: seconds; no further candidate is begun after it.
+            paper has no budget.
+        share_inputs: also divide as if tensors computed from graph inputs alone, such as an attention mask that all
+            layers read, were graph inputs, and store them; not in the paper.
+        improve: leave out reruns where the budget has room to keep the tensors instead; not in the paper, whose cost
+            is reported for the stored set before that.
+        time_limit: seconds; after it, no further candidate is begun.
     """
 
     candidates: int = 40
@@ -46,5 +46,9 @@ class ACG:
         """
         # numpy comes with it; the options must be readable without it.
         from remat_cli.planners.acg.search import ACGSearch
+        from remat_cli.planners.shared.incumbent import Incumbent
+        from remat_cli.planners.shared.limits import Limits
 
-        return ACGSearch(problem, self, observe).run()
+        incumbent, limits = Incumbent(problem, observe), Limits.of(self.time_limit, observe=observe)
+        search = ACGSearch(incumbent, limits, share_inputs=self.share_inputs, improve=self.improve)
+        return search.run(self.candidates)

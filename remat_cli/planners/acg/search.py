@@ -1,7 +1,7 @@
 """The search of `acg`: from admissible stored sets to a plan that fits a budget.
 
-The paper's objective knows no budget, and no time. So stored sets from one end of the trade to the other are turned
-into plans, which are measured, and what each has to spare is used to recompute less.
+The paper's objective has no budget and no time. So stored sets, from small to large, are turned into plans, which are
+measured; what a plan leaves of the budget is used to recompute less.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from functools import lru_cache
 
 import numpy as np
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import ModelFigure, PlanResult, Status
 from remat_cli.planners.acg.division_tree import SegmentKind
-from remat_cli.planners.acg.planner import ACG
-from remat_cli.planners.acg.solver import Choice, Division, alternating_choices
+from remat_cli.planners.acg.solver import ForwardDivision, StoredChoice, alternating_choices
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import ModelFigure, Observer, PlanResult, Problem, Status
 
 
 class SegmentRuns:
-    """Orders the ops of a training graph for stored sets of its forward part, whose vertices they are given by.
+    """Orders the ops of a training graph for stored sets, which are given as vertices of its forward part.
 
-    What is not stored is dropped after the forward pass has read it, and recomputed once, when the backward pass first
-    needs it (Feng & Huang). Ops that must run once are never dropped.
+    Tensors that are not stored are dropped after their last forward read, and recomputed once, when the backward pass
+    first needs them (Feng & Huang). Outputs of ops that must run once are never dropped.
     """
 
     def __init__(self, forward: ForwardPart) -> None:
@@ -39,7 +38,7 @@ class SegmentRuns:
     def orders(self, stored: Collection[int]) -> list[RematSequence]:
         """Return the graph's ops in the order in which they run, in one or two different ways.
 
-        First in the input order; then segment by segment, so that branches beside each other are not mixed.
+        First in the input order; then segment by segment, so that parallel branches do not alternate.
 
         Args:
             stored: vertices; with each component of the others taken as one vertex, there is no cycle.
@@ -115,11 +114,11 @@ class ACGPlans:
     def __init__(self, graph: Graph, *, share_inputs: bool) -> None:
         self._graph = graph
         self._forward = ForwardPart.of(graph, "acg")
-        paper = Division.of(self._forward)
+        paper = ForwardDivision.of(self._forward)
         other = paper.without_shared_inputs() if share_inputs else None
         self._divisions = [paper] if other is None else [paper, other]
         self._runs = SegmentRuns(self._forward)
-        self._sequences: dict[tuple[Division, Choice], list[RematSequence]] = {}
+        self._sequences: dict[tuple[ForwardDivision, StoredChoice], list[RematSequence]] = {}
 
     def plans(self, count: int) -> Iterator[tuple[list[RematSequence], ModelFigure]]:
         """Yield the plans of at most `count` stored sets, the paper's optimum first.
@@ -157,28 +156,35 @@ def acg_plans(graph: Graph, share_inputs: bool) -> ACGPlans:
 class ACGSearch:
     """Tries the plans of stored sets for one problem."""
 
-    def __init__(self, problem: Problem, options: ACG, observe: Observer) -> None:
-        self._options = options
-        self._limits = Limits.of(options.time_limit, observe=observe)
-        self._incumbent = Incumbent(problem, observe)
+    def __init__(self, incumbent: Incumbent, limits: Limits, *, share_inputs: bool, improve: bool) -> None:
+        """Prepare a search.
 
-    def run(self) -> PlanResult:
-        """Return the best plan that fits, of those that are tried.
+        Args:
+            incumbent: keeps what is found.
+            limits: no further stored set is tried at their end.
+            share_inputs: as in `ACGPlans`.
+            improve: leave out the reruns that the budget has room to do without.
+        """
+        self._incumbent, self._limits = incumbent, limits
+        self._share_inputs, self._improve = share_inputs, improve
+
+    def run(self, candidates: int) -> PlanResult:
+        """Return the best plan that fits, of those of so many stored sets.
 
         Raises:
             PlannerRefuses: the graph has no forward or no backward part.
         """
-        incumbent, options = self._incumbent, self._options
+        incumbent = self._incumbent
         graph = incumbent.problem.graph
         incumbent.observe.phase("dividing the forward pass into independent segments")
-        plans = acg_plans(graph, options.share_inputs)
-        if options.candidates == 0:
+        plans = acg_plans(graph, self._share_inputs)
+        if candidates == 0:
             return PlanResult(Status.UNKNOWN, reason="no candidates are allowed")
         if incumbent.fits(incumbent.offer(RematSequence.plain(graph), (plans.plain_cost,))):
             return incumbent.result()
         incumbent.observe.phase("trying stored sets")
         tried = 0
-        for orders, cost in plans.plans(options.candidates):
+        for orders, cost in plans.plans(candidates):
             for sequence in orders:
                 self._try(sequence, cost)
             tried += len(orders)
@@ -189,7 +195,7 @@ class ACGSearch:
 
     def _try(self, sequence: RematSequence, cost: ModelFigure) -> None:
         budget = self._incumbent.problem.budget.device_bytes
-        if self._options.improve and sequence.peak <= budget:
+        if self._improve and sequence.peak <= budget:
             sequence = without_needless_reruns(sequence, budget)
         self._incumbent.offer(sequence, (cost,))
 

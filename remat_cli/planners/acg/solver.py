@@ -21,8 +21,8 @@ _TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What is stored under a limit; source and target of the graph are always stored, and not counted.
+class StoredChoice:
+    """The stored set under a limit; source and target of the graph are always stored, and not counted.
 
     Attributes:
         limit: no segment between stored vertices costs more.
@@ -36,16 +36,16 @@ class Choice:
 
     @property
     def cost(self) -> int:
-        """What the paper minimises."""
+        """The paper's objective."""
         return self.stored + self.largest
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """The dynamic program of a linear segment: what is best up to each splitting vertex if that is stored.
+class _SegmentDP:
+    """The dynamic program of a linear segment: the best choice up to each splitting vertex that is stored.
 
     Attributes:
-        stored: what must be stored inside the segment.
+        stored: cost of the stored vertices inside the segment.
         largest: the largest segment.
         previous: for each position, that of the stored vertex before it.
     """
@@ -62,27 +62,27 @@ class StoredSets:
         self._tree = tree
         self._divided = [n for n, segment in enumerate(tree.segments) if segment.members]
         self._cost = [segment.cost for segment in tree.segments]
-        # Between stored ends, branches that are not entered are segments of their own.
+        # Between stored ends, each branch that is not divided is a segment of its own.
         self._unentered_largest = [
             max(self._cost[member] for member in segment.members)
             if segment.kind is SegmentKind.BRANCH
             else segment.cost
             for segment in tree.segments
         ]
-        self._choices: dict[int, Choice] = {}
+        self._choices: dict[int, StoredChoice] = {}
 
     @property
     def limits_tried(self) -> int:
         """For how many limits the tree was swept."""
         return len(self._choices)
 
-    def within(self, limit: int) -> Choice:
+    def within(self, limit: int) -> StoredChoice:
         """Return the choice that stores least under a limit, 0 or more."""
         if limit not in self._choices:
             self._choices[limit] = self._sweep(limit)[0]
         return self._choices[limit]
 
-    def vertices(self, choice: Choice) -> list[int]:
+    def vertices(self, choice: StoredChoice) -> list[int]:
         """Return the vertices that a choice stores, ascending, without source and target."""
         segments, limit = self._tree.segments, choice.limit
         _, runs = self._sweep(limit)
@@ -102,11 +102,11 @@ class StoredSets:
         return sorted(stored)
 
     @cached_property
-    def best(self) -> Choice:
-        """The choice of least cost; of those, one.
+    def best(self) -> StoredChoice:
+        """A choice of least cost.
 
-        Branch and bound over cells of limits, both ends left out. A choice within a cell stores no less than the choice
-        at its upper end, and its largest segment is above the lower end; else it is in the cell below.
+        Branch and bound over open intervals of limits. A choice within an interval stores at least as much as the
+        choice at its upper end, and its largest segment is above the lower end; else it belongs to the interval below.
         """
         best = top = self.within(self._tree.root.cost)
         cells = [(top.stored, -1, top.largest)]  # from the least that a choice within can cost
@@ -124,16 +124,16 @@ class StoredSets:
                     heappush(cells, (high.stored + low + 1, low, high.largest))
         return best
 
-    def spread(self, count: int) -> list[Choice]:
-        """Return about `count` choices that no other beats in both figures, the largest segments first.
+    def spread(self, count: int) -> list[StoredChoice]:
+        """Return about `count` Pareto-optimal choices, the largest segments first.
 
-        They are taken where neighbours differ most; the two ends are always among them.
+        They are taken where neighbours differ most; the two extremes are always among them.
         """
         top, bottom = self.within(self._tree.root.cost), self.within(0)
         found = {choice.largest: choice for choice in (bottom, top)}
         gaps: list[tuple[int, int, int, int]] = []  # the widest first
 
-        def add_gap(floor: int, upper: Choice, lower: Choice) -> None:
+        def add_gap(floor: int, upper: StoredChoice, lower: StoredChoice) -> None:
             """Add what lies above `floor`, below the largest segment of `upper`."""
             if upper.largest - floor > 1 and lower.stored > upper.stored:
                 width = (upper.largest - floor) * (lower.stored - upper.stored)
@@ -154,11 +154,11 @@ class StoredSets:
                 add_gap(middle, upper, lower)
         return list(_undominated(found[largest] for largest in sorted(found)))[::-1]
 
-    def _sweep(self, limit: int) -> tuple[Choice, dict[int, _Run]]:
+    def _sweep(self, limit: int) -> tuple[StoredChoice, dict[int, _SegmentDP]]:
         """Return what is stored under a limit, and the dynamic programs of the linear segments that cost more."""
         stored = [0] * len(self._cost)  # inside each segment
         largest = self._unentered_largest.copy()
-        runs: dict[int, _Run] = {}
+        runs: dict[int, _SegmentDP] = {}
         for number in self._divided:
             if self._cost[number] <= limit:
                 continue
@@ -170,9 +170,9 @@ class StoredSets:
                 joints = sum(self._tree.graph.costs[joint] for joint in segment.joints)
                 stored[number] = joints + sum(stored[member] for member in segment.members)
                 largest[number] = max(largest[member] for member in segment.members)
-        return Choice(limit, stored[-1], largest[-1]), runs
+        return StoredChoice(limit, stored[-1], largest[-1]), runs
 
-    def _run(self, number: int, limit: int, stored: Sequence[int], largest: Sequence[int]) -> _Run:
+    def _run(self, number: int, limit: int, stored: Sequence[int], largest: Sequence[int]) -> _SegmentDP:
         """Choose the splitting vertices to store in a linear segment.
 
         Args:
@@ -201,7 +201,7 @@ class StoredSets:
             while window and best[window[-1]] >= best[position]:
                 window.pop()
             window.append(position)
-        return _Run(best[-1], worst[-1], previous)
+        return _SegmentDP(best[-1], worst[-1], previous)
 
     @cached_property
     def _linear(self) -> dict[int, tuple[list[int], list[int]]]:
@@ -220,14 +220,14 @@ class StoredSets:
         return linear
 
 
-def _stored_joints(segment: Segment, run: _Run) -> Iterator[int]:
+def _stored_joints(segment: Segment, run: _SegmentDP) -> Iterator[int]:
     position = run.previous[len(segment.members)]
     while position > 0:
         yield segment.joints[position - 1]
         position = run.previous[position]
 
 
-def _undominated(choices: Iterator[Choice]) -> Iterator[Choice]:
+def _undominated(choices: Iterator[StoredChoice]) -> Iterator[StoredChoice]:
     """Yield the choices that store less than all before them."""
     least = None
     for choice in choices:
@@ -237,15 +237,15 @@ def _undominated(choices: Iterator[Choice]) -> Iterator[Choice]:
 
 
 @dataclass(frozen=True, eq=False)
-class Division:
-    """A division tree, and what is stored whatever it says.
+class ForwardDivision:
+    """A division tree, and the vertices that are stored in any case.
 
     Attributes:
         tree: of the forward part, with a source that stands for the graph inputs and a target that stands for what
             reads the results.
         sets: its stored sets.
-        always: vertices that are stored whatever the choice, and that the tree takes for graph inputs of no cost.
-        always_cost: of these.
+        always: vertices that are stored with every choice; graph inputs of no cost for the tree.
+        always_cost: their cost.
     """
 
     tree: DivisionTree
@@ -254,17 +254,17 @@ class Division:
     always_cost: int = 0
 
     @classmethod
-    def of(cls, forward: ForwardPart) -> Division:
+    def of(cls, forward: ForwardPart) -> ForwardDivision:
         """Divide as in the paper."""
         edges = [(u, v) for u, v in forward.edges.tolist()]
         tree = DivisionTree.of(ComputationGraph.with_ends(forward.bytes.tolist(), edges))
         return cls(tree, StoredSets(tree))
 
-    def without_shared_inputs(self) -> Division | None:
-        """Divide as if what is computed from graph inputs alone were a graph input; None where that changes nothing.
+    def without_shared_inputs(self) -> ForwardDivision | None:
+        """Divide as if tensors computed from graph inputs alone were graph inputs; None if that changes nothing.
 
-        An attention mask that all layers read makes them one complicate segment, of which all connecting vertices are
-        stored or none. Stored itself, it no longer ties them together.
+        An attention mask that all layers read makes them one complicate segment, whose connecting vertices are all
+        stored or none. If the mask itself is stored, it does not connect them.
         """
         graph, segments = self.tree.graph, self.tree.segments
         shared = {
@@ -280,23 +280,23 @@ class Division:
         costs = [0 if v in shared else cost for v, cost in enumerate(graph.costs[:count])]
         edges = [(u, v) for u, v in graph.edges if u < count and v < count and u not in shared]
         tree = DivisionTree.of(ComputationGraph.with_ends(costs, edges))
-        return Division(tree, StoredSets(tree), tuple(sorted(shared)), sum(graph.costs[v] for v in shared))
+        return ForwardDivision(tree, StoredSets(tree), tuple(sorted(shared)), sum(graph.costs[v] for v in shared))
 
-    def choices(self, count: int) -> list[Choice]:
+    def choices(self, count: int) -> list[StoredChoice]:
         """Return about `count` choices, the one of least cost first."""
         best = self.sets.best
         return [best, *(choice for choice in self.sets.spread(count) if choice.largest != best.largest)]
 
-    def stored(self, choice: Choice) -> list[int]:
+    def stored(self, choice: StoredChoice) -> list[int]:
         """Return all vertices that are stored."""
         return sorted({*self.always, *self.sets.vertices(choice)})
 
-    def cost(self, choice: Choice) -> int:
+    def cost(self, choice: StoredChoice) -> int:
         """Return the paper's cost: of the stored vertices and the largest segment."""
         return self.always_cost + choice.cost
 
 
-def alternating_choices(divisions: list[Division], count: int) -> list[tuple[Division, Choice]]:
+def alternating_choices(divisions: list[ForwardDivision], count: int) -> list[tuple[ForwardDivision, StoredChoice]]:
     """Return at most `count` choices, evenly from all divisions."""
     share = -(-count // len(divisions))
     rows = zip_longest(*([(each, choice) for choice in each.choices(share)] for each in divisions))

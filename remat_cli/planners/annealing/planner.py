@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remat_cli.core.problem import Observer, PlanResult, Problem, Scope
 from remat_cli.planners.shared.option_checks import check_least
-from remat_cli.problem import Observer, PlanResult, Problem, Scope
 
 
 @dataclass(frozen=True)
 class Annealing:
     """Searches order and recomputation together: runs take other places, are added and are left out.
 
-    For graphs without a backward pass, where the order is free and decides as much as what is made again.
+    For graphs without a backward pass, whose order is free and matters as much as recomputation.
 
     Source: ours; Kirkpatrick, Gelatt, Vecchi, Optimization by Simulated Annealing, Science 1983.
     Takes: any graph.
     Searches: all plans.
     Proves: nothing.
-    Complexity: a move takes time that grows with the length it spans; some hundred moves for each op.
+    Complexity: the time of a move grows with the length that it spans; some hundred moves for each op.
 
     Attributes:
         time_limit: seconds.

@@ -1,4 +1,4 @@
-"""What to make again before a read, so that it need not be kept through the pause before that."""
+"""Reruns that make a tensor before a read, so that it need not be kept through the pause before it."""
 
 from __future__ import annotations
 
@@ -6,52 +6,52 @@ from math import inf
 
 import numpy as np
 
-from remat_cli.planners.annealing.runs import Remake, Runs
+from remat_cli.planners.annealing.runs import Remake, RunLine
 from remat_cli.planners.shared.orders.moves import Bytes, above
 
 # How deep reruns of reruns go, and of how many tensors the price is worked out.
 _DEPTH = 8
 _MOST_PRICED = 200
-# A pause is left alone where filling it seems to cost so many times what it would save. That counts twice what several
-# reruns need.
+# A pause is left alone if filling it seems to cost this many times what it saves. The estimate counts twice what two
+# reruns share.
 _MOST_COST = 1.2
 
 
 class Remaking:
-    """One pause, and what it takes to fill it.
+    """One pause, and the reruns at its end that make the tensor.
 
-    Each tensor that a rerun reads is kept until then, or made again in turn, whichever costs less; what several reruns
-    need is counted once for each when they are chosen, and once when what was chosen is measured.
+    Each tensor that a rerun reads is kept until then, or recomputed in turn, whichever costs less. A tensor that
+    several reruns read is counted for each of them when reruns are chosen, and once when the result is measured.
     """
 
-    def __init__(self, runs: Runs, instance: int, begin: int, end: int, price: float, loss: float) -> None:
+    def __init__(self, runs: RunLine, instance: int, begin: int, end: int, price: float, loss: float) -> None:
         """Prepare.
 
         Args:
             runs: the sequence.
-            instance: what nobody reads between two positions.
+            instance: it is not read between two positions.
             begin: the first of them.
-            end: the other one, before which it is made again.
-            price: time that a byte above the room is worth, for one stage.
-            loss: time that it may cost more than it gains.
+            end: the second, before which the tensor is recomputed.
+            price: of a byte above the room, in time, for one stage.
+            loss: time by which the cost may exceed the gain.
         """
-        self._runs, self._facts = runs, runs.facts
+        self._runs, self._lists = runs, runs.lists
         self._instance, self._begin, self._end = instance, begin, end
         self._price, self._loss = price, loss
         self._tensor = runs.tensor[instance]
-        self._size = self._facts.size[self._tensor]
+        self._size = self._lists.size[self._tensor]
         self._costs: dict[int, tuple[float, bool]] = {}
         self._latest: dict[int, tuple[int, int] | None] = {}
-        # Memory less the room of each stage, 0 for what is above: with the tensor kept, and without it in the pause.
+        # Memory less the room of each stage, at most 0: with the tensor kept, and without it in the pause.
         self._spare = np.minimum(runs.excess[:end], 0.0)
         self._spare_without = np.minimum(runs.excess[begin + 1 : end] - self._size, 0.0)
 
     def remake(self) -> Remake | None:
-        """Return what to make again; None where that cannot pay."""
+        """Return the reruns; None if they cannot pay."""
         most = _MOST_COST * self._price * self._growth(self._spare_without, self._size) + self._loss
-        op = self._facts.producer[self._tensor]
-        cost = float(self._facts.time[op])
-        for tensor in self._facts.reads[op]:
+        op = self._lists.producer[self._tensor]
+        cost = float(self._lists.time[op])
+        for tensor in self._lists.reads[op]:
             if cost > most:
                 return None
             cost += self._cost(tensor, _DEPTH, most - cost)
@@ -61,17 +61,17 @@ class Remaking:
         made: set[int] = set()
         kept: dict[int, tuple[int, int]] = {}
         for again in ops:
-            for tensor in self._facts.reads[again]:
+            for tensor in self._lists.reads[again]:
                 if tensor not in made and tensor not in kept:
                     latest = self._latest_of(tensor)
                     if latest is None:
                         return None
                     kept[tensor] = latest
-            made.update(self._facts.makes[again])
+            made.update(self._lists.makes[again])
         return self._measured(ops, kept)
 
     def _latest_of(self, tensor: int) -> tuple[int, int] | None:
-        """Return what was made last of a tensor, and where that is read last; None where it is what is not kept."""
+        """Return the latest instance of a tensor and its last read; None for the instance that is not kept."""
         if tensor not in self._latest:
             instance = self._runs.latest(tensor, self._end)
             if instance is None or instance == self._instance:
@@ -82,23 +82,23 @@ class Remaking:
 
     @staticmethod
     def _growth(spare: Bytes, size: int) -> float:
-        """Return by how much the bytes above the room grow where so many are added to each stage."""
+        """Return by how much the bytes above the room grow if `size` bytes are added to each stage."""
         return size * len(spare) + float(np.add.reduce(np.maximum(spare, -size)))
 
     def _cost(self, tensor: int, depth: int, most: float) -> float:
-        """Return what it costs to have a tensor at the end of the pause, and note whether it is made again for that.
+        """Return the cost of having a tensor at the end of the pause, and note whether it is recomputed for that.
 
-        What costs more than `most` is not looked into.
+        Costs above `most` are not worked out.
         """
         known = self._costs.get(tensor)
         if known is not None:
             return known[0]
         keep = self._cost_of_keeping(tensor)
-        op = self._facts.producer[tensor]
-        again = float(self._facts.time[op]) if self._facts.can_rerun[op] and depth else inf
+        op = self._lists.producer[tensor]
+        again = float(self._lists.time[op]) if self._lists.can_rerun[op] and depth else inf
         most = min(most, keep)
         if again < most and len(self._costs) < _MOST_PRICED:
-            for read in self._facts.reads[op]:
+            for read in self._lists.reads[op]:
                 again += self._cost(read, depth - 1, most - again)
                 if again >= most:
                     break
@@ -113,15 +113,15 @@ class Remaking:
             return inf
         last = latest[1]
         spare = self._spare_without[last - self._begin :] if last >= self._begin else self._spare[last + 1 :]
-        return self._price * self._growth(spare, self._facts.size[tensor])
+        return self._price * self._growth(spare, self._lists.size[tensor])
 
     def _ops(self, op: int) -> list[int]:
-        """Return the ops to run, in order: one, and before it those of which it reads what is made again."""
+        """Return the ops to run, in order: one, and before it those that recompute its inputs."""
         ops: dict[int, None] = {}
         stack = [op]
         while stack:
-            reads = self._facts.reads[stack[-1]]
-            again = (self._facts.producer[tensor] for tensor in reads if self._costs.get(tensor, (0.0, False))[1])
+            reads = self._lists.reads[stack[-1]]
+            again = (self._lists.producer[tensor] for tensor in reads if self._costs.get(tensor, (0.0, False))[1])
             due = next((each for each in again if each not in ops), None)
             if due is None:
                 ops[stack.pop()] = None
@@ -135,7 +135,7 @@ class Remaking:
         start = min([self._begin, *late.values()])
         change = np.zeros(end - start)
         for tensor, at in late.items():
-            change[at - start] += self._facts.size[tensor]
+            change[at - start] += self._lists.size[tensor]
         change[self._begin - start] -= self._size
         change = np.cumsum(change)
         before = runs.excess[start + 1 : end]
@@ -151,27 +151,27 @@ class Remaking:
             excess=excess,
             between=between,
             lacking=above(excess) - above(before),
-            time=sum(self._facts.time[op] for op in ops),
+            time=sum(self._lists.time[op] for op in ops),
         )
 
     def _levels(self, ops: list[int], late: set[int], level: float) -> tuple[list[float], list[float]]:
-        """Return memory less the room, before each of the new runs and while it is carried out.
+        """Return memory less the room, before and during each of the new runs.
 
         Args:
             ops: of the new runs, in order.
             late: tensors that are kept for the new runs only.
             level: memory less the room before the first one.
         """
-        facts = self._facts
-        last_use = {tensor: number for number, op in enumerate(ops) for tensor in facts.reads[op]}
+        lists = self._lists
+        last_use = {tensor: number for number, op in enumerate(ops) for tensor in lists.reads[op]}
         last_use[self._tensor] = len(ops)
         between, own = [], []
         for number, op in enumerate(ops):
             between.append(level)
-            own.append(level + facts.own_bytes[op])
-            late |= {tensor for tensor in facts.makes[op] if last_use.get(tensor, -1) > number}
-            level += sum(facts.size[tensor] for tensor in facts.makes[op] if tensor in late)
-            ended = {tensor for tensor in facts.reads[op] if tensor in late and last_use[tensor] == number}
-            level -= sum(facts.size[tensor] for tensor in ended)
+            own.append(level + lists.own_bytes[op])
+            late |= {tensor for tensor in lists.makes[op] if last_use.get(tensor, -1) > number}
+            level += sum(lists.size[tensor] for tensor in lists.makes[op] if tensor in late)
+            ended = {tensor for tensor in lists.reads[op] if tensor in late and last_use[tensor] == number}
+            level -= sum(lists.size[tensor] for tensor in ended)
             late -= ended
         return between, own

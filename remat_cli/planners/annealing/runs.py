@@ -1,8 +1,8 @@
-"""A sequence whose runs take other places, are added and are left out, and what each such move does to memory and time.
+"""A sequence whose runs change places, are added and are left out, and the effect of each move on memory and time.
 
 Every instance of a tensor has a maker and readers, which are runs. So the places of a run are measured as those of an
-op are where each op runs once. Moves keep these ties; laying the sequence out anew gives each reader the latest
-instance before it, and leaves nothing that is useless.
+op are if each op runs once. Moves keep these ties. Laying the sequence out anew gives each reader the latest instance
+before it, and leaves out useless runs.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.orders.moves import Bytes, Line, Uses, above, levels
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shared.stages import Ints
 
 
-class Facts(NamedTuple):
-    """A graph as plain lists, which are quick to look one entry up in; tensors of 0 bytes are there, graph inputs not.
+class GraphLists(NamedTuple):
+    """A graph as plain lists, for quick look-ups of single entries; tensors of 0 bytes included, graph inputs left out.
 
     Attributes:
         producer: of each tensor.
         size: of each tensor, in bytes.
-        is_output: of each tensor, whether it is there at the end.
+        is_output: of each tensor, whether it is an output of the graph.
         reads: for each op, tensors.
         makes: for each op, tensors.
         time: of each op.
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
 
     @classmethod
     @lru_cache(maxsize=4)
-    def of(cls, graph: Graph) -> Facts:
+    def of(cls, graph: Graph) -> GraphLists:
         """List `graph`; kept for the next time."""
         arrays = graph.arrays
         producer: list[int] = arrays.producer.tolist()
@@ -64,7 +64,7 @@ class Facts(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """A time in which nobody reads an instance.
+    """A time between two uses of an instance.
 
     Attributes:
         instance: which.
@@ -78,10 +78,10 @@ class Pause(NamedTuple):
 
 
 class Remake(NamedTuple):
-    """Runs before the end of a pause that make what is read there, so that it need not be kept through the pause.
+    """Reruns at the end of a pause that make the tensor read there, so that it need not be kept through the pause.
 
     Attributes:
-        instance: what is not kept.
+        instance: the one that is not kept.
         end: position of the reader after the pause, before which the new runs come.
         ops: the ops to run, in order.
         kept: instance of each tensor that they read and do not make themselves.
@@ -89,7 +89,7 @@ class Remake(NamedTuple):
         change: [end - start] bytes added before each of the stages after `start` up to the end.
         excess: memory less the room, of the stages after `start` up to the end, then of the new runs.
         between: memory less the room before each of the new runs.
-        lacking: by how much the bytes above the room grow, over all stages.
+        lacking: growth of the bytes above the room, over all stages.
         time: of the new runs.
     """
 
@@ -113,11 +113,11 @@ class Omission(NamedTuple):
         at: its position.
         start: position from which on memory changes.
         change: [at + 1 - start] bytes added before each stage from there to the run.
-        relief: bytes less at each stage after the run, where what it makes was there twice.
+        relief: bytes less at each stage after the run, where two instances of its outputs were alive.
         excess: memory less the room, of the stages from `start` to the last of those, without the run.
         handed: its instances that are read, each with the one that is read instead.
-        lacking: by how much the bytes above the room grow, over all stages.
-        time: saved, with the runs that become useless.
+        lacking: growth of the bytes above the room, over all stages.
+        time: saved, including that of runs that become useless.
     """
 
     run: int
@@ -131,20 +131,20 @@ class Omission(NamedTuple):
     time: int
 
 
-class Runs(Line):
+class RunLine(Line):
     """A sequence that changes by moves; items of the line are runs, by their numbers.
 
-    What working in place saves is taken as it was when the sequence was laid out; new runs save nothing.
+    Bytes saved by working in place are those of the sequence as it was laid out; new runs save none.
 
     Attributes:
-        facts: of the graph.
+        lists: the graph as plain lists.
         op: of each run.
         inputs: of each run, the instances that it reads.
         outputs: of each run, its instances.
         maker: of each instance.
         tensor: of each instance.
         readers: of each instance, in any order.
-        is_kept: of each instance, whether it is there at the end.
+        is_kept: of each instance, whether it is needed at the end.
     """
 
     def __init__(self, sequence: RematSequence, room: int) -> None:
@@ -154,17 +154,17 @@ class Runs(Line):
             sequence: every op of which finds its inputs.
             room: bytes for what ops make: the budget without the graph's fixed bytes.
         """
-        self.facts = Facts.of(sequence.graph)
+        self.lists = GraphLists.of(sequence.graph)
         self._reads = sequence.reads
         self.op: list[int] = sequence.ops.tolist()
         count = len(self.op)
         self.order = np.arange(count)
         self.position = np.arange(2 * count)
         self._tie()
-        size = np.array([self.facts.size[tensor] for tensor in self.tensor], dtype=np.float64)
+        size = np.array([self.lists.size[tensor] for tensor in self.tensor], dtype=np.float64)
         last = np.fromiter(map(self.last_read, range(len(self.maker))), dtype=np.int64, count=len(self.maker))
         self.between = levels(np.array(self.maker, dtype=np.int64), last, size, count) - room
-        own = np.array([self.facts.own_bytes[op] for op in self.op]) - sequence.shared_bytes
+        own = np.array([self.lists.own_bytes[op] for op in self.op]) - sequence.shared_bytes
         self.excess = self.between[:-1] + own
         self._own: list[float] = own.tolist()
         self._uses_of: dict[int, Uses] = {}
@@ -177,21 +177,21 @@ class Runs(Line):
         self.is_kept: list[bool] = []
         self.inputs: list[list[int]] = []
         self.outputs: list[list[int]] = []
-        self._instances: list[list[int]] = [[] for _ in self.facts.size]
-        self._runs_of: list[list[int]] = [[] for _ in self.facts.time]
+        self._instances: list[list[int]] = [[] for _ in self.lists.size]
+        self._runs_of: list[list[int]] = [[] for _ in self.lists.time]
         latest: dict[int, int] = {}
         for run, op in enumerate(self.op):
             self._add(run, op, latest)
         for tensor, instance in latest.items():
-            self.is_kept[instance] = self.facts.is_output[tensor]
+            self.is_kept[instance] = self.lists.is_output[tensor]
 
     def _add(self, run: int, op: int, latest: dict[int, int]) -> None:
         """Add a run that reads the instances in `latest`, and note there what it makes."""
-        inputs = [latest[tensor] for tensor in self.facts.reads[op]]
+        inputs = [latest[tensor] for tensor in self.lists.reads[op]]
         for instance in inputs:
             self.readers[instance].append(run)
-        new = range(len(self.maker), len(self.maker) + len(self.facts.makes[op]))
-        for instance, tensor in zip(new, self.facts.makes[op], strict=True):
+        new = range(len(self.maker), len(self.maker) + len(self.lists.makes[op]))
+        for instance, tensor in zip(new, self.lists.makes[op], strict=True):
             latest[tensor] = instance
             self._instances[tensor].append(instance)
             self.maker.append(run)
@@ -217,7 +217,7 @@ class Runs(Line):
         return len(self._runs_of[self.op[run]]) > 1
 
     def last_read(self, instance: int) -> int:
-        """Return the position of an instance's last read; that of its making where nobody reads it."""
+        """Return the position of an instance's last read; of its making if it is never read."""
         if self.is_kept[instance]:
             return len(self.order)
         where = self.position.item
@@ -233,7 +233,7 @@ class Runs(Line):
                 last, latest = at, instance
         return latest
 
-    # What there is to try, of a sequence that has just been laid out
+    # The moves to try, of a sequence that has just been laid out
 
     def restless(self) -> Ints:
         """Return the runs that can move within a range of stages of which one lacks memory."""
@@ -252,7 +252,7 @@ class Runs(Line):
         pauses = []
         for instance, readers in enumerate(self.readers):
             maker = self.maker[instance]
-            if self.facts.size[self.tensor[instance]] and self.facts.can_rerun[self.op[maker]]:
+            if self.lists.size[self.tensor[instance]] and self.lists.can_rerun[self.op[maker]]:
                 reads = [maker, *readers, end] if self.is_kept[instance] else [maker, *readers]
                 pauses += [
                     Pause(instance, after, before if before < end else -1)
@@ -270,7 +270,7 @@ class Runs(Line):
         return uses
 
     def _gathered(self, run: int) -> Uses:
-        size, tensor = self.facts.size, self.tensor
+        size, tensor = self.lists.size, self.tensor
         users: list[int] = []
         start: list[int] = []
         sizes: list[float] = []
@@ -293,15 +293,15 @@ class Runs(Line):
         )
 
     def _share(self, item: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
-        """Leave it: what working in place saves is part of a run's own bytes here."""
+        """Do nothing: bytes saved by working in place are part of a run's own bytes here."""
 
     def _forget(self, instance: int) -> None:
-        """Gather the uses of those that make and read an instance anew when they are asked for."""
+        """Drop the gathered uses of the maker and the readers of an instance, which have changed."""
         for run in (self.maker[instance], *self.readers[instance]):
             self._uses_of.pop(run, None)
 
     def _hand_over(self, instance: int, readers: list[int], to: int) -> None:
-        """Let some readers of an instance read another one of the same tensor, which is kept in its stead."""
+        """Let some readers of an instance read another one of the same tensor, which is kept instead."""
         self._forget(instance)
         stay = set(self.readers[instance]) - set(readers)
         self.readers[instance] = [reader for reader in self.readers[instance] if reader in stay]
@@ -315,7 +315,7 @@ class Runs(Line):
     # Runs that are added
 
     def span(self, pause: Pause) -> tuple[int, int] | None:
-        """Return between which positions a pause lies; None where the moves since then have left none."""
+        """Return the positions around a pause; None if moves have ended it."""
         instance, after, before = pause
         where, readers = self.position.item, self.readers[instance]
         is_there = self.is_there(self.maker[instance]) and (after == self.maker[instance] or after in readers)
@@ -326,14 +326,14 @@ class Runs(Line):
         return (begin, end) if is_pause else None
 
     def add(self, remake: Remake) -> None:
-        """Make again what is read after a pause."""
+        """Add the reruns at the end of a pause."""
         instance, end, start = remake.instance, remake.end, remake.start
         late = [reader for reader in self.readers[instance] if self.position[reader] >= end]
         latest = dict(remake.kept)
         new = np.arange(len(self.op), len(self.op) + len(remake.ops))
         for run, op in zip(new.tolist(), remake.ops, strict=True):
             self.op.append(op)
-            self._own.append(self.facts.own_bytes[op])
+            self._own.append(self.lists.own_bytes[op])
             self._add(run, op, latest)
             for read in self.inputs[run]:
                 self._forget(read)
@@ -350,12 +350,12 @@ class Runs(Line):
     # Runs that are left out
 
     def omission(self, run: int) -> Omission | None:
-        """Return what leaving a run out does; None where its readers have nothing else to read."""
+        """Return the effect of leaving a run out; None if its readers have no other instance to read."""
         at = self.position.item(run)
         handed = self._handed(run)
         if handed is None:
             return None
-        size = self.facts.size
+        size = self.lists.size
         steps = [(self.last_read(other) + 1, size[self.tensor[other]]) for _, other in handed]
         steps += [
             (self._last_other(instance, run) + 1, -size[self.tensor[instance]])
@@ -373,11 +373,11 @@ class Runs(Line):
         after = self.excess[at + 1 : stop]
         excess = np.concatenate([self.excess[start:at] + change[:-1], after - relief[: len(after)]])
         lacking = above(excess) - above(self.excess[start:stop])
-        time = sum(self.facts.time[self.op[each]] for each in self._useless_without(run))
+        time = sum(self.lists.time[self.op[each]] for each in self._useless_without(run))
         return Omission(run, at, start, change, relief, excess, handed, lacking, time)
 
     def _handed(self, run: int) -> list[tuple[int, int]] | None:
-        """Return what a run makes that is read, each with the instance made before it; None where there is none."""
+        """Return the instances of a run that are read, each with the one made before it; None if one has none."""
         at = self.position.item(run)
         handed = []
         for instance in self.outputs[run]:
@@ -389,11 +389,11 @@ class Runs(Line):
         return handed
 
     def _relief(self, at: int, handed: list[tuple[int, int]]) -> Bytes:
-        """Return by how much memory falls at each stage after a run that is left out, as far as it does."""
+        """Return the bytes by which memory falls at each stage after a run that is left out."""
         ends = [(min(self.last_read(instance), self.last_read(other)), other) for instance, other in handed]
         relief = np.zeros(max([at, *(end for end, _ in ends)]) - at)
         for end, other in ends:
-            relief[: max(end - at, 0)] += self.facts.size[self.tensor[other]]
+            relief[: max(end - at, 0)] += self.lists.size[self.tensor[other]]
         return relief
 
     def _last_other(self, instance: int, run: int) -> int:
@@ -403,7 +403,7 @@ class Runs(Line):
         return max(others, default=where(self.maker[instance]))
 
     def _useless_without(self, run: int) -> set[int]:
-        """Return a run and those that nobody would need without it."""
+        """Return a run and those that only it needs, directly or not."""
         gone = {run}
         stack = [run]
         while stack:

@@ -1,9 +1,9 @@
 """The search of `annealing`: rounds that begin hot, with cheap memory, and end cold, with dear memory.
 
-What is minimised is time, and the bytes above the room at each run, at a price. While memory is cheap and all is in
-motion, orders form that need little of it; as it becomes dearer, tensors are made again where that costs least. Where
-the budget is loose, the room shrinks to it instead from what the first order takes: a run added where memory is far
-above the room costs all those bytes once more, and so hardly any is added there.
+The objective is time, plus the bytes above the room at each run, at a price. While memory is cheap and moves are free,
+orders form that need little of it; as the price rises, tensors are recomputed where that costs least. If the budget is
+loose, the room shrinks to it from the peak of the first order instead: a run added where memory is far above the room
+pays for all those bytes once more, so hardly any is added there.
 
 Source: Kirkpatrick, Gelatt, Vecchi, Optimization by Simulated Annealing, Science 1983; Geman, Geman, Stochastic
 Relaxation, IEEE Transactions on Pattern Analysis and Machine Intelligence 1984 (places are drawn as there).
@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from remat_cli.planners.annealing.remaking import Remaking
-from remat_cli.planners.annealing.runs import Pause, Runs
-from remat_cli.planners.min_cut.fitting import Prices, fit
+from remat_cli.planners.annealing.runs import Pause, RunLine
+from remat_cli.planners.min_cut.fitting import BytePrices, fit
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.orders.greedy import greedy_order
@@ -40,7 +40,7 @@ class Climate(NamedTuple):
         cold: last temperature.
         cheap: first price.
         dear: last price.
-        shrinks: whether the room shrinks while the price rises, from what the first sequence takes; else it is that of
+        shrinks: whether the room shrinks from the peak of the first sequence while the price rises; else it is that of
             the budget from the start, and the price rises in the second half.
         moves: how many are tried for each op.
         share: of the seconds that are left, at most.
@@ -58,28 +58,28 @@ class Climate(NamedTuple):
 _SHRINKING = Climate(hot=1.0, cold=0.05, cheap=0.3, dear=5.0, moves=600, share=0.8, shrinks=True)
 _RISING = Climate(hot=1.0, cold=0.1, cheap=0.1, dear=10.0, moves=600, share=0.5)
 _AGAIN = Climate(hot=0.5, cold=0.1, cheap=0.3, dear=5.0, moves=200, share=0.3)
-# The room shrinks where the first sequence takes at most so many times the budget, in graphs of at most so many ops:
-# there it finds better orders. Tighter budgets need what prices do early (at 1.49 times, random layers of 500 ops were
-# left without a plan); in larger graphs time is too short for it.
+# The room shrinks if the first sequence takes at most this many times the budget, in graphs of at most this many ops:
+# there it finds better orders. Tighter budgets need the effect of prices early (at 1.49 times, random layers of 500 ops
+# were left without a plan); in larger graphs time is too short for it.
 _LOOSE, _MOST_FOR_SHRINKING = 1.45, 1_500
-# The room shrinks the more slowly the smaller it is, and has that of the budget at this progress.
+# The room shrinks more slowly the smaller it is, and reaches that of the budget at this progress.
 _SHRUNK, _SLOWING = 0.9, 3
 # Small graphs need fewer moves: so many for each op, times the number of ops.
 _MOVES_OF_SMALL = 4.0
-# While all fits, the price falls by this factor from sweep to sweep, and rises again where it does not.
+# While the sequence fits, the price falls by this factor from sweep to sweep, and else rises again.
 _EASE = 1.02
-# What does not fit after a round is made to fit: at this temperature, from this price on, which grows from sweep to
-# sweep. Every few sweeps a minimum cut at the worst moment shows a way.
+# A sequence that does not fit after a round is mended: at this temperature, from this price on, which grows from sweep
+# to sweep. Every few sweeps it is cut at the worst moment.
 _MENDING_HEAT, _MENDING_PRICE, _MENDING_GROWTH = 0.7, 5.0, 1.015
 _SWEEPS_OF_MENDING, _SWEEPS_A_CUT = 150, 10
 _NOISE_OF_CUTS = 0.3
-# What a move may lose, in temperatures: one that loses more is hardly ever made.
+# The most that a move may lose, in temperatures: larger losses are hardly ever accepted.
 _LOSS = 3.0
-# A plan that is given is as good a beginning as any where it is so near to the bound, as a share of the plain time.
+# The search goes on from a known plan if it is this near to the bound, as a share of the plain run's time.
 _NEAR = 0.1
-# The search ends after so many rounds in a row that gain nothing: where there is a plan, and where there is none.
+# The search ends after this many rounds in a row without a gain: with a plan, and without one.
 _PATIENCE, _PATIENCE_WITHOUT = 3, 6
-# So many where each beginning that gains nothing any more is followed by another one.
+# The same if each start that no longer gains is followed by another start.
 _PATIENCE_AFRESH = 6
 
 
@@ -92,16 +92,13 @@ class AnnealingSearch:
         rounds: that were made.
     """
 
-    def __init__(
-        self, incumbent: Incumbent, limits: Limits, gap: float = 0.0, start: RematSequence | None = None
-    ) -> None:
+    def __init__(self, incumbent: Incumbent, limits: Limits, gap: float = 0.0) -> None:
         """Prepare a search.
 
         Args:
-            incumbent: keeps what is found.
+            incumbent: keeps what is found; its best plan, if there is one, is a plan to begin with.
             limits: where the search stops.
             gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-            start: a plan to begin with, if there is one.
         """
         graph = incumbent.problem.graph
         self.incumbent, self.limits = incumbent, limits
@@ -109,9 +106,7 @@ class AnnealingSearch:
         self._gap = gap
         self._budget = incumbent.problem.budget.device_bytes
         self._rng = np.random.default_rng(limits.seed)
-        self._best: RematSequence | None = None
         self._best_of_round: RematSequence | None = None
-        self._start = start
         sizes = graph.arrays.tensor_bytes[graph.arrays.producer >= 0]
         self._mean_time = max(graph.total_time, 1) / len(graph.ops)
         self._mean_bytes = max(float(sizes.mean()) if len(sizes) else 0.0, 1.0)
@@ -121,9 +116,9 @@ class AnnealingSearch:
         graph = self.incumbent.problem.graph
         orders = [RematSequence.plain(graph), RematSequence.of(graph, greedy_order(graph))]
         order = min(orders, key=lambda each: each.peak)
-        start = order if self._start is None else min(order, self._start, key=lambda each: each.peak)
-        for sequence in (order, start):
-            self._take(sequence)
+        best = self.incumbent.best_sequence
+        start = order if best is None else min(order, best, key=lambda each: each.peak)
+        self._take(order)
         self.incumbent.observe.phase("annealing")
         is_loose = order.peak <= _LOOSE * self._budget and len(graph.ops) <= _MOST_FOR_SHRINKING
         if is_loose:
@@ -132,29 +127,29 @@ class AnnealingSearch:
             self._go_on(start)
 
     def _begin_afresh(self, order: RematSequence, start: RematSequence) -> None:
-        """Begin again where a beginning gains nothing any more: how good a plan becomes is decided early."""
+        """Start again when a start no longer gains: the quality of a plan is decided early."""
         beginnings = cycle([(order, _SHRINKING), (start, _RISING)])
         current: RematSequence | None = None
         fruitless = 0
         while fruitless < _PATIENCE_AFRESH and not self._is_done:
-            before, from_time = self._best, inf if current is None else current.time
+            before, from_time = self.incumbent.best, inf if current is None else current.time
             new = self._round(*(next(beginnings) if current is None else (current, _AGAIN)))
             current = new if new is not None and new.time < from_time else None
-            fruitless = 0 if self._best is not before else fruitless + 1
+            fruitless = 0 if self.incumbent.best is not before else fruitless + 1
 
     def _go_on(self, start: RematSequence) -> None:
         """Go on from the best plan; while there is none, begin again."""
         fruitless = 0
-        while fruitless < (_PATIENCE if self._best else _PATIENCE_WITHOUT) and not self._is_done:
-            before = self._best
-            if before is None or (not self.rounds and self.incumbent.gap > _NEAR):
+        while fruitless < (_PATIENCE if self.incumbent.best else _PATIENCE_WITHOUT) and not self._is_done:
+            before, best = self.incumbent.best, self.incumbent.best_sequence
+            if best is None or (not self.rounds and self.incumbent.gap > _NEAR):
                 self._round(start, _RISING)
             else:
-                self._round(before, _AGAIN)
-            fruitless = 0 if self._best is not before else fruitless + 1
+                self._round(best, _AGAIN)
+            fruitless = 0 if self.incumbent.best is not before else fruitless + 1
 
     def _round(self, sequence: RematSequence, climate: Climate) -> RematSequence | None:
-        """Cool down from a sequence, and make what comes of it fit; return the best that fits, if there is one."""
+        """Cool down from a sequence, and mend the result; return the best that fits, if there is one."""
         self.rounds += 1
         self._best_of_round = None
         count = len(self.incumbent.problem.graph.ops)
@@ -174,13 +169,13 @@ class AnnealingSearch:
         return self._best_of_round
 
     def _mended(self, sequence: RematSequence, most: float) -> RematSequence:
-        """Return a sequence changed so that it fits, if that is achieved within so many moves."""
+        """Return a sequence changed so that it fits, if `most` moves are enough for that."""
         price = _MENDING_PRICE
         for number in range(_SWEEPS_OF_MENDING):
             if sequence.peak <= self._budget or most <= 0 or self._is_done:
                 break
             if number % _SWEEPS_A_CUT == 0:
-                prices = Prices(tilt=0.0, noise=_NOISE_OF_CUTS, seed=int(self._rng.integers(2**31)))
+                prices = BytePrices(tilt=0.0, noise=_NOISE_OF_CUTS, seed=int(self._rng.integers(2**31)))
                 sequence = fit(sequence, self._budget, prices, self.limits.part(), most_cuts=1)
             sequence, tried = self._sweep(sequence, price, _MENDING_HEAT, self._budget)
             most -= tried
@@ -188,7 +183,7 @@ class AnnealingSearch:
         return sequence
 
     def _improve(self, sequence: RematSequence) -> None:
-        """Leave out of a sequence what the budget has room to do without."""
+        """Leave needless reruns out of a sequence."""
         if sequence.peak > self._budget:
             self.incumbent.offer(sequence)
         else:
@@ -198,8 +193,8 @@ class AnnealingSearch:
         self, sequence: RematSequence, price: float, temperature: float, budget: int
     ) -> tuple[RematSequence, int]:
         """Return the sequence after one try of every move that may matter, and how many there were."""
-        runs = Runs(sequence, budget - sequence.graph.fixed_bytes)
-        sweep = Sweep(runs, price * self._mean_time / self._mean_bytes, temperature * self._mean_time, self._rng)
+        runs = RunLine(sequence, budget - sequence.graph.fixed_bytes)
+        sweep = MoveSweep(runs, price * self._mean_time / self._mean_bytes, temperature * self._mean_time, self._rng)
         tried = sweep.run(lambda: self.limits.is_over) + len(sequence)
         self.limits.spend(tried)
         sequence = runs.sequence
@@ -211,8 +206,8 @@ class AnnealingSearch:
             return
         if self._best_of_round is None or sequence.time < self._best_of_round.time:
             self._best_of_round = sequence
-        if self._best is None or sequence.time < self._best.time:
-            self._best = sequence
+        best = self.incumbent.best
+        if best is None or sequence.time < best.time:
             self.incumbent.offer(sequence)
 
     @property
@@ -220,15 +215,15 @@ class AnnealingSearch:
         return self.limits.is_over or self.incumbent.nothing_fits or self.incumbent.gap <= self._gap
 
 
-class Sweep:
+class MoveSweep:
     """One try of every move that may matter, in random order."""
 
-    def __init__(self, runs: Runs, price: float, temperature: float, rng: np.random.Generator) -> None:
+    def __init__(self, runs: RunLine, price: float, temperature: float, rng: np.random.Generator) -> None:
         """Prepare.
 
         Args:
             runs: the sequence, which has just been laid out.
-            price: time that a byte above the room is worth, at one run.
+            price: of a byte above the room at one run, in time.
             temperature: in the graph's time unit.
             rng: of the random choices.
         """

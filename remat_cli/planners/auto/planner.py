@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remat_cli.core.problem import Observer, PlanResult, Problem
 from remat_cli.planners.shared.option_checks import check_least
-from remat_cli.problem import Observer, PlanResult, Problem
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Auto:
 
     Attributes:
         time_limit: seconds for all planners together.
-        work_limit: of retention's counted work. The other planners end by themselves, so that with or without it the
-            same plan can be had again on any machine, unless the time is up first.
+        work_limit: of retention's counted work. The other planners end by themselves, so any machine gives the same
+            plan, with or without this limit, unless the time is up first.
         gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-        patience: how much work without a gain ends the search, as a multiple of the work until the last gain; 0: none
-            does.
-        cores: processes of min_cut; 0: all. How many makes no difference to the plan, unless the time is up first.
+        patience: the search ends when this multiple of the work until the last gain has brought no further gain; 0: it
+            goes on.
+        cores: processes of min_cut; 0: all. Their number does not change the plan, unless the time is up first.
         seed: of random choices.
     """
 
@@ -46,5 +46,7 @@ class Auto:
         """Plan `problem`."""
         # numpy and ortools come with it; the options must be readable without them.
         from remat_cli.planners.auto.portfolio import Portfolio
+        from remat_cli.planners.shared.limits import Limits
 
-        return Portfolio(problem, self, observe).run()
+        limits = Limits.of(self.time_limit, cores=self.cores, seed=self.seed, observe=observe)
+        return Portfolio(problem, observe, limits, self.gap, self.patience, self.work_limit).run()

@@ -1,7 +1,7 @@
 """Linear programs over 0-1 variables, in whole numbers.
 
-Solvers count in floating-point numbers, within tolerances. So costs and rows are kept as whole numbers here, beside
-what a solver is given, and a bound from a relaxation is counted again: it holds whatever the tolerances.
+Solvers work with floating-point numbers, within tolerances. So costs and rows are also kept here as whole numbers, and
+the bound of a relaxation is counted again in these: it holds whatever the tolerances.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 import pulp
 from numpy.typing import NDArray
 
+from remat_cli.core.problem import Status
 from remat_cli.planners.checkmate.mip_solvers import Floats, SolverRun
-from remat_cli.planners.checkmate.planner import SolverName
+from remat_cli.planners.checkmate.options import SolverName
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.scaling import unit_of
-from remat_cli.planners.shared.stages import Ints
-from remat_cli.problem import Status
 
 # Numbers given to a solver are at most about this large, as its tolerances are absolute, and whole, as small fractions
 # are dropped. Rounding takes a row 10^-6 of the memory that it stands for where 170 tensors compete, none of which
 # takes more than a tenth of it.
 _LARGEST_COEFFICIENT = 2**24
 _LARGEST_COST = 1e6
-# What a solver's bound may be off by: its tolerance on costs, the one on rows times the largest cost, and a share of it
-# for what it adds up.
+# The error of a solver's bound is at most the sum of its tolerance on costs, its tolerance on rows times the largest
+# cost, and a share of the bound.
 _COST_TOLERANCE = 1e-6
 _ROW_TOLERANCE = 1e-7
 _SHARE_TOLERANCE = 1e-9
@@ -37,7 +37,7 @@ _DIGITS = 80
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class MipRows:
     """Constraints: sum(coefficient * variable) >= at_least.
 
     Attributes:
@@ -53,7 +53,7 @@ class Rows:
     at_least: Ints
 
     @classmethod
-    def one(cls, terms: Mapping[int, int], at_least: int) -> Rows:
+    def one(cls, terms: Mapping[int, int], at_least: int) -> MipRows:
         """Return a single row, of the coefficient of each variable."""
         variable = np.fromiter(terms.keys(), dtype=np.int64, count=len(terms))
         coefficient = np.fromiter(terms.values(), dtype=np.int64, count=len(terms))
@@ -64,12 +64,12 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """What solving a program came to.
+class MipOutcome:
+    """The result of solving a program.
 
     Attributes:
         status: optimal (within the gap asked for), feasible, infeasible, or unknown where time ran out before that.
-        values: [variables] 0 or 1, the best solution; rows of large numbers it may break by a little; None without one.
+        values: [variables] 0 or 1, the best solution, which may slightly break rows of large numbers; None without one.
         bound: no solution costs less; None where nothing was proven.
     """
 
@@ -80,7 +80,7 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """What solving the relaxation of a program came to, in which variables may take any value from 0 to 1.
+    """The result of solving the relaxation of a program, in which variables may take any value from 0 to 1.
 
     Attributes:
         status: optimal, infeasible, or unknown where time ran out.
@@ -108,7 +108,7 @@ class ZeroOneProgram:
         self.problem = pulp.LpProblem("plan", pulp.LpMinimize)
         self._variables: list[pulp.LpVariable] = []
         self._costs: list[int] = []
-        self._rows: list[Rows] = []
+        self._rows: list[MipRows] = []
         self._scales: list[int] = []  # what a solver is given is divided by these
         self._row_count = 0
 
@@ -128,11 +128,11 @@ class ZeroOneProgram:
         self._costs += costs.tolist()
         return np.arange(first, self.size)
 
-    def add_rows(self, rows: Rows) -> None:
+    def add_rows(self, rows: MipRows) -> None:
         """Add constraints.
 
-        Rows whose numbers are too large for a solver are given to it scaled down to whole numbers, and relaxed: what it
-        takes for infeasible must be. In return, its solutions may break such rows by a little.
+        Rows whose numbers are too large for a solver are scaled down and rounded so that they are relaxed: a
+        program that it calls infeasible is infeasible, and its solutions may slightly break such rows.
         """
         scale = unit_of(rows.coefficient, _LARGEST_COEFFICIENT)
         variables = [self._variables[number] for number in rows.variable.tolist()]
@@ -153,7 +153,7 @@ class ZeroOneProgram:
         gap: float = 0.0,
         start: Ints | None = None,
         on_solution: Callable[[Ints], None] = lambda values: None,
-    ) -> Outcome:
+    ) -> MipOutcome:
         """Search for a solution of the least cost.
 
         Args:
@@ -161,7 +161,7 @@ class ZeroOneProgram:
             limits: where the search stops.
             gap: it also ends where a solution is within this share of the bound.
             start: [variables] 0 or 1, a solution to start from.
-            on_solution: is told each better solution, rounded as in `Outcome`.
+            on_solution: is told each better solution, rounded as in `MipOutcome`.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the search was stopped, and every solution found until then was handed over.
@@ -170,7 +170,7 @@ class ZeroOneProgram:
         start_values = None if start is None else start.astype(np.float64)
         run = SolverRun(self.problem, solver, limits, gap=gap, start=start_values)
         run.run(lambda values: on_solution(_rounded(values)))
-        return Outcome(
+        return MipOutcome(
             run.status,
             values=None if run.values is None else _rounded(run.values),
             bound=self._whole_bound(run.bound, scale) if isfinite(run.bound) else None,

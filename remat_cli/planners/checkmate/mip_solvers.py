@@ -1,7 +1,7 @@
 """The solvers behind PuLP: HiGHS in this process, CBC beside it; both silent, with a way to stop them.
 
 PuLP's own way of running them cannot be interrupted, tells nothing on the way, and hands HiGHS a model entry by entry.
-So its solver classes are extended here: what a model is, and what a status means, stays PuLP's.
+So its solver classes are extended here; models and statuses stay PuLP's.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 import pulp
 from numpy.typing import NDArray
 
+from remat_cli.core.problem import Status
 from remat_cli.errors import UsageError
-from remat_cli.planners.checkmate.planner import SolverName
+from remat_cli.planners.checkmate.options import SolverName
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.solver_thread import SolverThread
-from remat_cli.problem import Status
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +34,7 @@ _STATUS = {
     pulp.LpSolutionInfeasible: Status.INFEASIBLE,
     pulp.LpSolutionNoSolutionFound: Status.UNKNOWN,
 }
-# Seconds between two looks at a process, and how long a solver that was told to stop is waited for.
+# Seconds between two checks of a process, and seconds to wait for a solver that was told to stop.
 _LOOK = 0.01
 _PATIENCE = 10.0
 
@@ -148,7 +148,7 @@ class SolverRun:
 
 
 class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
-    """HiGHS, told to start somewhere, listened to, and stopped on request."""
+    """HiGHS with a starting solution, solutions reported on the way, and a stop on request."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
         return float(info.mip_dual_bound if self.mip else info.objective_function_value)
 
     def _listen(self, event: Any, message: str, out: Any, into: Any, data: Any) -> None:
-        """Take what HiGHS tells on the way, and tell it to stop; called in its thread."""
+        """Receive solutions, and request the stop; called in HiGHS's thread."""
         del message, data
         if event == self._event.kCallbackMipImprovingSolution:
             self._tell(np.array(out.mip_solution))
@@ -272,7 +272,7 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
                 str(solution), lp, variables, names, row_names
             )
         lp.assignVarsVals(values)
-        # What is 0 is left out of CBC's files.
+        # CBC's files leave out zeros.
         lp.assignConsPi({row.name: row_duals.get(row.name, 0.0) for row in lp.constraints()})
         lp.assignStatus(status, sol_status)
         return int(status)

@@ -6,35 +6,35 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from remat_cli.planners.checkmate.mip import Outcome
+from remat_cli.core.problem import Basis, PlanResult, Scope, Status
+from remat_cli.planners.checkmate.mip import MipOutcome
 from remat_cli.planners.checkmate.mip_solvers import Floats
-from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP, Rounding
+from remat_cli.planners.checkmate.options import CheckmateOptions, RoundingOptions, RoundingRule
 from remat_cli.planners.checkmate.staged_choices import StagedChoices
 from remat_cli.planners.checkmate.staged_holds import least_runs
 from remat_cli.planners.checkmate.staged_model import StagedModel, StagedRelaxation
 from remat_cli.planners.checkmate.staged_search import StagedSearch
-from remat_cli.planners.shared.stages import Bools, Ints
-from remat_cli.problem import Basis, PlanResult, Scope, Status
+from remat_cli.planners.shared.numbering import Bools, Ints
 
 # Plans are changed up to this often until they fit: the plain run, which is the first one, and those of programs.
 _CHANGES, _FEW_CHANGES = 1000, 30
-# Where this many choices or fewer are left, nothing simpler is solved first.
+# With this many choices or fewer, nothing simpler is solved first.
 _FEW_CHOICES = 1000
-# Else it is programs with chains of recomputations up to each of these lengths, as long as the last one brought a
-# better plan. Each may take this share of the time left, and need not be solved more closely than this.
+# Else programs with chains of recomputations of up to these lengths are solved in turn, as long as the last one brought
+# a better plan. Each may take this share of the time left, and is solved to this gap.
 _DEPTHS = (2, 4, 8, 16)
 _SHARE, _GAP = 0.15, 0.005
 
 
-class CheckmateSearch(StagedSearch[Checkmate]):
+class CheckmateSearch(StagedSearch[CheckmateOptions]):
     """A search for the best staged plan.
 
     1. The plain run, changed until it fits, gives a plan, and the relaxation of the whole program a bound. The two tell
        which choices can be part of a better plan.
     2. Small programs, of short chains of recomputations, give better plans, which leave fewer choices.
     3. The whole program without limits on memory within stages gives bounds for every plan with this order of first
-       runs, and its best plan where that fits all the same.
-    4. Where it does not, as much of these limits as holds for all such plans is added, as plans run into them.
+       runs, and the best plan if its solution fits all the same.
+    4. If it does not, those of these limits that hold for all such plans are added as plans break them.
     5. The program with all of them gives the best staged plan.
     """
 
@@ -89,7 +89,7 @@ class CheckmateSearch(StagedSearch[Checkmate]):
             self._prove(self._worthwhile(self.choices(), relaxation), scope, limited=True)
 
     def _relaxed(self, choices: StagedChoices, scope: Scope, *, limited: bool) -> StagedRelaxation:
-        """Solve the relaxation for what it proves: of all plans, and of those with each choice."""
+        """Solve the relaxation for its proofs, about all plans and about those with each choice."""
         relaxation = self._model(choices, scope, limited).relax(self.solver, self.limits)
         if relaxation.bound is not None:
             self.prove(scope, relaxation.bound, Basis.COUNTED)
@@ -123,7 +123,7 @@ class CheckmateSearch(StagedSearch[Checkmate]):
                     model.limit_memory(stage, op)
         return model
 
-    def _solve(self, model: StagedModel, *, gap: float, share: float = 1.0, limited: bool = True) -> Outcome:
+    def _solve(self, model: StagedModel, *, gap: float, share: float = 1.0, limited: bool = True) -> MipOutcome:
         """Solve a program, and judge what it finds.
 
         Args:
@@ -159,15 +159,15 @@ class CheckmateSearch(StagedSearch[Checkmate]):
 
 
 _SWEEP = tuple(tenths / 10 for tenths in range(1, 10))
-# What a solver means by 0 and 1.
+# Solvers' tolerance on 0 and 1.
 _TOLERANCE = 1e-6
 
 
-class RoundingSearch(StagedSearch[CheckmateLP]):
+class RoundingSearch(StagedSearch[RoundingOptions]):
     """A search for staged plans close to the relaxation, which is solved for some budgets.
 
-    Source: Jain et al. 2020, section 5 (two-phase rounding): S, what is held, is rounded first, then R follows as the
-    least that must be recomputed for it. Repair is not in the paper.
+    Source: Jain et al. 2020, section 5 (two-phase rounding): S, the retentions, is rounded first; R follows as the
+    least recomputation for it. Repair is not in the paper.
     """
 
     def run(self) -> PlanResult:
@@ -209,13 +209,13 @@ class RoundingSearch(StagedSearch[CheckmateLP]):
         surely = held >= 1 - _TOLERANCE
         for _ in range(self.options.samples):
             match self.options.rounding:
-                case Rounding.RANDOMISED:
+                case RoundingRule.RANDOMISED:
                     yield surely | (chance.random(held.shape) < held)
-                case Rounding.RANDOM_THRESHOLD:
+                case RoundingRule.RANDOM_THRESHOLD:
                     yield surely | (held > max(_TOLERANCE, float(np.clip(chance.normal(0.5, 0.5), 0, 1))))
-                case Rounding.THRESHOLD:
+                case RoundingRule.THRESHOLD:
                     yield surely | (held >= 0.5)
                     return
-                case Rounding.DETERMINISTIC:
+                case RoundingRule.DETERMINISTIC:
                     yield from (surely | (held >= threshold) for threshold in _SWEEP)
                     return

@@ -1,9 +1,9 @@
 """Decisions of a staged plan: the recomputations and retentions that can matter under a budget.
 
 A staged plan (Jain et al. 2020, section 4) keeps the input order: stage t recomputes some earlier ops, in that order
-and each at most once, and then runs op t for the first time. One more stage stands for the end, where outputs that were
-dropped on the way are made again. The published model decides on every pair of an op and a stage; most cannot matter,
-and what is left out here is left out without loss, by the arguments given at each step.
+and each at most once, and then runs op t for the first time. One more stage stands for the end, where dropped outputs
+are recomputed. The published model decides on every pair of an op and a stage; most cannot matter, and are left out
+here without loss, by the arguments given at each step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remat_cli.planners.checkmate.staged_holds import first_reads, reads
-from remat_cli.planners.shared.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.numbering import Bools, Ints
+from remat_cli.planners.shared.stages import Stages
 
 _NEVER = np.int16(2**14)
 
@@ -31,7 +32,7 @@ class StagedChoices:
         may_read: [T, N + 1] something may read the tensor in stage t.
         is_read: [T, N + 1] the op that stage t runs for the first time reads the tensor; at N: it is an output.
         last_read: [T] the last stage in which something may read the tensor; its making where nothing does.
-        is_loose: [N + 1] whatever may be alive in stage t fits together.
+        is_loose: [N + 1] all tensors that may be alive in stage t fit together.
     """
 
     stages: Stages
@@ -55,7 +56,7 @@ class StagedChoices:
         """
         choices = _with_loose(stages, room, can_run, depth, np.zeros(len(stages) + 1, dtype=np.bool_))
         while True:
-            # What can be alive depends on what may be recomputed, and the other way round.
+            # Which tensors can be alive depends on which may be recomputed, and vice versa.
             is_loose = choices._fits_whatever_is_kept()
             if (is_loose == choices.is_loose).all():
                 return choices
@@ -63,11 +64,11 @@ class StagedChoices:
 
     @property
     def is_passing(self) -> Bools:
-        """[N + 1] stages without a decision: they and the next one are loose, so whatever is there is kept."""
+        """[N + 1] stages without a decision: the stage and the next one are loose, so everything in memory is kept."""
         return _passing(self.is_loose)
 
     def connected(self) -> StagedChoices:
-        """Leave out what only memory within a stage, while it recomputes, could make worthwhile.
+        """Leave out recomputations that only limits on memory within a stage could make worthwhile.
 
         Without the limits on that memory, a set of recomputations of one stage that are connected through tensors can
         be moved to the stage before, or to the one after, where one of the two relieves the first runs in between,
@@ -121,9 +122,9 @@ class StagedChoices:
 def _with_loose(stages: Stages, room: int, can_run: Bools, depth: int | None, is_loose: Bools) -> StagedChoices:
     """Find the choices where some stages are known to be loose.
 
-    Where everything fits, everything is kept: nothing is recomputed before the first tight stage (nor in it: what it
-    needs was there). In a passing stage, an op is recomputed only for a reader in that very stage: anything else can
-    wait for the next one, until which its inputs are kept.
+    Where everything fits, everything is kept: nothing is recomputed before the first tight stage, nor in it, as its
+    inputs are in memory. In a passing stage, an op is recomputed only for a reader in that stage: any other
+    recomputation can wait for the next stage, until which its inputs are kept.
     """
     count = len(stages)
     is_read = first_reads(stages)

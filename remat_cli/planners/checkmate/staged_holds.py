@@ -1,4 +1,4 @@
-"""Retentions of a staged plan, which follow from what it recomputes, and the other way round.
+"""Retentions of a staged plan from its recomputations, and vice versa.
 
 Stages are numbered 0 to N, N being the end, where the graph's outputs are read; ops and tensors as in `Stages`.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from remat_cli.planners.shared.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.numbering import Bools, Ints
+from remat_cli.planners.shared.stages import Stages
 
 
 def reads(stages: Stages, runs: Bools) -> Bools:
-    """Return [T, N + 1] what is read in which stage.
+    """Return [T, N + 1] which tensors are read in which stage.
 
     Args:
         stages: the graph in its order.
@@ -85,7 +86,7 @@ def gap(stages: Stages, holds: Bools, is_read: Bools, tensor: int, stage: int) -
 
 
 def rerun_time(stages: Stages, holds: Bools, runs: Bools, op: int, stage: int) -> int | None:
-    """Return the time of recomputing an op in a stage, with whatever it reads that is not there; None: it cannot be."""
+    """Return the time of recomputing an op in a stage, with its missing inputs; None if that is not possible."""
     time = 0
     waiting, seen = [op], {op}
     while waiting:

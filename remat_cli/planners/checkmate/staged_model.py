@@ -4,18 +4,18 @@ Source: Jain et al. 2020, sections 4.1 to 4.7. The variables R (op i is recomput
 from before stage t) are the paper's, over tensors, as an op may make several. FREE and U are not: whether a tensor is
 in memory while an op runs comes down, in staged plans, to three cases that are linear in R and S.
 
-- Made at or before that op's turn in the stage, or held from before: it is there if it is needed from that turn on, by
-  an op of the stage or by a later stage (`_needed`).
-- Its own turn comes later in the stage: it is there if it is held from before.
-- An output of the op: it is there while the op runs, needed or not.
+- It is made at or before that op's turn in the stage, or held from before: it is alive if it is needed from that turn
+  on, by an op of the stage or by a later stage (`_needed`).
+- Its own turn comes later in the stage: it is alive if it is held from before.
+- It is an output of the op: it is alive while the op runs, needed or not.
 
-So nothing is freed that is not there, nothing that is needed is freed, and what nobody needs is freed at once: both
-sides of the paper's FREE, without its products.
+So only live tensors are freed, a needed tensor is never freed, and any other is freed at once: both sides of the
+paper's FREE, without its products.
 
 Memory while op t runs for the first time depends on S alone. Memory while a stage recomputes is limited on demand,
 where a plan was seen to exceed it (`limit_memory`). Without these limits, or with those that hold `in_any_sequence`,
-what the program proves is true not of staged plans alone but of all with this order of first runs, in which a stage
-recomputes what it likes, as often and in whatever sequence.
+the proofs hold for staged plans and for all others with this order of first runs, whose stages recompute any ops, any
+number of times, in any sequence.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.planners.checkmate.mip import Outcome, Rows, ZeroOneProgram
+from remat_cli.core.problem import Status
+from remat_cli.planners.checkmate.mip import MipOutcome, MipRows, ZeroOneProgram
 from remat_cli.planners.checkmate.mip_solvers import Floats
-from remat_cli.planners.checkmate.planner import SolverName
+from remat_cli.planners.checkmate.options import SolverName
 from remat_cli.planners.checkmate.staged_choices import StagedChoices, readers_of
 from remat_cli.planners.checkmate.staged_variables import ALWAYS, NEVER, StagedVariables
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planners.shared.stages import Bools, Ints
-from remat_cli.problem import Status
+from remat_cli.planners.shared.numbering import Bools, Ints
 
 
 @dataclass(frozen=True, eq=False)
 class StagedRelaxation:
-    """What solving the relaxation of the program came to.
+    """The result of solving the relaxation of the program.
 
     Attributes:
         status: optimal, infeasible, or unknown where time ran out.
-        held: [T, N + 1] how much of each tensor is held from before each stage, 0 to 1; None without a solution.
+        held: [T, N + 1] the fraction of each tensor held from before each stage; None without a solution.
         bound: no solution takes less extra time; None without a solution.
         bound_if_run: [N, N + 1] no solution that recomputes this takes less, as object array of int; None without one.
     """
@@ -76,14 +76,14 @@ class StagedModel:
         self._variables = StagedVariables(choices)
         self._hold, self._run = self._variables.hold, self._variables.run
         stages = choices.stages
-        # Sizes are given in the largest unit that leaves them whole; what is left over of the room serves nobody.
+        # Sizes are counted in their largest common unit; the rest of the room is of no use.
         sizes = np.concatenate([stages.bytes, stages.workspace, stages.shared_bytes])
         self._byte_unit = max(1, int(np.gcd.reduce(sizes)))
         self._bytes: Ints = stages.bytes // self._byte_unit
         self._room = choices.room // self._byte_unit
         times = stages.time[self._variables.run_op]
         self._time_unit = max(1, int(np.gcd.reduce(times)))
-        # Further variables, by what they stand for; and how their values follow, in the order in which they were made.
+        # Derived variables by their meaning; and how their values follow, in the order in which they were made.
         self._derived: dict[tuple[int, ...], int] = {}
         self._definitions: list[tuple[int, Callable[[int, int], int], int, int]] = []
         self._memory_rows: dict[tuple[int, int], tuple[dict[int, int], int]] = {}
@@ -114,7 +114,7 @@ class StagedModel:
         gap: float = 0.0,
         known: Bools | None = None,
         on_solution: Callable[[Ints], None] = lambda values: None,
-    ) -> Outcome:
+    ) -> MipOutcome:
         """Search for the recomputations of the least time, which the outcome's bound counts.
 
         Args:
@@ -128,13 +128,13 @@ class StagedModel:
             KeyboardInterrupt: Ctrl-C; the search was stopped, and every solution found until then was handed over.
         """
         if self._is_contradictory:
-            return Outcome(Status.INFEASIBLE)
+            return MipOutcome(Status.INFEASIBLE)
         start = None if known is None else self._start(known)
         outcome = self._program.solve(solver, limits, gap=gap, start=start, on_solution=on_solution)
         return replace(outcome, bound=None if outcome.bound is None else outcome.bound * self._time_unit)
 
     def relax(self, solver: SolverName, limits: Limits) -> StagedRelaxation:
-        """Solve the relaxation, in which everything may be done by halves.
+        """Solve the linear relaxation.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the solver was stopped.
@@ -152,13 +152,13 @@ class StagedModel:
         return StagedRelaxation(relaxation.status, held[self._hold], relaxation.bound * self._time_unit, bound_if_run)
 
     def limit_memory(self, stage: int, op: int, values: Ints | None = None) -> bool:
-        """Limit the memory while an op runs in a stage, as far as that is not done yet; return whether it was.
+        """Limit the memory while an op runs in a stage; return whether the program changed.
 
         Args:
             stage: 0 to N.
             op: one that may be recomputed there, or that the stage runs for the first time.
-            values: a solution; where it exceeds the limit that is there already, which within the solver's tolerance
-                it can, it is forbidden in small numbers.
+            values: a solution; if it breaks the limit that the program has already, by the solver's tolerance, a row of
+                small numbers forbids it.
         """
         if (stage, op) not in self._memory_rows:
             self._limit_rerun(stage, op)
@@ -177,7 +177,7 @@ class StagedModel:
         return values
 
     def _add_supplies(self) -> None:
-        """What reads a tensor finds it: held, or made again in the same stage."""
+        """Add: a tensor that is read is held, or recomputed in the same stage."""
         stages = self.choices.stages
         made_at = stages.made_at
         tensor, stage = stages.read_tensor, stages.read_stage
@@ -188,7 +188,7 @@ class StagedModel:
         self._add(np.stack(columns, axis=1), (-1, 1, 1), 0)
 
     def _add_continuity(self) -> None:
-        """What is held after a stage was held before it, or made again in it; all of that, where everything is kept."""
+        """Add: a tensor held after a stage was held before it, or recomputed in it; in passing stages vice versa."""
         made_at = self.choices.stages.made_at
         is_held = self._hold != NEVER
         tensor, stage = np.nonzero(self._variables.is_split & is_held[:, :-1] & is_held[:, 1:])
@@ -270,7 +270,7 @@ class StagedModel:
         return int(self._hold[tensor, stage + 1]) if stage < len(self.choices.stages) else NEVER
 
     def _all_along(self, stage: int, tensor: int) -> int:
-        """Return the variable "the tensor is in memory all through a stage": needed after it, and not made again."""
+        """Return the variable "the tensor is in memory throughout a stage": needed after it, and not recomputed."""
         needed = self._needed_after(stage, tensor)
         remade = int(self._run[self.choices.stages.made_at[tensor], stage])
         if NEVER in (needed, remade):
@@ -294,7 +294,7 @@ class StagedModel:
         return self._derived[key]
 
     def _works_in_place(self, stage: int, op: int) -> int:
-        """Return a variable that can be 1 only if an op is recomputed in a stage and nothing needs its input after."""
+        """Return a variable that is 1 only if an op is recomputed in a stage and its input is not needed afterwards."""
         shared, run = int(self.choices.stages.shared_input[op]), int(self._run[op, stage])
         needed = self._all_along(stage, shared) if self.in_any_sequence else self._needed(stage, shared, op + 1)
         variable = self._derive((stage, op, shared, 1), _but_not, run, needed)
@@ -317,7 +317,7 @@ class StagedModel:
             self._add_row({variable: -size for variable, size in terms.items()}, -room)
 
     def _forbid_cover(self, terms: dict[int, int], room: int, values: Ints) -> bool:
-        """Forbid what exceeds a limit: of some literals that are all 1 and too large together, one has to be 0.
+        """Add a cover inequality: of some literals that are all 1 and together exceed the limit, one has to be 0.
 
         Returns whether the solution exceeds the limit.
         """
@@ -351,7 +351,7 @@ class StagedModel:
         row, column = np.nonzero(is_entry)
         lengths = is_entry.sum(axis=1)[breakable]
         self._program.add_rows(
-            Rows(
+            MipRows(
                 start=np.concatenate([[0], np.cumsum(lengths)]),
                 variable=columns[row, column],
                 coefficient=factors[column],
@@ -362,7 +362,7 @@ class StagedModel:
     def _add_row(self, terms: dict[int, int], at_least: int) -> None:
         most = sum(max(0, coefficient) for coefficient in terms.values())
         self._is_contradictory |= at_least > most
-        self._program.add_rows(Rows.one(terms, at_least))
+        self._program.add_rows(MipRows.one(terms, at_least))
 
 
 def _but_not(one: int, other: int) -> int:

@@ -1,4 +1,4 @@
-"""Staged plans as sequences: what they cost, where they exceed the budget, and how one tensor at a time mends that."""
+"""Staged plans as sequences: their costs, where they exceed the budget, and their repair, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat_cli.core.problem import Plan
 from remat_cli.planners.checkmate.staged_holds import gap, least_holds, least_runs, reads, rerun_time
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.numbering import Bools
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shared.stages import Bools, Stages
-from remat_cli.problem import Plan
+from remat_cli.planners.shared.stages import Stages
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class StagedPlan:
 
 
 class StagedPlans:
-    """Turns recomputations into plans, and remembers what the best of them recomputes.
+    """Turns recomputations into plans, and keeps the recomputations of the best.
 
     Attributes:
         incumbent: the best plans.
@@ -55,7 +56,7 @@ class StagedPlans:
         return None if self.best is None else self.best.extra_time
 
     def judge(self, runs: Bools) -> StagedPlan:
-        """Measure the plan that recomputes `runs`, less what that does in vain, and keep it if it is better."""
+        """Measure the plan that recomputes `runs`, without useless reruns, and keep it if it is better."""
         plan = self._measure(runs)
         self._keep(plan)
         return plan
@@ -104,7 +105,7 @@ class StagedRepair:
         return plan
 
     def _thin_out(self, plan: StagedPlan) -> None:
-        """Leave out each recomputation, the dearest first, without which the plan fits, too: what it made is held."""
+        """Leave out recomputations, the dearest first, as long as the plan fits: their outputs are held instead."""
         op, stage = np.nonzero(plan.runs)
         for each in np.argsort(-self._stages.time[op], kind="stable").tolist():
             if self._limits.is_over:
@@ -115,7 +116,7 @@ class StagedRepair:
                 plan = without
 
     def _drop_cheapest(self, plan: StagedPlan, holds: Bools) -> bool:
-        """Drop, from `holds`, a tensor that is there where memory is shortest, for the least time per byte relieved.
+        """Drop from `holds` a tensor alive where memory is shortest, for the least time per byte relieved.
 
         Returns whether there is one.
         """

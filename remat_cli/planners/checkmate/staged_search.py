@@ -1,20 +1,21 @@
-"""Searches for staged plans: the problem laid out, the clock, what was found and what was proven."""
+"""Searches for staged plans: what both planners share."""
 
 from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from remat_cli.core.problem import Basis, Observer, PlanResult, Problem, Scope
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.checkmate.mip_solvers import installed_solver
-from remat_cli.planners.checkmate.planner import MipOptions
+from remat_cli.planners.checkmate.options import MipOptions
 from remat_cli.planners.checkmate.staged_choices import StagedChoices
 from remat_cli.planners.checkmate.staged_model import StagedModel
 from remat_cli.planners.checkmate.staged_plans import StagedPlans, StagedRepair
 from remat_cli.planners.checkmate.staged_variables import largest_size
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planners.shared.stages import Bools, Stages
-from remat_cli.problem import Basis, Observer, PlanResult, Problem, Scope
+from remat_cli.planners.shared.numbering import Bools
+from remat_cli.planners.shared.stages import Stages
 from remat_cli.units import format_bytes
 
 # A program that takes more memory than this is built only by force.
@@ -62,7 +63,7 @@ class StagedSearch(Generic[Options]):
         return self.incumbent.is_settled or self.limits.is_over
 
     def choices(self, depth: int | None = None, allowance: float = 0.0) -> StagedChoices:
-        """Return what can make a plan better than the best so far.
+        """Return the choices that can lead to a better plan than the best so far.
 
         Args:
             depth: as in `StagedChoices.of`.
@@ -75,7 +76,7 @@ class StagedSearch(Generic[Options]):
         """Check that the whole program can be built.
 
         Raises:
-            PlannerRefuses: it takes too much memory, and that it should be built all the same was not asked for.
+            PlannerRefuses: it takes too much memory, and the options do not force it.
         """
         size = largest_size(self.stages)
         if size.memory_bytes > _MEMORY_LIMIT and not self.options.force:
@@ -107,9 +108,9 @@ class StagedSearch(Generic[Options]):
             self.prove(scope, self.plans.best.extra_time, basis)
 
     def prove_that_none_fits(self) -> None:
-        """Prove in whole numbers what a solver says of the relaxation: that there is no solution.
+        """Prove in whole numbers a solver's claim that the relaxation has no solution.
 
-        Left to exceed the memory at a cost, it has one; a cost that is bound to be above 0 is the proof.
+        Allowed to exceed the memory at a cost, it has one; a lower bound above 0 on that cost is the proof.
         """
         model = self.build(self.choices().connected(), in_any_sequence=True, may_exceed=True)
         if model.relax(self.solver, self.limits).bound:
@@ -120,7 +121,7 @@ class StagedSearch(Generic[Options]):
         return self.incumbent.result(reason, self.stats)
 
     def _affordable(self) -> Bools:
-        """[N] ops of which one recomputation alone does not take as long as the best plan's together."""
+        """[N] ops of which one recomputation takes less time than all recomputations of the best plan."""
         least_time = self.plans.least_time
         recomputable = self.stages.recomputable
         return recomputable if least_time is None else recomputable & (self.stages.time < least_time)

@@ -1,4 +1,4 @@
-"""The variables of Checkmate's program: which recomputation, and which retention, is which number."""
+"""The variables of Checkmate's program: the number of each recomputation, and of each retention."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 
 from remat_cli.planners.checkmate.staged_choices import StagedChoices, readers_of
 from remat_cli.planners.checkmate.staged_holds import least_holds
-from remat_cli.planners.shared.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.numbering import Bools, Ints
+from remat_cli.planners.shared.stages import Stages
 
-# In place of a variable's number: what is 0, or 1, whatever is decided. As indices, they count from an array's end.
+# In place of a variable's number: a constant 0, or 1. As indices, they count from an array's end.
 NEVER, ALWAYS = -1, -2
 # Bytes that PuLP and the solvers take, search tree included: measured on programs of 10^5 to 10^6 entries, rounded up.
 _BYTES_PER_VARIABLE, _BYTES_PER_ROW, _BYTES_PER_ENTRY = 3000, 4000, 400
@@ -81,7 +82,7 @@ class StagedVariables:
         return runs
 
     def values(self, runs: Bools) -> Ints | None:
-        """Return the solution that recomputes this and holds no more than it must; None where it is no choice."""
+        """Return the solution that recomputes `runs` and holds the least; None if the choices rule it out."""
         if (runs & ~self.choices.may_run).any():
             return None
         values = np.zeros(self.hold_count + len(self.run_op), dtype=np.int64)
@@ -102,7 +103,7 @@ class StagedVariables:
     def _splits(self) -> Bools:
         """[T, N] whether a tensor can be held before a stage and not after it, or the other way round.
 
-        It is the same where the stage neither reads nor makes it again, and where everything is kept.
+        It cannot where the stage neither reads nor recomputes it, and where everything is kept.
         """
         choices = self.choices
         is_remade = choices.may_run[choices.stages.made_at][:, :-1]
@@ -124,7 +125,7 @@ class StagedVariables:
         return np.where(can_hold, np.where(is_held, ALWAYS, numbers), NEVER)
 
     def _surely_held(self, can_hold: Bools) -> Bools:
-        """[T, N + 1] what must be held: for a reader that nothing is made again for, or as everything is kept."""
+        """[T, N + 1] what must be held: for a reader that no recomputation serves, or because everything is kept."""
         choices, made_at = self.choices, self.choices.stages.made_at
         may_remake = choices.may_run[made_at]
         is_held = choices.is_read & ~may_remake & can_hold

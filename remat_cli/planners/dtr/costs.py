@@ -1,8 +1,8 @@
 """Costs of bringing an evicted tensor back: the numerators of DTR's heuristics.
 
-A tensor is *lost* while it is evicted and may be needed again. Bringing one back also brings back the lost tensors that
-it is made from, and is itself part of bringing back those that are made from it. Each class below counts that in its
-own way; all keep one value a tensor, and are told of every tensor that is lost or found.
+A tensor is *lost* while it is evicted and may be needed again. Recomputing it includes recomputing the lost tensors
+that it is made from, and is part of recomputing those made from it. Each class below counts these costs in its own way;
+all keep one value for each tensor, and are told of every tensor that is lost or found.
 
 Source: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021, sections 2 and 4.1 and appendix C.
 """
@@ -20,11 +20,11 @@ Neighbours = Sequence[Sequence[int]]
 
 # A value is raised at least this many times before another tensor gets its turn.
 _RAISE = 4
-# Beyond as many neighbourhoods that became cheaper it is quicker to forget all than to find them.
+# If more neighbourhoods than this became cheaper, it is quicker to reset all values than to find these.
 _MOST_RESET = 100
 
 
-class Costs:
+class EvictionCosts:
     """A cost of each tensor that does not change: that of its own op, or 1.
 
     Attributes:
@@ -38,19 +38,19 @@ class Costs:
         """`tensor` was evicted and may be needed again."""
 
     def found(self, tensor: int) -> None:
-        """`tensor`, which was lost, is in memory again or is not needed any more."""
+        """`tensor`, which was lost, is in memory again, or no longer needed."""
 
     def settle(self, tensor: int) -> bool:
-        """Bring the value of `tensor` closer to what it is; False where it is that already."""
+        """Bring the value of `tensor` closer to the exact one; False if it is exact."""
         del tensor
         return False
 
 
-class NeighbourhoodCosts(Costs):
+class NeighbourhoodCosts(EvictionCosts):
     """Own cost and that of lost tensors around.
 
-    Values are lower bounds until someone asks. Whoever looks for the least needs few of them exactly, and of most only
-    that they are not the least: so a value is worked out no further than to a multiple of what it was before.
+    Values are lower bounds until they are settled. The search for the least value needs few of them exactly; for most
+    it is enough that they are not the least. So a value is raised only to a multiple of what it was before.
     """
 
     def __init__(self, own: NDArray[np.float64]) -> None:
@@ -59,12 +59,12 @@ class NeighbourhoodCosts(Costs):
         self._is_exact = bytearray(len(own))
 
     def lost(self, tensor: int) -> None:
-        """Take what was exact for a lower bound: nothing becomes cheaper by it."""
+        """Take exact values for lower bounds: no neighbourhood becomes cheaper."""
         del tensor
         self._doubt()
 
     def found(self, tensor: int) -> None:
-        """Forget what was known of the neighbourhoods."""
+        """Reset all values: neighbourhoods may have become cheaper."""
         del tensor
         self._doubt()
         self.values[:] = self._own
@@ -73,7 +73,7 @@ class NeighbourhoodCosts(Costs):
         self._is_exact = bytearray(len(self._own))
 
     def settle(self, tensor: int) -> bool:
-        """Raise the value of `tensor` to what it is, or a few times; False where it is exact."""
+        """Raise the value of `tensor` to the exact one, or to a multiple; False if it is exact."""
         if self._is_exact[tensor]:
             return False
         enough = _RAISE * self.values[tensor]
@@ -93,9 +93,9 @@ class NeighbourhoodCosts(Costs):
 
 
 class RegionCosts(NeighbourhoodCosts):
-    """The neighbourhood is all that is reached through lost tensors only.
+    """The neighbourhood is all tensors that are reached through lost tensors only.
 
-    Walking both ways gives e* of h_DTR; walking from a tensor to what it is made from alone gives that of MSPS.
+    Walking in both directions gives e* of h_DTR; walking only from a tensor to its sources gives that of MSPS.
     """
 
     def __init__(self, own: NDArray[np.float64], ways: Sequence[Neighbours], ways_back: Sequence[Neighbours]) -> None:
@@ -112,7 +112,7 @@ class RegionCosts(NeighbourhoodCosts):
         self._is_lost[tensor] = True
 
     def found(self, tensor: int) -> None:
-        """Forget the neighbourhoods that had `tensor` in them; all of them, where these are many."""
+        """Reset the values of the neighbourhoods that contained `tensor`; all values if these are many."""
         self._is_lost[tensor] = False
         cheaper = []
         for neighbours in self._ways_back:
@@ -143,20 +143,20 @@ class RegionCosts(NeighbourhoodCosts):
 class ClassCosts(NeighbourhoodCosts):
     """The neighbourhood is all classes of lost tensors next to it: h_DTR^eq.
 
-    Lost neighbours are of one class. Classes only grow together: a tensor that is found leaves its class, and those
-    that were connected through it alone stay in one, which makes the cost an estimate from above.
+    Lost neighbours are in one class. Classes are never split: a tensor that is found leaves its class, and tensors that
+    were connected only through it stay in one class, so the cost is an overestimate.
     """
 
     def __init__(self, own: NDArray[np.float64], neighbours: Neighbours) -> None:
         """Take the costs of ops, and what each tensor is made from and used for."""
         super().__init__(own)
         self._neighbours = neighbours
-        self._node: dict[int, int] = {}  # of each lost tensor: a new one each time, as the old one may hold others
+        self._node: dict[int, int] = {}  # of each lost tensor: a new node each time, as the old one may hold others
         self._parent: list[int] = []  # union-find
         self._cost: list[float] = []  # of the class, at its root
 
     def lost(self, tensor: int) -> None:
-        """Unite the classes around `tensor`, and it with them."""
+        """Unite `tensor` and the classes around it."""
         super().lost(tensor)
         classes = self._classes_around(tensor)
         node = len(self._parent)

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from remat_cli.core.problem import Observer, PlanResult, Problem
+from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.shared.option_checks import check_least
-from remat_cli.problem import Observer, PlanResult, Problem
-
-
-class Heuristic(StrEnum):
-    """Who is evicted: the tensor of the least score, of cost c, size m and time since its last use s."""
-
-    LOCAL = "local"  # c / (m s)
-    MSPS = "msps"  # (c + cost of the evicted tensors that it is made from) / m
-    EQ = "eq"  # (c + cost of the evicted neighbourhood, estimated by classes of evicted tensors) / (m s)
-    H_DTR = "h_dtr"  # the same, the neighbourhood taken exactly
-    SIZE = "size"  # 1 / m
-    LRU = "lru"  # 1 / s
-    ALL = "all"  # each in turn
-
-    @property
-    def single(self) -> tuple[Heuristic, ...]:
-        """The heuristics that this one stands for, the quick and promising first."""
-        return tuple(each for each in Heuristic if each is not Heuristic.ALL) if self is Heuristic.ALL else (self,)
 
 
 @dataclass(frozen=True)
 class DTR:
-    """Runs the graph op by op, and whenever memory is short evicts the tensor that seems to matter least.
+    """Runs the graph op by op, and evicts the tensor that seems to matter least whenever memory is short.
 
-    What was evicted is computed again when an op needs it.
+    Evicted tensors are recomputed when an op needs them.
 
     Source: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021 (the simulator, with eager eviction).
     Takes: any graph, also very large ones.
@@ -41,12 +24,10 @@ class DTR:
     Attributes:
         heuristic: what decides who is evicted: msps, h_dtr, eq, local, size, lru, or all: each in turn, and the plan of
             least time is kept.
-        candidates: how many memory sizes are tried for each heuristic, twice as many as long as no plan fits: a run
-            counts as live what the plan made of it has freed already, so one with more memory than the budget may fit
-            it.
-        limit: a run that takes more than this many times the time of the plain run, or as many times its ops, is given
-            up.
-        time_limit: seconds; no further run is begun after it, and one that goes on for longer is given up.
+        candidates: how many memory sizes are tried for each heuristic, twice as many while no plan fits. Sizes may
+            exceed the budget: the plan made of a run frees tensors earlier than the run does.
+        limit: a run is given up when it takes this many times the time of the plain run, or this many times its ops.
+        time_limit: seconds; after it, no further run is begun, and a longer one is given up.
     """
 
     heuristic: Heuristic = Heuristic.ALL
@@ -61,5 +42,8 @@ class DTR:
         """Plan `problem`."""
         # numpy comes with it; the options must be readable without it.
         from remat_cli.planners.dtr.search import GreedySearch
+        from remat_cli.planners.shared.incumbent import Incumbent
+        from remat_cli.planners.shared.limits import Limits
 
-        return GreedySearch(problem, self, observe).run()
+        incumbent, limits = Incumbent(problem, observe), Limits.of(self.time_limit, observe=observe)
+        return GreedySearch(incumbent, limits, self.limit).run(self.heuristic.single, self.candidates)

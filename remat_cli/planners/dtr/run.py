@@ -1,9 +1,9 @@
-"""One run of a graph as DTR's runtime carries it out: op after op, and out of memory it evicts what matters least.
+"""One run of a graph as in DTR's runtime: op after op; when memory is short, the least important tensor is evicted.
 
 Source: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021, section 2 and appendix C (the simulator), with
-eager eviction: a tensor whose last reader has run leaves at once, and is made again should a recomputation need it.
-The judge's rules are added: an op's workspace counts while it runs, ops work in place, some run only once, a graph
-output stays from its last reader on.
+eager eviction: a tensor is evicted right after its last reader, and recomputed if a recomputation needs it. The judge's
+rules are added: an op's workspace counts while it runs, ops work in place, some run only once, a graph output stays
+from its last reader on.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from remat_cli.graph import Graph
-from remat_cli.planners.dtr.costs import ClassCosts, Costs, RegionCosts
-from remat_cli.planners.dtr.planner import Heuristic
+from remat_cli.core.graph import Graph
+from remat_cli.planners.dtr.costs import ClassCosts, EvictionCosts, RegionCosts
+from remat_cli.planners.dtr.options import Heuristic
 
 _WITHOUT_AGE = (Heuristic.MSPS, Heuristic.SIZE)
 _WITHOUT_SIZE = (Heuristic.LRU,)
-# Stands for no time since the last use, so that what costs nothing still goes first.
+# In place of no time since the last use, so that tensors of no cost still go first.
 _NO_TIME = 1e-9
 
 
@@ -70,7 +70,7 @@ class GreedyRun:
         for row in self._inputs:
             for t in row:
                 self._unread[t] += 1
-        # An op is through when it has run and will not run again: it must not, or nothing will need what it makes.
+        # An op is through when it will not run again: it may not, or its outputs will not be needed.
         self._wanted_by = list(self._unread)  # readers that are not through
         self._wanted_outputs = [sum(self._wanted_by[t] > 0 for t in row) for row in self._outputs]
         self._has_run = bytearray(len(graph.ops))
@@ -96,7 +96,7 @@ class GreedyRun:
         return self._order
 
     def _compute(self, op: int) -> None:
-        """Run `op`; before it, one after the other, whatever must run so that its inputs are there."""
+        """Run `op`; before it, one after the other, the ops that recompute its missing inputs."""
         stack = [(op, self._open(op))]
         while stack:
             op, missing = stack[-1]
@@ -110,7 +110,7 @@ class GreedyRun:
                 self._run(op)
 
     def _open(self, op: int) -> list[int]:
-        """Lock what is there of the inputs of `op`, and return what is missing, the last one first."""
+        """Lock the inputs of `op` that are in memory, and return the missing ones, the last first."""
         inputs = self._inputs[op]
         self._last_access[inputs] = self._clock
         for t in inputs:
@@ -141,7 +141,7 @@ class GreedyRun:
             raise _GivenUp
 
     def _taken_over(self, op: int) -> int | None:
-        """Return the input whose storage the first output of `op` takes over: one that nothing else waits for."""
+        """Return the input whose storage the first output of `op` takes over: one that no other op waits for."""
         taken = self._inplace[op]
         if taken < 0 or self._producer[taken] < 0 or self._is_here[self._outputs[op][0]]:
             return None
@@ -205,7 +205,7 @@ class GreedyRun:
         return not stays and (self._unread[tensor] > 0 or not self._is_output[tensor])
 
     def _count_first_run(self, op: int) -> None:
-        """Count `op` among the readers that have run, and evict what has waited for nothing else."""
+        """Count `op` among the readers that have run, and evict tensors that waited for it alone."""
         self._has_run[op] = True
         for t in self._inputs[op]:
             self._unread[t] -= 1
@@ -218,7 +218,7 @@ class GreedyRun:
                     self._evict(t)
 
     def _let_go(self, op: int) -> None:
-        """Give up for good what only ops that are through have read, `op` being one from now on."""
+        """Free for good the tensors whose readers are all through; `op` is through from now on."""
         through = [op]
         while through:
             for t in self._inputs[through.pop()]:
@@ -236,14 +236,14 @@ class GreedyRun:
                     through.append(producer)
 
 
-def _costs(graph: Graph, heuristic: Heuristic, inputs: Sequence[Sequence[int]]) -> Costs:
-    """Return what stands above the fraction bar in the heuristic's score."""
+def _costs(graph: Graph, heuristic: Heuristic, inputs: Sequence[Sequence[int]]) -> EvictionCosts:
+    """Return the numerators of the heuristic's score."""
     producer = graph.arrays.producer
     own = np.where(producer >= 0, graph.arrays.op_time[producer], 0).astype(np.float64)
     if heuristic in (Heuristic.LRU, Heuristic.SIZE):
-        return Costs(np.ones_like(own))
+        return EvictionCosts(np.ones_like(own))
     if heuristic is Heuristic.LOCAL:
-        return Costs(own)
+        return EvictionCosts(own)
     made_from: list[Sequence[int]] = [inputs[op] if op >= 0 else () for op in producer]
     used_for: list[list[int]] = [[] for _ in own]
     for t, sources in enumerate(made_from):

@@ -1,48 +1,60 @@
 """The search of `dtr`: from greedy runs to a plan that fits a budget.
 
-A run keeps what it has not evicted, used again or not; the schedule made of it frees each tensor after its last use.
-So its peak is often well below what the run was given, and the run with the least overhead that fits is one that was
-given more than the budget.
+A run keeps every tensor that it has not evicted, used again or not; the schedule made of it frees each tensor after its
+last use. So the peak of the schedule is often well below the memory that the run was given, and the best run that fits
+is one that was given more than the budget.
 """
 
 from __future__ import annotations
 
-from remat_cli.planners.dtr.planner import DTR, Heuristic
+from collections.abc import Iterable
+
+from remat_cli.core.problem import Plan, PlanResult
+from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.run import GreedyRun, RunLimits
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Observer, Plan, PlanResult, Problem
 
-# Sizes that differ by a smaller share than this give the same plan more often than not.
+# Sizes that differ by a smaller share than this mostly give the same plan.
 _RESOLUTION = 0.005
-# How many times the sizes are tried as long as no plan fits.
+# This many times as many sizes are tried while no plan fits.
 _WITHOUT_A_PLAN = 2
 
 
 class GreedySearch:
     """Tries runs for one problem; the plain run is the first plan."""
 
-    def __init__(self, problem: Problem, options: DTR, observe: Observer) -> None:
-        """Begin a search; its clock starts now."""
-        self._graph = problem.graph
-        self._budget = problem.budget.device_bytes
-        self._options = options
-        self._limits = Limits.of(options.time_limit, observe=observe)
-        self._incumbent = Incumbent(problem, observe)
+    def __init__(self, incumbent: Incumbent, limits: Limits, most_times: float) -> None:
+        """Prepare a search.
+
+        Args:
+            incumbent: keeps what is found.
+            limits: no further run is begun at their end, and the one that goes on is given up.
+            most_times: a run is given up that takes so many times the plain run's time, or its ops.
+        """
+        self._graph = incumbent.problem.graph
+        self._budget = incumbent.problem.budget.device_bytes
+        self._most_times = most_times
+        self._incumbent, self._limits = incumbent, limits
         self._runs = 0
         self._given_up = 0
         self._plain = self._incumbent.offer(RematSequence.plain(self._graph))
 
-    def run(self) -> PlanResult:
-        """Return the best plan; it proves nothing."""
-        for heuristic in self._options.heuristic.single:
-            self._try_sizes(heuristic, self._options.candidates)
+    def run(self, heuristics: Iterable[Heuristic], candidates: int) -> PlanResult:
+        """Return the best plan; it proves nothing.
+
+        Args:
+            heuristics: single ones, tried in turn.
+            candidates: how many memory sizes are tried for each; more while no plan fits.
+        """
+        for heuristic in heuristics:
+            self._try_sizes(heuristic, candidates)
         reason = "no greedy run gave a plan that fits; that is no proof that there is none"
         return self._incumbent.result(reason, {"greedy_runs": self._runs, "given_up": self._given_up})
 
     def _try_sizes(self, heuristic: Heuristic, candidates: int) -> None:
-        """Run with the budget, then with other sizes up to the plain run's peak, to where its plan just fits."""
+        """Run with the budget, then with sizes up to the plain run's peak, and find where the plan just fits."""
         low = size = self._budget
         high = self._plain.peak_bytes
         for tried in range(_WITHOUT_A_PLAN * candidates):
@@ -68,7 +80,7 @@ class GreedySearch:
         limits = RunLimits(
             bytes=size - self._graph.fixed_bytes,
             time=self._most_time(),
-            runs=int(self._options.limit * len(self._graph.ops)),
+            runs=int(self._most_times * len(self._graph.ops)),
             deadline=self._limits.deadline,
         )
         ops = GreedyRun(self._graph, heuristic, limits).computes()
@@ -78,6 +90,6 @@ class GreedySearch:
         return self._incumbent.offer(RematSequence.of(self._graph, ops).without_useless_runs())
 
     def _most_time(self) -> int:
-        """Return the most time that a run may take: what is slower than a plan that fits is of no use."""
+        """Return the most time that a run may take: that of a plan that fits, if there is one."""
         best = self._incumbent.best
-        return int(self._options.limit * self._plain.time) if best is None else best.time
+        return int(self._most_times * self._plain.time) if best is None else best.time

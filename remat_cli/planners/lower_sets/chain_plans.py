@@ -1,4 +1,4 @@
-"""Plans of chains of lower sets: how each is carried out, what it really costs, and which is the best."""
+"""Plans of chains of lower sets: their runs, their measured costs, and the best of them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from itertools import accumulate
 
 import numpy as np
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Observer, Plan, Problem
+from remat_cli.core.schedule import Compute, Free, Inplace, Schedule, Step, with_frees
 from remat_cli.planners.lower_sets.families import LowerSets
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Observer, Plan, Problem
-from remat_cli.schedule import Compute, Free, Inplace, Schedule, Step, with_frees
 
-# The power of a phase's peak over the budget: high enough that phases well below count for nothing.
+# The power of a phase's peak over the budget: high enough that phases well below the budget do not count.
 _PRESSURE = 24
 
 
 def canonical_phases(sets: LowerSets, chain: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return what the canonical strategy of a chain runs: Kusumoto et al. 2019, section 3.
+    """Return the runs of the canonical strategy of a chain: Kusumoto et al. 2019, section 3.
 
     The forward blocks run one after the other, and only the boundaries are kept; then, from the last block to the
     first, what the block dropped is recomputed and its backward ops run. When tensors are freed follows from that.
     The backward ops of a block are those that differentiate its forward ops; a backward op without `grad_of` (a sum
-    of gradients) runs as soon as its inputs are there. The last block is not dropped, and of a dropped block only what
-    its backward needs is recomputed. Ops that must run once are never dropped.
+    of gradients) runs as soon as its inputs are in memory. The last block is not dropped, and of a dropped block only
+    the part that its backward needs is recomputed. Ops that must run once are never dropped.
 
     Args:
         sets: the family that the chain is taken from.
@@ -114,14 +114,14 @@ class ChainPlans:
         return ChainPlan(self.incumbent.offer(sequence), float(((peaks / budget) ** _PRESSURE).sum()))
 
     def merit(self, plan: ChainPlan) -> tuple[int, int, int]:
-        """Order plans: those that fit by time, before those that do not by their peak."""
+        """Rank plans: those that fit, by time; then the others, by peak."""
         return self.incumbent.merit(plan.plan)
 
     def urgency(self, plan: ChainPlan) -> tuple[int, float, int]:
-        """Order plans for local search: as `merit`, but those that do not fit by all phases that are too large.
+        """Rank plans for local search: as `merit`, but plans that do not fit by all phases that are too large.
 
-        Often several phases peak alike, and a step that lowers one of them leaves the largest as it is. A high power of
-        each phase's peak, summed, sees the step.
+        Often several phases have about the same peak, and a step that lowers one of them does not lower the largest.
+        The sum of a high power of each phase's peak shows the step.
         """
         if self.incumbent.fits(plan.plan):
             return self.merit(plan)
@@ -162,7 +162,7 @@ def with_late_frees(graph: Graph, phases: Sequence[Sequence[int]]) -> Schedule:
                     dead.clear()
                 steps.append(Compute(op))
                 ops_run += 1
-                for name in graph.op[op].outputs:  # an instance made again is overwritten, not freed
+                for name in graph.op[op].outputs:  # a recomputed instance overwrites the old one
                     dead.pop(name, None)
                 if isinstance(step, Inplace):
                     dead[str(graph.op[op].inplace)] = None

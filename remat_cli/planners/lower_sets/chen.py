@@ -9,8 +9,8 @@ from itertools import pairwise
 from math import isqrt
 from typing import TYPE_CHECKING
 
+from remat_cli.core.problem import Observer, PlanResult, Problem
 from remat_cli.planners.shared.option_checks import check_least
-from remat_cli.problem import Observer, PlanResult, Problem
 
 if TYPE_CHECKING:
     from remat_cli.planners.lower_sets.families import LowerSets
@@ -39,7 +39,7 @@ class Chen:
         budget_rule: sweep: every b that gives other segments is tried, and the plan of least time that fits is kept;
             sqrt_n: only b = bytes of the forward part / sqrt(number of forward ops).
         liveness: free each tensor right after its last use; false: only at the end of the segment that it is in.
-        candidates: how many plans are tried; of more they are taken evenly.
+        candidates: how many plans are tried, evenly chosen if there are more.
     """
 
     budget_rule: BudgetRule = BudgetRule.SWEEP

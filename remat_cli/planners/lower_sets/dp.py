@@ -8,7 +8,7 @@ stays cached; the rest of a block is dropped and recomputed for the block's back
 
 TIME asks for the chain of least overhead, MEMORY for the one of most. The two costs of a chain sum to T(V), so the
 most overhead is the least kept time; and MEMORY's Pareto front is that of kept time. (The published rule for
-skipping dominated entries holds for TIME only: turned round at the end alone, it misses chains of more overhead.)
+skipping dominated entries holds for TIME only: reversed at the end alone, it misses chains of more overhead.)
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.planners.lower_sets.dp_planners import Strategy
 from remat_cli.planners.lower_sets.families import LowerSets
+from remat_cli.planners.lower_sets.options import Strategy
 from remat_cli.planners.lower_sets.transitions import UNREACHED, LiveSteps, Steps, StepsInto
 
-# Parts of the way from a lower bound to the largest cost to which fronts are built, one after the other.
+# Fronts are built up to these parts of the way from a lower bound to the largest cost, one after the other.
 _DEEPENING = (64, 32, 16, 8, 4, 2, 1)
 
 
@@ -72,7 +72,7 @@ class LowerSetDP:
         self._known: Steps | None = None
 
     def largest_budget(self) -> int:
-        """Return a budget that admits every chain, as m <= M(L): no larger one changes anything."""
+        """Return a budget that admits every chain, as m <= M(L); larger ones make no difference."""
         return int(2 * self.sets.bytes[-1] + self.sets.tail_bytes.max())
 
     def is_feasible(self, budget: int) -> bool:
@@ -101,13 +101,13 @@ class LowerSetDP:
     def chain(self, budget: int, strategy: Strategy) -> list[int] | None:
         """Return the sets L_1 to L_k = V of the best chain under `budget`; None where there is none.
 
-        Fronts need no points that cost more than the answer, which is not known: so first they may cost little more
-        than a lower bound, then ever more.
+        Fronts need no points that cost more than the answer, which is not known: so their cost is limited first to
+        little more than a lower bound, then to more and more.
         """
         live = self._steps(budget).live(budget)
         if live is None:
             return None
-        costs = _Costs.of(live, strategy, self.sets.members @ self.time)
+        costs = _ChainCosts.of(live, strategy, self.sets.members @ self.time)
         largest = int(self.time.sum())
         for divisor in _DEEPENING:
             fronts = self._fronts(live, costs, costs.least + (largest - costs.least) // divisor)
@@ -127,7 +127,7 @@ class LowerSetDP:
             self._known = Steps.within(self.sets, self.time, budget)
         return self._known
 
-    def _fronts(self, live: LiveSteps, costs: _Costs, most: int) -> Fronts:
+    def _fronts(self, live: LiveSteps, costs: _ChainCosts, most: int) -> Fronts:
         """Return the Pareto front of every set, of points whose chains may cost at most `most` at V.
 
         Algorithm 1, lines 2 to 14. Points that no chain continues to V within the budget are left out.
@@ -154,7 +154,7 @@ class LowerSetDP:
 
 
 @dataclass(frozen=True, eq=False)
-class _Costs:
+class _ChainCosts:
     """What chains cost: overhead (TIME) or kept time (MEMORY).
 
     Attributes:
@@ -170,7 +170,7 @@ class _Costs:
     after: NDArray[np.int64]
 
     @classmethod
-    def of(cls, live: LiveSteps, strategy: Strategy, set_time: NDArray[np.int64]) -> _Costs:
+    def of(cls, live: LiveSteps, strategy: Strategy, set_time: NDArray[np.int64]) -> _ChainCosts:
         """Bound the costs by those of the cheapest chains of live steps, whatever they cache."""
         into = live.steps.into
         before, after = (np.full(len(into), UNREACHED, dtype=np.int64) for _ in range(2))
@@ -247,10 +247,9 @@ def pareto_front(cost: NDArray[np.int64], cached: NDArray[np.int64]) -> NDArray[
 
 
 def scaled_times(time: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
-    """Return times whose sum is about `slots`, so that fronts stay short; as they are where their sum is no more.
+    """Return times scaled to a sum of about `slots`, so that fronts stay short; unchanged if their sum is no more.
 
-    Rounded to the nearest slot. The DP then chooses by the rounded times; what a plan really takes is measured by
-    replaying it.
+    They are rounded to the nearest slot. The DP chooses by the rounded times; plans are measured by replay.
     """
     total = int(time.sum())
     if total <= slots:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from remat_cli.core.problem import Observer, PlanResult, Problem, Scope, Status
 from remat_cli.errors import PlannerRefuses
-from remat_cli.planners.lower_sets.dp_planners import BudgetModel, Strategy
+from remat_cli.planners.lower_sets.options import BudgetModel, Strategy
 from remat_cli.planners.shared.option_checks import check_least
-from remat_cli.problem import Observer, PlanResult, Problem, Scope, Status
 from remat_cli.units import format_bytes
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Exhaustive:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class LowerSetChain:
     """A chain of lower sets.
 
     Attributes:
@@ -120,15 +120,15 @@ class Chains:
             self._readers[u].add(v)
         self._lower_sets = list(self._all_lower_sets())
 
-    def all(self) -> Iterator[Chain]:
+    def all(self) -> Iterator[LowerSetChain]:
         """Yield every chain from {} to V that keeps to the budget.
 
         Raises:
             PlannerRefuses: there are too many.
         """
-        return self._continued(Chain(), 0)
+        return self._continued(LowerSetChain(), 0)
 
-    def _continued(self, chain: Chain, number: int) -> Iterator[Chain]:
+    def _continued(self, chain: LowerSetChain, number: int) -> Iterator[LowerSetChain]:
         """Yield all that a chain ending in the lower set of this number can be continued to."""
         self._begun += 1
         if self._begun > self._most:
@@ -143,7 +143,7 @@ class Chains:
                 if self._budget is None or longer.peak <= self._budget:
                     yield from self._continued(longer, larger_number)
 
-    def _step(self, chain: Chain, last: frozenset[int], larger: frozenset[int]) -> Chain:
+    def _step(self, chain: LowerSetChain, last: frozenset[int], larger: frozenset[int]) -> LowerSetChain:
         block = larger - last
         boundary = frozenset(v for v in larger if self._readers[v] - larger)
         after = {reader for v in larger for reader in self._readers[v]}
@@ -152,7 +152,7 @@ class Chains:
         peak += 2 * sum(self._bytes[v] for v in block)
         peak += sum(self._bytes[v] for v in after - larger)
         peak += sum(self._bytes[v] for v in co_parents - larger)
-        return Chain(
+        return LowerSetChain(
             sets=(*chain.sets, larger),
             cached=chain.cached | boundary,
             peak=max(chain.peak, peak),

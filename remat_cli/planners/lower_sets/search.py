@@ -14,12 +14,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_cli.core.problem import Observer, PlanResult, Problem, Status
 from remat_cli.planners.lower_sets.chain_plans import ChainPlan, ChainPlans
 from remat_cli.planners.lower_sets.dp import LowerSetDP
-from remat_cli.planners.lower_sets.dp_planners import BudgetModel, DPOptions, Strategy
 from remat_cli.planners.lower_sets.families import LowerSets, pruned_family
+from remat_cli.planners.lower_sets.options import BudgetModel, DPOptions, Strategy
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.problem import Observer, PlanResult, Problem, Status
 from remat_cli.units import format_bytes
 
 # Values of B tried over the whole range before the search turns to the most promising one.
@@ -99,7 +99,7 @@ class LowerSetSearch:
         return self._result("equation 2 admits a plan, but its simulated peak is above the budget")
 
     def _smallest_budget(self) -> int:
-        """Return the smallest B of the family, beginning at that of the pruned one, which is found in no time."""
+        """Return the smallest B of the family, starting from that of the pruned family, which is found quickly."""
         pruned = pruned_family(self.sets.forward)
         if len(pruned) == len(self.sets):
             return self._dp.smallest_budget()
@@ -117,8 +117,8 @@ class LowerSetSearch:
     def _refine(self, strategy: Strategy) -> bool:
         """Try the B beside the most promising one of this strategy so far; tell whether there was one to try.
 
-        More B gives plans of less time and more memory, so a plan that fits is improved at a larger B. Between two B
-        with the same answer there is nothing to find.
+        A larger B gives plans of less time and more memory, so a plan that fits is improved at a larger B. Between two
+        values of B with the same answer there are no others.
         """
         answers = {dp_budget: answer for (name, dp_budget), answer in self._answers.items() if name is strategy}
         promising = min(
@@ -139,7 +139,7 @@ class LowerSetSearch:
     def _improve(self) -> None:
         """Go from the best chain to its best neighbour, as long as that is better.
 
-        As long as nothing fits, a plan that does is worth ten times the moves that a faster one is.
+        While nothing fits, ten times as many moves are allowed.
         """
         before = self.plans.count
         here, urgency = self.plans.best_chain, None

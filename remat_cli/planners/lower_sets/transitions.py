@@ -70,7 +70,7 @@ class Steps:
         into, count = [finder.none], 0
         for target in range(1, len(sets)):
             smaller = finder.subsets(target)
-            # Of any budget: a search goes on to larger ones, and must not be refused half-way.
+            # Counted for any budget: a search goes on to larger ones, and must not be refused halfway.
             count += int(np.count_nonzero(smaller))
             if count > _MOST_STEPS:
                 raise PlannerRefuses(
@@ -84,7 +84,7 @@ class Steps:
         return cls(sets, budget, into)
 
     def lightest_chain(self, budget: int) -> int | None:
-        """Return the peak of the chain that is found when fewest bytes are cached at each set; None where none fits.
+        """Return the peak of the chain that caches the fewest bytes at each set; None if none fits.
 
         Fewer cached bytes are better for every continuation, so one number a set decides whether there is a chain
         under `budget`; time has no say.
@@ -93,7 +93,7 @@ class Steps:
         return int(lightest.peak[-1]) if lightest.cached[-1] < UNREACHED else None
 
     def live(self, budget: int) -> LiveSteps | None:
-        """Return the steps that some chain from {} to V under `budget` takes, or nearly; None where there is none."""
+        """Return (a small superset of) the steps that chains from {} to V under `budget` take; None if none fits."""
         lightest = self._lightest(budget)
         if lightest.cached[-1] >= UNREACHED:
             return None
@@ -180,7 +180,7 @@ class _StepFinder:
         self._words = _packed_words(sets.members)
         self._outside = np.ascontiguousarray(~sets.members.T).view(np.uint8)
         self._time = time
-        # Large temporary arrays would be handed back to the system and cleared again for every target.
+        # Reused: the system would take back large temporary arrays, and clear new ones for every target.
         self._room = np.zeros((2, len(sets)), dtype=np.uint64)
         self._kept_type = np.min_scalar_type(int(time.sum()))
         self.none = self.steps_into(0, np.zeros(0, dtype=np.bool_))

@@ -1,7 +1,7 @@
-"""The choice at a moment, exactly: which runs of a window to carry out again so that what is kept just fits, by CP-SAT.
+"""The choice at a moment, exactly: which runs of a window to repeat so that what is kept just fits, by CP-SAT.
 
-Minimum cuts find the corners of the convex line of time against bytes; what fits best may lie between two of them. Here
-the runs of a window are free, the others do as they did, and the budget is a constraint instead of a price.
+Minimum cuts find the corners of the convex line of time against bytes; the best choice that fits may lie between two of
+them. Here the runs of a window are free, the others stay as they are, and the budget is a constraint, not a price.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.graph import LARGEST_TOTAL
+from remat_cli.core.graph import LARGEST_TOTAL
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.cp_model import CpModel
-from remat_cli.planners.shared.cp_sat import Outcome, prove, solve_model
+from remat_cli.planners.shared.cp_sat import SolverOutcome, prove, solve_model
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.numbering import Bools
 from remat_cli.planners.shared.scaling import Rounding
-from remat_cli.planners.shared.stages import Bools
 
 # Linear relaxations prove these models' optima many times sooner than clause learning alone.
 _SETTINGS = {"linearization_level": 2}
-# Preferences among choices of nearly the same time: together they count as much as this share of all time. A unit of
-# time is so many steps of the objective, if numbers do not get too large for it.
+# Preferences among choices of nearly the same time: together they count as this share of all time. A unit of time is
+# this many steps of the objective, unless numbers would get too large.
 _SHARE_OF_PREFERENCES = 0.001
 _STEPS = 1000
 
 
-class Window:
-    """The model of a moment. Variable q, for each run before it, is whether that run is carried out again."""
+class ChoiceWindow:
+    """The model of a moment. Variable q, for each run before it, says whether that run is repeated."""
 
     def __init__(self, cut_point: CutPoint, again: Bools, is_free: Bools) -> None:
         """Set up the model.
@@ -34,7 +34,7 @@ class Window:
         Args:
             cut_point: the moment.
             again: [moment] a choice, from which the search starts.
-            is_free: [moment] the runs that may be decided otherwise.
+            is_free: [moment] the runs on which the decision may change.
         """
         self._cut_point = cut_point
         self._model = CpModel()
@@ -46,26 +46,26 @@ class Window:
         self._kept: dict[int, int] = {}  # the variable of each instance that may be kept
         self._add_closure()
 
-    def solve(self, room: int, limits: Limits, weights: NDArray[np.float64]) -> Outcome:
+    def solve(self, room: int, limits: Limits, weights: NDArray[np.float64]) -> SolverOutcome:
         """Search for the choice of the least time that fits.
 
         Args:
-            room: bytes for what is kept, what the moment's run itself needs left out.
+            room: bytes for what is kept, without those of the moment's run itself.
             limits: of the search.
-            weights: [T] the larger, the less welcome is a tensor among those that are kept.
+            weights: [T] the larger the weight, the less a tensor should be among the kept ones.
         """
         steps = max(1, min(_STEPS, LARGEST_TOTAL // max(self._cut_point.sequence.time, 1)))
         self._complete(room, steps)
         self._add_preferences(weights, steps)
         return solve_model(self._model, limits, rounding=Rounding.RESTRICT, settings=_SETTINGS)
 
-    def prove(self, room: int, limits: Limits, known: int) -> Outcome:
+    def prove(self, room: int, limits: Limits, known: int) -> SolverOutcome:
         """Bound the time of all choices that fit.
 
         Args:
-            room: bytes for what is kept, what the moment's run needs at the least left out.
+            room: bytes for what is kept, without the least that the moment's run needs.
             limits: of the search.
-            known: a bound that is proven otherwise.
+            known: a bound that is proven already.
         """
         self._complete(room, 1)
         return prove(self._model, limits, known=known, settings=_SETTINGS)
@@ -85,7 +85,7 @@ class Window:
         proto.solution_hint.values.extend(self._again.astype(int).tolist())
 
     def _add_closure(self) -> None:
-        """Whatever is needed after the moment, or by what runs again, is kept or made again."""
+        """Add: an instance that is needed after the moment, or by a rerun, is kept or recomputed."""
         cut_point, constraints = self._cut_point, self._model.proto.constraints
         for instance in np.flatnonzero(cut_point.is_needed & ~cut_point.is_here).tolist():
             constraints.add().bool_or.literals.extend(self._ways_to(instance))
@@ -95,7 +95,7 @@ class Window:
                     constraints.add().bool_or.literals.extend([-run - 1, *self._ways_to(instance)])
 
     def _ways_to(self, instance: int) -> list[int]:
-        """Return what may bring an instance about: that it is kept, or that its run is carried out again."""
+        """Return the literals that provide an instance: it is kept, or its run is repeated."""
         if instance not in self._kept:
             self._kept[instance] = len(self._model.proto.variables)
             self._model.proto.variables.add().domain.extend((0, 1))

@@ -1,4 +1,4 @@
-"""Sequences made to fit a budget by priced cuts, the worst moment first; and moves of a search between such."""
+"""Sequences made to fit a budget by priced cuts, the worst moment first; and the moves of a search."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.planners.min_cut.exact_choice import Window
+from remat_cli.planners.min_cut.exact_choice import ChoiceWindow
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.numbering import Bools, GraphReads
 from remat_cli.planners.shared.rerun_removal import without_needless_reruns
-from remat_cli.planners.shared.sequence import AnySequence, GraphReads, RematSequence
-from remat_cli.planners.shared.stages import Bools
+from remat_cli.planners.shared.sequence import AnySequence, RematSequence
 
 # A sequence is given up where its time is this multiple of the plain run's.
 _MOST_TIMES = 3
@@ -24,11 +24,11 @@ _RUNS_A_UNIT = 400_000
 # Runs that CP-SAT decides in a fraction of a second; and how likely a move has it do so.
 _WINDOW = 3_000
 _EXACT = 0.25
-# What a move draws its prices from: those of the first plans, and larger ones, so that two moves seldom cut alike.
+# The values from which a move draws its prices: those of the first plans, and larger ones, so that moves differ.
 _TILTS = (0.0, 0.1, 0.5)
 _NOISES = (0.0, 0.1, 0.3, 1.0)
 _MARGINS = (0.0, 0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
-# Shares of the graph's ops among which reruns are dropped, and of all reruns that are dropped here and there.
+# Shares of the graph's ops in a region whose reruns are dropped, and of all reruns that are dropped at random.
 _REGIONS = (1 / 64, 1 / 16, 1 / 4)
 _SCATTERED = (0.1, 0.3)
 # How likely a move drops all reruns, or scattered ones.
@@ -38,15 +38,15 @@ _MOST_CUTS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
-    """How the prices of bytes differ, so that equal parts of a graph do not all choose alike.
+class BytePrices:
+    """How the prices of bytes differ, so that equal parts of a graph do not all make the same choice.
 
     Attributes:
-        tilt: a tensor made at the start costs so much more, as a share, and one made at the end so much less. What is
-            made early is needed late in a training step: there is most room to make it again.
+        tilt: the share by which a tensor made at the start costs more, and one made at the end less. In a training
+            step, early tensors are needed late, when there is most room to recompute them.
         noise: the share up to which prices are raised at random.
         seed: of the noise.
-        margin: the share of the budget that is left free of what is kept, for what is made again.
+        margin: the share of the budget that kept tensors leave free for recomputed ones.
         window: how many runs, drawn by the seed, are decided exactly at the first moment.
     """
 
@@ -70,15 +70,15 @@ def count_layout(sequence: RematSequence, limits: Limits) -> None:
     limits.spend(len(sequence) + _LEAST_WORK)
 
 
-def fit(sequence: AnySequence, budget_bytes: int, prices: Prices, limits: Limits, most_cuts: int) -> AnySequence:
-    """Return the sequence with what it takes to run again so that it fits; of the least peak found where it does not.
+def fit(sequence: AnySequence, budget_bytes: int, prices: BytePrices, limits: Limits, most_cuts: int) -> AnySequence:
+    """Return the sequence with the reruns that make it fit; if it does not fit, the one of the least peak found.
 
     Args:
-        sequence: whose reruns stay unless they become useless.
+        sequence: its reruns stay unless they become useless.
         budget_bytes: device memory.
-        prices: that decide what is kept.
-        limits: where it ends; what is used is counted, in runs that are laid out.
-        most_cuts: after so many it is given up.
+        prices: they decide what is kept.
+        limits: where it ends; work is counted in runs that are laid out.
+        most_cuts: the attempt is given up after this many.
     """
     weights = prices.weights(sequence.reads)
     most_time = _MOST_TIMES * sequence.reads.graph.total_time
@@ -92,7 +92,7 @@ def fit(sequence: AnySequence, budget_bytes: int, prices: Prices, limits: Limits
         again = _choice(cut_point, room - free, weights, prices if number == 0 else None, limits)
         if again is None and free:
             again = _choice(cut_point, room, weights, None, limits)
-        # To lay out what comes of it takes seconds, in graphs of 100,000 ops.
+        # Laying the result out takes seconds in graphs of 100,000 ops.
         if again is None or limits.is_over:
             break
         before, sequence = sequence, sequence.with_reruns(cut_point.at, again).without_useless_reruns()
@@ -104,9 +104,9 @@ def fit(sequence: AnySequence, budget_bytes: int, prices: Prices, limits: Limits
 
 
 def _choice(
-    cut_point: CutPoint, room: int, weights: NDArray[np.float64], prices: Prices | None, limits: Limits
+    cut_point: CutPoint, room: int, weights: NDArray[np.float64], prices: BytePrices | None, limits: Limits
 ) -> Bools | None:
-    """Return which runs to carry out again, exactly in a window if the prices ask for one; None where nothing fits."""
+    """Return which runs to repeat, exactly in a window if the prices ask for one; None if nothing fits."""
     choice = cut_point.cheapest(room, weights, limits)
     if choice is None or prices is None or not prices.window:
         return None if choice is None else choice.again
@@ -114,13 +114,13 @@ def _choice(
     start = int(np.random.default_rng(prices.seed).integers(most + 1))
     is_free = np.zeros(cut_point.at, dtype=np.bool_)
     is_free[start : start + prices.window] = True
-    outcome = Window(cut_point, choice.again, is_free).solve(room, replace(limits, work=_WINDOW_WORK), weights)
+    outcome = ChoiceWindow(cut_point, choice.again, is_free).solve(room, replace(limits, work=_WINDOW_WORK), weights)
     limits.spend(_RUNS_A_UNIT * outcome.work)
     return choice.again if outcome.values is None else outcome.values[: cut_point.at].astype(np.bool_)
 
 
 def without_needless(sequence: AnySequence, budget_bytes: int, limits: Limits) -> AnySequence:
-    """Return a sequence that fits without the reruns that the budget has room to do without."""
+    """Return a sequence that fits without its needless reruns."""
     count_layout(sequence, limits)
     return without_needless_reruns(sequence, budget_bytes, limits)
 
@@ -128,12 +128,12 @@ def without_needless(sequence: AnySequence, budget_bytes: int, limits: Limits) -
 # Prices for first plans, from those that suit ample budgets to those for tight ones. Noise breaks the ties of equal
 # layers, which take minimum cuts much longer.
 STARTS = (
-    Prices(tilt=0.1, noise=0.02),
-    Prices(tilt=0.1, noise=0.02, window=_WINDOW),
-    Prices(tilt=0.5, noise=0.05, margin=0.02),
-    Prices(tilt=0.5, noise=0.3),
-    *(Prices(tilt=0.5, noise=0.3, seed=1, margin=margin) for margin in (0.05, 0.1, 0.2)),
-    *(Prices(tilt=0.5, noise=0.02, margin=margin) for margin in (0.1, 0.3)),
+    BytePrices(tilt=0.1, noise=0.02),
+    BytePrices(tilt=0.1, noise=0.02, window=_WINDOW),
+    BytePrices(tilt=0.5, noise=0.05, margin=0.02),
+    BytePrices(tilt=0.5, noise=0.3),
+    *(BytePrices(tilt=0.5, noise=0.3, seed=1, margin=margin) for margin in (0.05, 0.1, 0.2)),
+    *(BytePrices(tilt=0.5, noise=0.02, margin=margin) for margin in (0.1, 0.3)),
 )
 
 
@@ -150,9 +150,9 @@ def move(sequence: AnySequence, budget_bytes: int, rng: np.random.Generator, lim
     return refit(ruined(sequence, rng), budget_bytes, prices, limits)
 
 
-def drawn_prices(rng: np.random.Generator) -> Prices:
+def drawn_prices(rng: np.random.Generator) -> BytePrices:
     """Return random prices, those of the first plans or larger ones."""
-    return Prices(
+    return BytePrices(
         tilt=float(rng.choice(_TILTS)),
         noise=float(rng.choice(_NOISES)),
         seed=int(rng.integers(2**31)),
@@ -161,15 +161,15 @@ def drawn_prices(rng: np.random.Generator) -> Prices:
     )
 
 
-def refit(sequence: AnySequence, budget_bytes: int, prices: Prices, limits: Limits) -> AnySequence | None:
-    """Return a sequence that was changed, made to fit again; None where that is not achieved; arguments as of `fit`."""
+def refit(sequence: AnySequence, budget_bytes: int, prices: BytePrices, limits: Limits) -> AnySequence | None:
+    """Return a changed sequence made to fit again; None if that fails; arguments as of `fit`."""
     count_layout(sequence, limits)
     fitted = fit(sequence, budget_bytes, prices, limits, _MOST_CUTS)
     return without_needless(fitted, budget_bytes, limits) if fitted.peak <= budget_bytes else None
 
 
 def ruined(sequence: AnySequence, rng: np.random.Generator) -> AnySequence:
-    """Return the sequence without some of its reruns: of neighbouring ops, the costly ones first, or here and there."""
+    """Return the sequence without some of its reruns: those of a region, costly ones preferred, or random ones."""
     reruns = np.flatnonzero(sequence.is_rerun)
     kind = rng.random()
     if kind < _DROP_ALL or not len(reruns):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remat_cli.core.problem import Observer, PlanResult, Problem, Scope
 from remat_cli.planners.shared.option_checks import check_least
-from remat_cli.problem import Observer, PlanResult, Problem, Scope
 
 _MILLION = 1_000_000
 
@@ -14,9 +14,9 @@ _MILLION = 1_000_000
 class MinCut:
     """Decides by minimum cuts what is kept where memory is short, and improves that by large neighbourhood search.
 
-    Where memory is shortest, a price for each byte that is kept makes the choice between keeping tensors and running
-    ops again a minimum cut; the price is raised until what is kept fits. That is repeated until all fits. Moves of the
-    search drop part of the reruns, and fill up again at other prices.
+    Where memory is shortest, a price for each byte kept makes the choice between keeping and recomputing a minimum cut;
+    the price is raised until what is kept fits. This is repeated until the whole plan fits. Moves of the search drop
+    part of the reruns, and fit the plan again at other prices.
 
     Source: ours. Cuts choose what is saved in PyTorch's AOTAutograd too (He 2022); neighbourhoods: Shaw 1998.
     Takes: any graph; 100,000 ops take seconds.
@@ -29,7 +29,7 @@ class MinCut:
         time_limit: seconds.
         work_limit: runs of ops that may be laid out, in millions; without one the search ends when it no longer pays.
         gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-        cores: processes that search at the same time; 0: all. How many there are makes no difference to what is found.
+        cores: processes that search at the same time; 0: all. Their number does not change the plan.
         seed: of random choices.
     """
 

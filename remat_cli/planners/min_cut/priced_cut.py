@@ -1,10 +1,10 @@
-"""Priced cuts: what to keep and what to make again at one moment of a sequence, at a price for each byte kept.
+"""Priced cuts: what to keep and what to recompute at one moment of a sequence, at a price for each byte kept.
 
-While one run is carried out (the *moment*), memory holds what later runs read, or what that is made again from. Which
-ops to run again after the moment, and hence what to keep through it, is a closure problem: whoever runs an op again
-needs its inputs, kept or made again too. With a price for each byte kept its optimum is a minimum cut, in any graph;
-over all prices these optima are the lower hull of time against bytes, and give a bound that holds whatever else is
-done (Lagrangian duality).
+During one run (the *moment*), memory holds the tensors that later runs read, or from which these are recomputed. Which
+ops to recompute after the moment, and hence what to keep through it, is a closure problem: a recomputed op needs its
+inputs, kept or recomputed too. With a price for each byte kept its optimum is a minimum cut, in any graph; over all
+prices these optima are the lower hull of time against bytes, and give a bound that holds whatever else is done
+(Lagrangian duality).
 
 Cuts like this choose what is saved for the backward pass in PyTorch's AOTAutograd (He, min-cut partitioner, 2022),
 there with memory traffic in place of prices.
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.numbering import Bools, Ints
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shared.stages import Bools, Ints
 
 if TYPE_CHECKING:
     from ortools.graph.python.max_flow import SimpleMaxFlow
@@ -45,14 +45,14 @@ _SLACK = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
-    """What to do at a cut_point.
+class CutChoice:
+    """What to keep and what to recompute at a moment.
 
     Attributes:
-        again: [moment] whether each run before it is carried out again later.
-        bytes: kept through the moment, what its own run reads and makes left out.
-        weighted_bytes: the same, each tensor's by its weight.
-        time: of what is run again.
+        again: [moment] whether each run before it is repeated later.
+        bytes: kept through the moment, without those that its own run reads and makes.
+        weighted_bytes: the same, each tensor's times its weight.
+        time: of the reruns.
     """
 
     again: Bools
@@ -67,8 +67,8 @@ class CutPoint:
     Attributes:
         sequence: the runs.
         at: position of the run that is carried out.
-        own_bytes: fixed bytes, and what the run itself needs: inputs, outputs and workspace.
-        least_own_bytes: the same, if it worked in place wherever its op can.
+        own_bytes: fixed bytes, and those of the run itself: inputs, outputs and workspace.
+        least_own_bytes: the same if the run works in place wherever its op can.
     """
 
     def __init__(self, sequence: RematSequence, at: int) -> None:
@@ -98,10 +98,10 @@ class CutPoint:
 
     @cached_property
     def arcs(self) -> tuple[Ints, Ints]:
-        """Tails and heads of three groups of arcs: to run again, to keep, and inputs of what is run again.
+        """Tails and heads of three groups of arcs: to recompute, to keep, and inputs of recomputed runs.
 
-        A run on the source's side is carried out again, an instance there is needed after the moment. Whoever needs an
-        instance but does not make it again keeps it.
+        A run on the source's side is repeated, an instance there is needed after the moment. A needed instance that is
+        not recomputed is kept.
         """
         sequence, at, count = self.sequence, self.at, self._count
         runs = np.full(at, _SINK)
@@ -117,8 +117,8 @@ class CutPoint:
         )
         return tails, heads
 
-    def choose(self, price: float, weighted: NDArray[np.float64]) -> tuple[Choice, float]:
-        """Return the best choice at a price, and about the least time + price * weighted bytes of all choices.
+    def choose(self, price: float, weighted: NDArray[np.float64]) -> tuple[CutChoice, float]:
+        """Return the best choice at a price, and, about, the least time + price * weighted bytes.
 
         Args:
             price: of keeping a byte, in units of time.
@@ -131,7 +131,7 @@ class CutPoint:
         return self._choice(is_again, is_kept, weighted), worth / scale
 
     def minimum_cut(self, again: Ints, keeping: Ints) -> tuple[Bools, Bools, int]:
-        """Return [moment] which runs are carried out again, [kept] what is kept for them or later ones, and the cost.
+        """Return [moment] which runs are repeated, [kept] what is kept for them or for later ones, and the cost.
 
         Args:
             again: [may run again] costs.
@@ -163,15 +163,15 @@ class CutPoint:
             raise AssertionError(f"the maximum flow ended with status {status}")
         return flow, capacities
 
-    def _choice(self, again: Bools, kept: Bools, weighted: NDArray[np.float64]) -> Choice:
-        return Choice(
+    def _choice(self, again: Bools, kept: Bools, weighted: NDArray[np.float64]) -> CutChoice:
+        return CutChoice(
             again=again,
             bytes=int(self.sequence.bytes[: self._count][kept].sum()),
             weighted_bytes=float(weighted[kept].sum()),
             time=int(self.sequence.run_time[: self.at][again].sum()),
         )
 
-    def cheapest(self, room: int, weights: NDArray[np.float64], limits: Limits) -> Choice | None:
+    def cheapest(self, room: int, weights: NDArray[np.float64], limits: Limits) -> CutChoice | None:
         """Return the choice of the least time, of those that are the best at some price, that fits; None if none does.
 
         Args:
@@ -189,10 +189,10 @@ class CutPoint:
         return best
 
     def bound(self, room: int, limits: Limits | None = None) -> int:
-        """Return a lower bound on the time that is run again after the moment, whatever is kept and made again.
+        """Return a lower bound on the time of reruns after the moment, whatever is kept and recomputed.
 
-        The best price is found in floating-point numbers; what is proven at it is counted in whole ones (see
-        `counted_bound`), so the bound holds whatever the solver of the flow may get wrong.
+        The best price is found in floating-point numbers; its bound is counted in whole ones (see `counted_bound`), so
+        it holds whatever errors the flow solver makes.
 
         Args:
             room: bytes for what is kept, what the moment's run needs at the least left out.
@@ -208,12 +208,12 @@ class CutPoint:
         return self.counted_bound(room, best_price) if best_price else 0
 
     def counted_bound(self, room: int, price: float) -> int:
-        """Return what a price proves: the least time that is run again, counted in whole numbers.
+        """Return the bound that a price gives on the time of reruns, counted in whole numbers.
 
-        Let a flow go through the network whose arcs to run again carry at most A times their time, and whose arcs to
-        keep at most B times their bytes. No cut has less capacity than the flow is worth (weak duality), so whatever is
-        chosen, A * time + B * bytes kept >= flow, and with bytes kept <= room: time >= (flow - B * room) / A. That the
-        flow is one is checked arc by arc; whether it is a maximum does not matter.
+        Take a flow through the network whose arcs to recompute have A times their time as capacity, and whose arcs to
+        keep B times their bytes. No cut has less capacity than the value of the flow (weak duality), so for any choice
+        A * time + B * bytes kept >= flow, and with bytes kept <= room: time >= (flow - B * room) / A. The flow is
+        checked arc by arc; it need not be a maximum.
 
         Args:
             room: bytes for what is kept.
@@ -232,12 +232,12 @@ class CutPoint:
         worth = worth_of_flow(tails, heads, capacities, flow.flows(np.arange(len(tails))))
         return max(0, ceil(worth / scale - price_exact * room))
 
-    def _choices(self, room: int, weighted: NDArray[np.float64]) -> Iterator[tuple[float, Choice, float]]:
-        """Yield prices, the best choices at them, and what these come to: ever closer to what just fits.
+    def _choices(self, room: int, weighted: NDArray[np.float64]) -> Iterator[tuple[float, CutChoice, float]]:
+        """Yield prices, the best choices at them, and the costs of these, ever closer to the choice that just fits.
 
-        Time against bytes, the best choices at all prices are the corners of a convex line. Between one that fits and
-        one that does not, the next price is the slope of the line through both; where that finds nothing below it, the
-        two are neighbours.
+        In time against bytes, the best choices at all prices are the corners of a convex line. Between a choice that
+        fits and one that does not, the next price is the slope of the line through both; if no choice lies below that
+        line, the two are neighbours.
         """
         never = np.zeros(self.at, dtype=np.bool_)
         above = self._choice(never, self.is_needed & ~self.is_here, weighted)
@@ -266,7 +266,7 @@ class CutPoint:
 
 
 def worth_of_flow(tails: Ints, heads: Ints, capacities: Ints, flows: Ints) -> int:
-    """Return what flows from the source to the sink.
+    """Return the value of a flow from the source to the sink.
 
     Args:
         tails: [arcs] nodes; node 0 is the source, node 1 the sink.
@@ -275,7 +275,8 @@ def worth_of_flow(tails: Ints, heads: Ints, capacities: Ints, flows: Ints) -> in
         flows: [arcs] int64.
 
     Raises:
-        AssertionError: this is no flow: an arc carries less than nothing or more than it can, or a node keeps some.
+        AssertionError: the flow is invalid: an arc carries a negative amount or more than its capacity, or a node does
+            not pass on what it receives.
     """
     if (flows < 0).any() or (flows > capacities).any():
         raise AssertionError("the solver's flow exceeds a capacity")
@@ -288,7 +289,7 @@ def worth_of_flow(tails: Ints, heads: Ints, capacities: Ints, flows: Ints) -> in
 
 
 def scaled_down(values: Ints, factor: Fraction) -> Ints:
-    """Return whole numbers no larger than values times a factor, and less than 2 below it where that is below 2^44.
+    """Return whole numbers at most values times a factor, and less than 2 below that if it is below 2^44.
 
     Args:
         values: [entries] from 0 to 2^60.

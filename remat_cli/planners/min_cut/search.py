@@ -20,28 +20,28 @@ from time import monotonic
 
 import numpy as np
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Basis, Scope, Status
 from remat_cli.cores import leave_ctrl_c_to_parent
-from remat_cli.graph import Graph
-from remat_cli.planners.min_cut.exact_choice import Window
-from remat_cli.planners.min_cut.fitting import STARTS, Prices, drawn_prices, fit, move, refit, without_needless
+from remat_cli.planners.min_cut.exact_choice import ChoiceWindow
+from remat_cli.planners.min_cut.fitting import STARTS, BytePrices, drawn_prices, fit, move, refit, without_needless
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planners.shared.sequence import GraphReads, RematSequence
-from remat_cli.planners.shared.stages import Ints
-from remat_cli.problem import Basis, Scope, Status
+from remat_cli.planners.shared.numbering import GraphReads, Ints
+from remat_cli.planners.shared.sequence import RematSequence
 
 # Cuts after which a first plan is given up: at first, and where none was found so.
 _FEW_CUTS, _MANY_CUTS = 6, 200
 # First plans of a search that begins anew. On ResNet-50 at 60 % ten such searches, of 3 s each, came to 16.8 to 19.9 %;
 # from the one best first plan, to 17.2 to 19.7 %.
 _DRAWN_STARTS = 6
-# Tasks of a round, and moves of a task. They are the same however many processes there are, and so is what is found.
+# Tasks of a round, and moves of a task: the same for any number of processes, and so is the plan.
 _TASKS = 4
 _MOVES = 4
 # Seconds of a part of the search from which on starting processes pays.
 _WORTH_PROCESSES = 1.0
-# A search ends after so many rounds in a row that find nothing better; sooner where a plan has few reruns.
+# A search ends after this many rounds in a row without a gain; sooner if the plan has few reruns.
 _PATIENCE = 4
 _RERUNS_A_ROUND = 4
 # Moments at which the bound is taken, at most; fewer where they and the ops multiply to more than this.
@@ -50,7 +50,7 @@ _OPS_FOR_ALL_MOMENTS = 100_000
 # Up to how many ops the choice at a moment is solved exactly, and the solver's counted work that it may take.
 _MOST_FOR_EXACT = 20_000
 _BOUND_WORK = 2.0
-# What the exact proof may take of the time that is left.
+# The share of the time left that the exact proof may take.
 _SHARE_OF_PROOF = 0.25
 
 
@@ -74,7 +74,7 @@ class Task:
 
 
 def carry_out(reads: GraphReads, task: Task) -> tuple[Ints, float]:
-    """Return the ops of the best plan that a task comes to, and the work that it took."""
+    """Return the ops of the best plan that a task finds, and the work that it took."""
     limits = Limits(task.deadline, task.work)
     rng = np.random.default_rng(task.seed)
     best = RematSequence(reads, task.ops)
@@ -96,7 +96,8 @@ class MinCutSearch:
     Attributes:
         incumbent: is offered every plan; is told of bounds where the order is the input order.
         limits: where the search stops; may be set anew between its parts.
-        best: the best plan so far in this order; None before one fits.
+        current: the plan that moves start from: the best in this order since the search began anew; None before one
+            fits. The best of all is the incumbent's.
         rounds: of moves.
     """
 
@@ -122,7 +123,7 @@ class MinCutSearch:
         start = start or RematSequence.plain(graph)
         self._plain = RematSequence(start.reads, start.first_runs)  # every op once, in this order
         self._is_input_order = start.keeps_input_order
-        self.best = start if start.peak <= self._budget else None
+        self.current = start if start.peak <= self._budget else None
         self._bound = graph.total_time  # on plans in this order
         self._has_begun = False
         self._nothing_fits = False
@@ -150,13 +151,13 @@ class MinCutSearch:
         self.incumbent.observe.phase("first plans by minimum cuts")
         for prices in STARTS[1:] if self._has_begun else STARTS:
             self._start_at(prices, _FEW_CUTS)
-        if self.best is None:  # much of what is made again must be made again again: leave room for that
+        if self.current is None:  # many reruns need reruns themselves: leave room for these
             for prices in reversed(STARTS):
                 self._start_at(prices, _MANY_CUTS)
 
     def restart(self) -> None:
-        """Search again, with other first plans and other random choices; the best of all remains."""
-        best, self.best = self.best, None
+        """Search again, with other first plans and other random choices."""
+        before, self.current = self.current, None
         self._restarts += 1
         rng = np.random.default_rng((self.limits.seed, self._restarts))
         self.incumbent.observe.phase("first plans by minimum cuts")
@@ -164,10 +165,10 @@ class MinCutSearch:
             if (start := refit(self._plain, self._budget, drawn_prices(rng), self.limits)) is not None:
                 self._take(start)
         self._improve()
-        if best is not None and (self.best is None or best.time < self.best.time):
-            self.best = best
+        if before is not None and (self.current is None or before.time < self.current.time):
+            self.current = before
 
-    def _start_at(self, prices: Prices, most_cuts: int) -> None:
+    def _start_at(self, prices: BytePrices, most_cuts: int) -> None:
         if self._is_done:
             return
         began = monotonic()
@@ -175,7 +176,7 @@ class MinCutSearch:
         found = monotonic()
         self._take(sequence)
         if sequence.peak <= self._budget:
-            # What comes of it is to be judged within the limits, too.
+            # Leave time for judging the result within the limits.
             limits = replace(self.limits, deadline=self.limits.deadline - (monotonic() - found))
             self._take(without_needless(sequence, self._budget, limits))
             self.limits.work = limits.work
@@ -183,22 +184,22 @@ class MinCutSearch:
 
     def _improve(self) -> None:
         """Make moves until they no longer pay, the gap is closed, or the limits are reached."""
-        if self.best is None:
+        if self.current is None:
             return
         self.incumbent.observe.phase("searching neighbourhoods")
         fruitless = 0
         run_all: _RunAll = partial(map, partial(carry_out, self._plain.reads))
         is_alone = True
         with ExitStack() as stack:
-            while fruitless < _patience(self.best) and not self._is_done:
+            while fruitless < _patience(self.current) and not self._is_done:
                 if is_alone and self.limits.cores > 1 and self._longest_part > _WORTH_PROCESSES:
                     run_all, is_alone = _in_processes(self._plain.graph, self.limits.cores, stack), False
-                began, before = monotonic(), self.best.time
-                for ops, work in run_all(self._tasks(self.best)):
+                began, before = monotonic(), self.current.time
+                for ops, work in run_all(self._tasks(self.current)):
                     self.limits.spend(work)
                     self._take(RematSequence(self._plain.reads, ops))
                 self.rounds += 1
-                fruitless = 0 if self.best.time < before else fruitless + 1
+                fruitless = 0 if self.current.time < before else fruitless + 1
                 self._longest_part = max(self._longest_part, monotonic() - began)
 
     def _tasks(self, best: RematSequence) -> list[Task]:
@@ -213,12 +214,12 @@ class MinCutSearch:
         if self.limits.is_over or self._nothing_fits:
             return True
         near = self._bound + self._gap * self._plain.time
-        return self.best is not None and self.best.time <= near
+        return self.current is not None and self.current.time <= near
 
     def _take(self, sequence: RematSequence) -> None:
         self.incumbent.offer(sequence)
-        if sequence.peak <= self._budget and (self.best is None or sequence.time < self.best.time):
-            self.best = sequence
+        if sequence.peak <= self._budget and (self.current is None or sequence.time < self.current.time):
+            self.current = sequence
 
     # Proofs
 
@@ -243,7 +244,7 @@ class MinCutSearch:
             self._raise_bound(best, Basis.COUNTED)
 
     def _sharpen(self) -> None:
-        """Raise the bound to the exact optimum of the choice at the moment where most must be run again."""
+        """Raise the bound to the exact optimum of the choice at the moment with the most reruns."""
         if self._is_done or self._tightest is None or len(self._plain) > _MOST_FOR_EXACT:
             return
         cut_point = self._tightest
@@ -251,7 +252,7 @@ class MinCutSearch:
         room = self._budget - cut_point.least_own_bytes
         limits = self.limits.part(_SHARE_OF_PROOF)
         known = self._bound - self._plain.time
-        outcome = Window(cut_point, none, ~none).prove(room, replace(limits, work=_BOUND_WORK), known)
+        outcome = ChoiceWindow(cut_point, none, ~none).prove(room, replace(limits, work=_BOUND_WORK), known)
         if outcome.status is Status.INFEASIBLE:
             self._note_that_none_fits(outcome.basis)
         elif outcome.bound is not None:

@@ -5,8 +5,8 @@ Beyond the paper's graphs, of ops with one output each and nothing else:
 - An op with several outputs has an interval for each of them; they start together, and each ends on its own.
 - An op's workspace is an interval of one event.
 - The graph's outputs are read once more, at the end.
-- A tensor of 0 bytes has no interval, as it can always stay: it orders first runs only.
-- An op that takes over the storage of an input adds nothing for what they share while it runs.
+- A tensor of 0 bytes has no interval, as keeping it costs nothing: it only orders first runs.
+- An op that takes over the storage of an input takes no memory for the shared bytes while it runs.
 
 Intervals are half-open: one that is read for the last time at event t ends at t + 1.
 """
@@ -21,8 +21,8 @@ from math import gcd
 
 import numpy as np
 
-from remat_cli.graph import Graph
-from remat_cli.planners.moccasin.slots import Slots
+from remat_cli.core.graph import Graph
+from remat_cli.planners.moccasin.slots import EventSlots
 from remat_cli.planners.shared.cp_model import (
     BoundedLinearExpression,
     CpModel,
@@ -40,7 +40,7 @@ Starts = Sequence[Sequence[int]]  # for each op, the events at which it runs, in
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _IntervalRun:
     """A chance to run an op; the retention intervals of its outputs start with it.
 
     Attributes:
@@ -49,8 +49,8 @@ class _Run:
         start: the event.
         earliest: event.
         latest: event.
-        place: the variable that decides on the event; None where there is only one.
-        active: whether the op is run; None where it must be.
+        place: the variable that decides on the event; None if there is only one.
+        active: the variable that says whether it takes place; None if it must.
     """
 
     op: int
@@ -63,29 +63,29 @@ class _Run:
 
     @property
     def takes_place(self) -> list[LiteralT]:
-        """The literals that say so."""
+        """The literals under which the run takes place."""
         return [] if self.active is None else [self.active]
 
 
 @dataclass(frozen=True, eq=False)
-class _Reading:
+class _IntervalRead:
     """A tensor is read by a run.
 
     Attributes:
         tensor: number of the tensor.
         reader: the run.
         sources: the runs of the tensor's producer whose interval it may be read from.
-        choice: which of them it is: of two, whether it is the first; of more, a variable for each.
+        choice: variables that select the source: of two, whether it is the first; of more, one for each.
         takes_over: whether the reader takes over the tensor's storage; None where it cannot.
     """
 
     tensor: int
-    reader: _Run
-    sources: Sequence[_Run]
+    reader: _IntervalRun
+    sources: Sequence[_IntervalRun]
     choice: Sequence[IntVar]
     takes_over: IntVar | None = None
 
-    def cases(self) -> Iterator[tuple[_Run, list[LiteralT]]]:
+    def cases(self) -> Iterator[tuple[_IntervalRun, list[LiteralT]]]:
         """Yield each source with the literals that say that it is read from."""
         literals: Sequence[LiteralT] = self.choice
         if len(self.sources) == 2:
@@ -101,7 +101,7 @@ class IntervalModel:
         model: for the solver.
     """
 
-    def __init__(self, graph: Graph, slots: Slots) -> None:
+    def __init__(self, graph: Graph, slots: EventSlots) -> None:
         self.model = CpModel()
         arrays = graph.arrays
         self._graph = graph
@@ -111,10 +111,10 @@ class IntervalModel:
         self._workspace: list[int] = arrays.workspace_bytes.tolist()
         self._saving: list[int] = arrays.inplace_bytes.tolist()  # of each op, by working in place
         self._runs = [[self._run(op, number) for number in range(slots.most_runs[op])] for op in range(len(graph.ops))]
-        self._finish = _Run(len(graph.ops), 0, slots.end, slots.end, slots.end)
+        self._finish = _IntervalRun(len(graph.ops), 0, slots.end, slots.end, slots.end)
         self._ends: dict[int, list[IntVar]] = {}  # by tensor, for each run of its producer
-        self._readers: dict[int, list[_Run]] = {}  # by tensor
-        self._readings: dict[int, list[_Reading]] = {}  # by tensor
+        self._readers: dict[int, list[_IntervalRun]] = {}  # by tensor
+        self._readings: dict[int, list[_IntervalRead]] = {}  # by tensor
         self._intervals: list[IntervalVar] = []
         self._bytes: list[int] = []  # of each interval
         for tensor, readers in self._reading_ops().items():
@@ -131,7 +131,7 @@ class IntervalModel:
 
         Args:
             room: bytes for what ops make: the budget without the fixed bytes.
-            largest: bytes; plans that need more are of no interest.
+            largest: an upper limit on the peak, in bytes.
 
         Returns:
             Bytes that one step of the objective stands for.
@@ -204,7 +204,7 @@ class IntervalModel:
             if reading.takes_over is not None:
                 self.model.add_hint(reading.takes_over, at is not None and ends[chosen] == at + 1)
 
-    def _event(self, run: _Run, starts: Starts) -> int | None:
+    def _event(self, run: _IntervalRun, starts: Starts) -> int | None:
         """Return when a run takes place; None where it does not."""
         if run is self._finish:
             return self._slots.end
@@ -218,7 +218,7 @@ class IntervalModel:
         return unit, (sizes // unit).tolist()
 
     def _reading_ops(self) -> dict[int, list[int]]:
-        """Return the ops that read each tensor which takes memory and which somebody reads."""
+        """Return the readers of each tensor that takes memory and is read."""
         readers: dict[int, list[int]] = {}
         for op, tensors in enumerate(self._graph.arrays.inputs):
             for tensor in tensors:
@@ -227,21 +227,21 @@ class IntervalModel:
             readers.setdefault(tensor, []).append(self._finish.op)
         return {t: readers[t] for t in sorted(readers) if self._producer[t] >= 0 and self._size[t] > 0}
 
-    def _runs_of(self, op: int) -> Sequence[_Run]:
+    def _runs_of(self, op: int) -> Sequence[_IntervalRun]:
         return [self._finish] if op == self._finish.op else self._runs[op]
 
-    def _run(self, op: int, number: int) -> _Run:
+    def _run(self, op: int, number: int) -> _IntervalRun:
         slots, model = self._slots, self.model
         places = slots.again[op] if number else slots.first[op]
         earliest, latest = slots.event(op, places[0]), slots.event(op, places[-1])
         active = model.new_bool_var("") if number else None
         if earliest == latest:
-            return _Run(op, number, earliest, earliest, latest, active=active)
+            return _IntervalRun(op, number, earliest, earliest, latest, active=active)
         place = model.new_int_var_from_domain(Domain.from_values(list(places)), "")
         if active is not None:
-            # One that does not take place has nothing to decide.
+            # A run that does not take place leaves no choice of a place.
             self._add(place == places[0], [~active])
-        return _Run(op, number, slots.scale * place + slots.offset[op], earliest, latest, place, active)
+        return _IntervalRun(op, number, slots.scale * place + slots.offset[op], earliest, latest, place, active)
 
     def _add(self, constraint: BoundedLinearExpression | bool | np.bool_, condition: Sequence[LiteralT] = ()) -> None:
         """Add a constraint that holds where all literals of the condition do."""
@@ -269,11 +269,11 @@ class IntervalModel:
     def _may_take_over(self, op: int, tensor: int) -> bool:
         return op < len(self._runs) and self._graph.arrays.inplace[op] == tensor and self._saving[op] > 0
 
-    def _add_reading(self, tensor: int, reader: _Run) -> None:
-        """Say that one of the tensor's intervals covers the reader's event (equation 5)."""
+    def _add_reading(self, tensor: int, reader: _IntervalRun) -> None:
+        """Add: one of the tensor's intervals covers the reader's event (equation 5)."""
         sources = [run for run in self._runs[self._producer[tensor]] if run.earliest < reader.latest]
         takes_over = self.model.new_bool_var("") if self._may_take_over(reader.op, tensor) else None
-        reading = _Reading(tensor, reader, sources, self._choice(reader, len(sources)), takes_over)
+        reading = _IntervalRead(tensor, reader, sources, self._choice(reader, len(sources)), takes_over)
         self._readings[tensor].append(reading)
         for source, condition in reading.cases():
             self._add(self._ends[tensor][source.number] > reader.start, condition)
@@ -282,7 +282,7 @@ class IntervalModel:
             if source.active is not None:
                 self.model.add_bool_or(source.active).only_enforce_if(condition)
 
-    def _choice(self, reader: _Run, count: int) -> list[IntVar]:
+    def _choice(self, reader: _IntervalRun, count: int) -> list[IntVar]:
         """Return the variables of a choice between sources: the first of them where the run does not take place."""
         choice = [self.model.new_bool_var("") for _ in range(count if count > 2 else count - 1)]
         if count > 2:
@@ -292,20 +292,20 @@ class IntervalModel:
         return choice
 
     def _leave_out_useless_runs(self, op: int) -> None:
-        """Say that somebody reads what a run makes."""
+        """Add: an output of each run is read."""
         readings = [reading for tensor in self._read_outputs(op) for reading in self._readings[tensor]]
         for run in self._runs[op]:
             if run.number:
                 self._add_use(run, readings)
             elif self._is_free(run) and all(self._size[tensor] for tensor in self._graph.arrays.outputs[op]):
-                # Where a first run serves any reader, it serves one's first run.
+                # A first run that serves any reader serves the first run of a reader.
                 self._add_use(run, [reading for reading in readings if reading.reader.active is None])
 
-    def _is_free(self, run: _Run) -> bool:
-        """Tell whether a first run can wait until it is of use; one in its place in the input order cannot."""
+    def _is_free(self, run: _IntervalRun) -> bool:
+        """Tell whether a first run can wait until its outputs are needed; one fixed in the input order cannot."""
         return run.place is not None and not self._slots.in_input_order
 
-    def _add_use(self, run: _Run, readings: Sequence[_Reading]) -> None:
+    def _add_use(self, run: _IntervalRun, readings: Sequence[_IntervalRead]) -> None:
         uses = [condition for reading in readings for source, condition in reading.cases() if source is run]
         if uses and all(uses):
             self.model.add_bool_or(condition[-1] for condition in uses).only_enforce_if(run.takes_place)
@@ -313,7 +313,7 @@ class IntervalModel:
     def _read_outputs(self, op: int) -> list[int]:
         return [tensor for tensor in self._graph.arrays.outputs[op] if tensor in self._ends]
 
-    def _add_memory(self, run: _Run) -> None:
+    def _add_memory(self, run: _IntervalRun) -> None:
         """Add the intervals in which a run and its outputs take memory."""
         outputs = self._graph.arrays.outputs[run.op]
         read = self._read_outputs(run.op)
@@ -330,10 +330,10 @@ class IntervalModel:
             passing -= shared
         self._add_interval(run.start, run.start + 1, run, passing)
 
-    def _begin_in_place(self, run: _Run) -> Event:
-        """Return when the storage that a run can take over begins to count for its output: one event late if it does.
+    def _begin_in_place(self, run: _IntervalRun) -> Event:
+        """Return when the storage that a run can take over begins to count for its output: one event later if it does.
 
-        It does where the input's interval ends with the run.
+        It does if the input's interval ends with the run.
         """
         tensor = self._graph.arrays.inplace[run.op]
         reading = next(each for each in self._readings[tensor] if each.reader is run)
@@ -349,7 +349,7 @@ class IntervalModel:
         self._add(begin == run.start + takes_over)
         return begin
 
-    def _add_interval(self, start: Event, end: Event, run: _Run, size: int) -> None:
+    def _add_interval(self, start: Event, end: Event, run: _IntervalRun, size: int) -> None:
         if size == 0:
             return
         length = self.model.new_int_var(0, self._slots.end + 1 - run.earliest, "")
@@ -362,7 +362,7 @@ class IntervalModel:
         self._bytes.append(size)
 
     def _order_runs(self) -> None:
-        """Add what intervals do not say of the order of runs."""
+        """Add the constraints on the order of runs that intervals do not imply."""
         if self._slots.shared:
             self.model.add_no_overlap(self._event_of(run) for runs in self._runs for run in runs)
         first = [runs[0] for runs in self._runs]
@@ -375,7 +375,7 @@ class IntervalModel:
                 if maker >= 0 and self._size[tensor] == 0 and first[maker].latest >= first[op].earliest:
                     self._add(first[maker].start < first[op].start)
 
-    def _event_of(self, run: _Run) -> IntervalVar:
+    def _event_of(self, run: _IntervalRun) -> IntervalVar:
         if run.active is None:
             return self.model.new_fixed_size_interval_var(run.start, 1, "")
         return self.model.new_optional_fixed_size_interval_var(run.start, 1, run.active, "")

@@ -1,4 +1,4 @@
-"""The two phases of Bartan et al. 2023 (section 2.4), over chances to recompute that grow."""
+"""The two phases of Bartan et al. 2023 (section 2.4), over growing sets of chances to recompute."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from remat_cli.core.problem import Basis, Observer, Plan, PlanResult, Problem, Scope, Status
 from remat_cli.planners.moccasin.model import IntervalModel, Starts
-from remat_cli.planners.moccasin.planner import Moccasin, Order
-from remat_cli.planners.moccasin.slots import Slots, line_slots, staged_slots
-from remat_cli.planners.shared.cp_sat import OnBound, Outcome, Values, solve_model
+from remat_cli.planners.moccasin.options import FirstRuns, MoccasinOptions
+from remat_cli.planners.moccasin.slots import EventSlots, line_slots, staged_slots
+from remat_cli.planners.shared.cp_sat import OnBound, SolverOutcome, Values, solve_model
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import Rounding
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Basis, Observer, Plan, PlanResult, Problem, Scope, Status
 
 # Depths of recomputation that are tried before all of it, and the solver's work that each may take in each phase.
 _WORK_OF_DEPTH: Mapping[int, float] = {1: 1.0, 2: 2.0, 4: 4.0}
-# Up to so many places for runs there is nothing to gain from trying some of them first.
+# With this many places for runs or fewer, trying some of them first gains nothing.
 _FEW_PLACES = 200
-# How often a plan may be refused that exceeds the budget by what sizes were rounded by, at most 10^-6 of it.
+# How many plans may be refused that exceed the budget by the rounding of sizes, at most 10^-6 of it.
 _MOST_REFUSALS = 4
 # Linear relaxations cost more here than their bounds are worth.
 _SETTINGS = {"linearization_level": 0}
@@ -36,7 +36,7 @@ class _Level:
         is_last: whether these are all the slots there are, so that what is proven holds for the planner.
     """
 
-    slots: Slots
+    slots: EventSlots
     work: float
     is_last: bool
 
@@ -44,7 +44,7 @@ class _Level:
 class MoccasinSearch:
     """One run of `moccasin`."""
 
-    def __init__(self, problem: Problem, options: Moccasin, observe: Observer) -> None:
+    def __init__(self, problem: Problem, options: MoccasinOptions, observe: Observer) -> None:
         self._options = options
         self._graph = problem.graph
         self._budget = problem.budget.device_bytes
@@ -113,14 +113,14 @@ class MoccasinSearch:
                     time = self._graph.total_time + bound * unit
                     self._incumbent.prove(time, Scope.PLANNER, Basis.ONE_SOLVER)
 
-            # What is proven of less room than there is says nothing; and of some of the slots, nothing of the others.
+            # A proof for less room than there is, or for some of the slots, says nothing about all plans.
             is_proof = level.is_last and attempt == 0
             outcome = self._solve(model, level, self._incumbent.best, on_bound if is_proof else None)
             if is_proof and outcome.bound is not None:
                 on_bound(outcome.bound)
             if is_proof and outcome.status is Status.INFEASIBLE:
                 self._note_that_none_fits()
-            # Where sizes were rounded down, the judge may refuse a plan by a hair: it must leave that much to spare.
+            # If sizes were rounded down, the judge may refuse a plan that is slightly too large: leave that much free.
             refused = 0 if outcome.values is None else self._sequence(model.starts(outcome.values)).peak - self._budget
             if refused <= 0 or self._is_over:
                 return
@@ -139,7 +139,7 @@ class MoccasinSearch:
 
     def _solve(
         self, model: IntervalModel, level: _Level, start: Plan | None, on_bound: OnBound | None = None
-    ) -> Outcome:
+    ) -> SolverOutcome:
         """Run the solver from a plan, or from the plain run, and keep what it finds."""
         model.hint(level.slots.plain_starts if start is None else self._starts.get(start, level.slots.plain_starts))
 
@@ -162,7 +162,7 @@ class MoccasinSearch:
     def _sequence(self, starts: Starts) -> RematSequence:
         runs = sorted((event, op) for op, events in enumerate(starts) for event in events)
         sequence = RematSequence.of(self._graph, (op for _, op in runs))
-        return sequence.without_useless_runs() if self._options.order is Order.FREE else sequence
+        return sequence.without_useless_runs() if self._options.order is FirstRuns.FREE else sequence
 
     @property
     def _is_over(self) -> bool:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.graph import Graph
-from remat_cli.planners.moccasin.planner import Order
+from remat_cli.core.graph import Graph
+from remat_cli.planners.moccasin.options import FirstRuns
 from remat_cli.planners.shared.sequence import RematSequence
 
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Slots:
+class EventSlots:
     """Events are numbered in time; each op has places to run at, which stand for events.
 
     Attributes:
@@ -27,7 +27,7 @@ class Slots:
         most_runs: for each op.
         end: the event after all others, when the graph's outputs are read.
         shared: whether several ops have the same events, of which each then has one run at most.
-        in_input_order: whether ops must run for the first time in the input order where their places do not say so.
+        in_input_order: whether first runs must keep the input order though their places allow others.
     """
 
     scale: int
@@ -58,17 +58,17 @@ class Slots:
         return [[self.event(op, op)] for op in range(len(self.first))]
 
 
-def line_slots(graph: Graph, order: Order, max_retentions: int) -> Slots:
+def line_slots(graph: Graph, order: FirstRuns, max_retentions: int) -> EventSlots:
     """Return as many events as there can be runs, each open to every op (equation 9)."""
     count = len(graph.ops)
     may_rerun = _worth_keeping(graph) & graph.arrays.recomputable
     most_runs = [max_retentions if may else 1 for may in may_rerun.tolist()]
     end = sum(most_runs)
-    if order is Order.INPUT:
+    if order is FirstRuns.INPUT:
         before, after = list(range(count)), [count - 1 - v for v in range(count)]
     else:
         before, after = _relatives(graph)
-    return Slots(
+    return EventSlots(
         scale=1,
         offset=[0] * count,
         first=[range(before[v], end - after[v]) for v in range(count)],
@@ -76,20 +76,22 @@ def line_slots(graph: Graph, order: Order, max_retentions: int) -> Slots:
         most_runs=most_runs,
         end=end,
         shared=True,
-        in_input_order=order is Order.INPUT,
+        in_input_order=order is FirstRuns.INPUT,
     )
 
 
-def staged_slots(graph: Graph, budget_bytes: int, order: Order, max_retentions: int, depth: int | None = None) -> Slots:
+def staged_slots(
+    graph: Graph, budget_bytes: int, order: FirstRuns, max_retentions: int, depth: int | None = None
+) -> EventSlots:
     """Return events in stages: stage t runs op t, and before it any earlier op in its own slot of the stage.
 
-    A further run is worth a slot only after a stage that is over budget in the plain run, and in a stage where somebody
-    can read what it makes: a first run of a reader, or a further run of one; depth says how many of the latter may
-    follow each other. In a free order the first run may wait for such a stage, over budget or not; at any depth, for
-    any stage up to the last of them.
+    A rerun is worth a slot only after a stage that is over budget in the plain run, and in a stage where a reader of
+    its outputs can run, for the first time or again; depth limits how many such reruns may follow each other. In a free
+    order the first run may wait for such a stage, over budget or not; without a limit on depth, for any stage up to the
+    last of them.
 
     Stages are equally long here, not one event longer each (equation 11), so that places are stages. After the last
-    op's stage there is one more, for outputs that are made again to be there at the end.
+    op's stage there is one more, for outputs that are recomputed for the end.
 
     Args:
         graph: what is planned.
@@ -102,7 +104,7 @@ def staged_slots(graph: Graph, budget_bytes: int, order: Order, max_retentions: 
     peaks = RematSequence.plain(graph).memory
     following = np.arange(1, count + 1)
     passed = np.append(_next(peaks > budget_bytes), count)[following]
-    if order is Order.INPUT:
+    if order is FirstRuns.INPUT:
         chances = _chances(graph, passed, depth)
         first: list[Sequence[int]] = [[v] for v in range(count)]
     else:
@@ -111,7 +113,7 @@ def staged_slots(graph: Graph, budget_bytes: int, order: Order, max_retentions: 
     may_rerun = graph.arrays.recomputable & (max_retentions > 1)
     chances &= may_rerun[:, None] & (np.arange(count + 1) > passed[:, None])
     again = [np.flatnonzero(row).tolist() for row in chances]
-    return Slots(
+    return EventSlots(
         scale=count,
         offset=range(count),
         first=first,
@@ -140,7 +142,7 @@ def _chances(graph: Graph, after: NDArray[np.int64], depth: int | None) -> Bools
     allowed = np.arange(count + 1) > after[:, None]
     chances = np.zeros((count, count + 1), dtype=np.bool_)
     for _ in range(1 if depth is None else depth):
-        # Readers come later in the input order: backwards, each is complete before it is looked at.
+        # Readers come later in the input order: walking backwards, each is complete before it is used.
         known = chances if depth is None else chances.copy()
         for v in range(count - 1, -1, -1):
             row = chances[v]
@@ -166,7 +168,7 @@ def _readers(graph: Graph) -> list[list[int]]:
 
 
 def _worth_keeping(graph: Graph) -> Bools:
-    """Return [ops] whether somebody reads what the op makes and it takes memory."""
+    """Return [ops] whether an output of the op takes memory and is read."""
     return np.array([bool(readers) for readers in _readers(graph)])
 
 

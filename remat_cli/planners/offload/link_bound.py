@@ -1,10 +1,10 @@
-"""What any plan loses at the least where tensors may also move to the host: one cut, with prices of memory and link.
+"""The least loss of any plan if tensors may also move to the host: one cut, with prices of memory and link.
 
 Take a moment: an op's first run. Call the time that a plan takes beyond the plain run its loss. Let B be the loss that
-comes before the moment's end, reruns and idle time, and A what comes after. After the moment, what is still to run
-finds each tensor that it reads in one of four ways. The tensor was on the device at the moment: such tensors have K
-bytes, and K <= room. It is made after the moment for the first time, which costs nothing. It is made again, and such
-runs take R <= A. Or it was on the host, has come back and was not made again.
+comes before the moment's end, reruns and idle time, and A the loss after it. Ops that run after the moment find each
+tensor that they read in one of four ways. The tensor was on the device at the moment: such tensors have K bytes, and
+K <= room. It is made for the first time after the moment, which costs nothing. It is recomputed, and such runs take
+R <= A. Or it was on the host, has come back and was not recomputed.
 
 Let O be the tensors of the last kind. Their ways out ended before the moment, and their ways back begin after it. The
 link takes one transfer at a time each way, full duplex or half. A *window* of the way out is the time between the end
@@ -21,8 +21,8 @@ V of all v are at most 1, the loss is
     B + A >= B + A + l (K - room) + sum of u (O(w) / rate - T - B) + sum of v (O(w) / rate - T - A)
           >= (1 - V) R + l K + sum over O of (its u and v) * bytes / rate - l * room - sum of u T - sum of v T.
 
-Over all plans the last line is least at a minimum cut: what is needed is made again, at (1 - V) of its time, or had, at
-the cheaper of both prices for each byte. So every choice of prices gives a bound, on plans in any order and with any
+Over all plans the last line is least at a minimum cut: a needed tensor is recomputed, at (1 - V) of its time, or had,
+at the cheaper of both prices for each byte. So every choice of prices gives a bound, on plans in any order and with any
 transfers (Lagrangian duality). The best prices are found by cutting planes (Kelley, The Cutting-Plane Method for
 Solving Convex Programs, 1960). What is proven at them is counted in whole numbers.
 """
@@ -41,21 +41,21 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.math_opt.python import mathopt
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
 from remat_cli.planners.min_cut.priced_cut import scaled_down, worth_of_flow
 from remat_cli.planners.retention.any_order_bound import Ancestry, cut_point_of, ops_around
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planners.shared.sequence import GraphReads
-from remat_cli.planners.shared.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.numbering import Bools, GraphReads, Ints
+from remat_cli.planners.shared.stages import Stages
 
 # Windows each way, and the time of each as a share of the one before, at most. More of them, or closer ones, raise
 # bounds by less than 0.1 points (U-Net and ResNet-50 at `a100`, links of full speed and a sixteenth of it).
 _WINDOWS, _RATIO = 8, 0.6
 # Prices that are tried at a moment, at most; 20 did on all graphs of `make bench`.
 _MOST_PRICES = 60
-# A moment is done with when no prices can raise the bound by more than this share of the plain run's time.
+# A moment is finished when no prices can raise its bound by more than this share of the plain run's time.
 _SLACK = 1e-7
-# Into how many units the plain run's time is divided for the solver, whose rows may be off by a millionth of one.
+# The number of units in the plain run's time for the solver, whose rows may be wrong by a millionth of a unit.
 _UNITS = 1000
 # Times and bytes are scaled to whole numbers that add up to about this, far below 2^63.
 _TOTAL = 2**44
@@ -70,7 +70,7 @@ _Price = TypeVar("_Price", float, Fraction)
 
 
 @dataclass(frozen=True, eq=False)
-class _Window:
+class _LinkWindow:
     """Time in which some tensors must pass one way.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Window:
 
 
 @dataclass(frozen=True)
-class _Prices:
+class _LinkPrices:
     """Of memory and link.
 
     Attributes:
@@ -103,10 +103,10 @@ class LinkChoice:
 
     Attributes:
         value: about the bound that they give, in the graph's time unit.
-        rerun_time: of what is made again.
-        excess: bytes that are kept beyond the room, as time on the link; below 0 where there is room to spare.
-        late_out: for each window of the way out, by how much what has to pass takes longer than its time.
-        late_back: the same of the way back.
+        rerun_time: of the recomputed runs.
+        excess: bytes that are kept beyond the room, as time on the link; negative if room is left.
+        late_out: for each window of the way out, the time on the link of what has to pass, less the window's time.
+        late_back: the same for the way back.
         is_had: [instances] whether each is kept or on the host.
     """
 
@@ -150,23 +150,23 @@ class LinkCut:
 
     # Windows
 
-    def _windows_out(self) -> Iterator[_Window]:
+    def _windows_out(self) -> Iterator[_LinkWindow]:
         """Yield windows that end at the moment, the longest first."""
         sequence, at = self._point.sequence, self._point.at
         makers = sequence.ops[sequence.made[0][: self._count]]
         is_late = self._is_after.copy()
         is_late[self._op] = True
         longest = int(self._time[~is_late].sum())
-        yield _Window(longest, np.ones(self._count, dtype=np.bool_))
+        yield _LinkWindow(longest, np.ones(self._count, dtype=np.bool_))
         end = np.cumsum(sequence.run_time[:at])
         path = np.sort(sequence.ops.argsort(kind="stable")[self._path_back()])
         for position in _shrinking(path, end[-1:] - end[path], longest):
             op = int(sequence.ops[position])
             is_earlier, comes_from = ops_around(self._graph, op)
             is_earlier[op] = comes_from[op] = True
-            yield _Window(int(self._time[~is_late & ~is_earlier].sum()), comes_from[makers])
+            yield _LinkWindow(int(self._time[~is_late & ~is_earlier].sum()), comes_from[makers])
 
-    def _windows_back(self) -> Iterator[_Window]:
+    def _windows_back(self) -> Iterator[_LinkWindow]:
         """Yield windows that begin at the moment, the longest first."""
         sequence, at = self._point.sequence, self._point.at
         read_at, instance = sequence.read
@@ -175,7 +175,7 @@ class LinkCut:
         is_early = self._is_before.copy()
         is_early[self._op] = True
         longest = int(self._time[~is_early].sum())
-        yield _Window(longest, np.ones(self._count, dtype=np.bool_))
+        yield _LinkWindow(longest, np.ones(self._count, dtype=np.bool_))
         end = np.cumsum(sequence.run_time[at:])
         path = np.sort(sequence.ops.argsort(kind="stable")[self._path_forward()])
         for position in _shrinking(path[::-1], end[path[::-1] - at - 1] - end[0], longest):
@@ -184,7 +184,7 @@ class LinkCut:
             leads_to[op] = is_then[op] = True
             passes = np.zeros(self._count, dtype=np.bool_)
             passes[read[leads_to[reader]]] = True
-            yield _Window(int(self._time[~is_early & ~is_then].sum()), passes)
+            yield _LinkWindow(int(self._time[~is_early & ~is_then].sum()), passes)
 
     def _path_back(self) -> list[int]:
         """Return ops that run one before the other, the last of them before the moment's op."""
@@ -216,7 +216,7 @@ class LinkCut:
     def bound(self, limits: Limits) -> int:
         """Return the largest bound that is found: time that every plan takes beyond the plain run."""
         planes = _Planes(len(self._out), len(self._back))
-        prices = _Prices(0.5, (0.0,) * len(self._out), (0.0,) * len(self._back))
+        prices = _LinkPrices(0.5, (0.0,) * len(self._out), (0.0,) * len(self._back))
         unit = max(1.0, float(self._time.sum())) / _UNITS
         best, best_prices = 0.0, None
         for _ in range(_MOST_PRICES):
@@ -231,17 +231,17 @@ class LinkCut:
             prices = found[1]
         return 0 if best_prices is None else self.counted(best_prices)
 
-    def _price_of_moving(self, prices: _Prices) -> NDArray[np.float64]:
+    def _price_of_moving(self, prices: _LinkPrices) -> NDArray[np.float64]:
         """[instances] price of a byte on the host, in times that it takes on the link one way."""
         total = np.zeros(self._count)
         for price, window in self._priced(prices.out, prices.back):
             total += price * window.passes
         return total
 
-    def _priced(self, out: Sequence[_Price], back: Sequence[_Price]) -> list[tuple[_Price, _Window]]:
+    def _priced(self, out: Sequence[_Price], back: Sequence[_Price]) -> list[tuple[_Price, _LinkWindow]]:
         return list(zip(chain(out, back), chain(self._out, self._back), strict=True))
 
-    def _choose(self, prices: _Prices) -> LinkChoice:
+    def _choose(self, prices: _LinkPrices) -> LinkChoice:
         point = self._point
         moving = self._price_of_moving(prices)
         having = np.minimum(prices.memory, moving) * self._link_time
@@ -262,14 +262,15 @@ class LinkCut:
             is_had=is_had,
         )
 
-    def _late(self, windows: Sequence[_Window], is_moved: Bools) -> tuple[float, ...]:
+    def _late(self, windows: Sequence[_LinkWindow], is_moved: Bools) -> tuple[float, ...]:
         return tuple(float(self._link_time[is_moved & each.passes].sum()) - each.time for each in windows)
 
     def moved(self, choice: LinkChoice | None = None) -> Bools:
         """[T] Return which of the tensors that are had go to the host, so that the others fit.
 
-        Near the best prices, keeping and moving cost about the same for many; so the choice does not say which. What is
-        made first goes first, as long as what has to pass in a window takes no longer than the window.
+        Near the best prices, keeping and moving cost about the same for many tensors, so the choice does not say which
+        go. They go in the order in which they are made, as long as what has to pass in a window takes no longer than
+        it.
 
         Args:
             choice: says which tensors are had; without one, it is all that are needed.
@@ -291,11 +292,11 @@ class LinkCut:
                 moved[tensors[instance]] = True
         return moved
 
-    def counted(self, prices: _Prices) -> int:
-        """Return what prices prove, counted in whole numbers.
+    def counted(self, prices: _LinkPrices) -> int:
+        """Return the bound that prices give, counted in whole numbers.
 
-        No cut has less capacity than a flow is worth, whatever the flow. Capacities are rounded down, and prices to 30
-        binary digits, down where their sum must not exceed 1. That the flow is one is checked arc by arc.
+        No cut has less capacity than the value of any flow. Capacities are rounded down, and prices to 30 binary
+        digits, down where their sum must not exceed 1. The flow is checked arc by arc.
         """
         point = self._point
         out, back = _rounded(prices.out), _rounded(prices.back)
@@ -325,12 +326,12 @@ class LinkCut:
 
 
 class _Planes:
-    """Upper bounds on what prices can prove: of each choice that was found, what it costs at any prices."""
+    """Upper bounds on the bound at any prices: the cost of each choice that was found, as a function of the prices."""
 
     def __init__(self, ways_out: int, ways_back: int) -> None:
         self._model = model = mathopt.Model()
         self._value = model.add_variable(ub=1e6)
-        # A byte need never cost more than its way out and back.
+        # A byte never costs more than its way out and back.
         self._memory = model.add_variable(lb=0.0, ub=2.0)
         self._out = [model.add_variable(lb=0.0, ub=1.0) for _ in range(ways_out)]
         self._back = [model.add_variable(lb=0.0, ub=1.0) for _ in range(ways_back)]
@@ -346,8 +347,8 @@ class _Planes:
         terms += [(late / unit - running) * price for late, price in zip(choice.late_back, self._back, strict=True)]
         self._model.add_linear_constraint(self._value - mathopt.fast_sum(terms) <= running)
 
-    def highest(self) -> tuple[float, _Prices] | None:
-        """Return the most that any prices may prove, and these prices; None where the solver comes to no end."""
+    def highest(self) -> tuple[float, _LinkPrices] | None:
+        """Return the highest bound that prices may give, and these prices; None if the solver does not finish."""
         # GLOP cycles on some of these programs, however small, and comes to no end; HiGHS within OR-tools breaks down
         # where the process has loaded highspy, too.
         result = mathopt.solve(self._model, mathopt.SolverType.GSCIP, params=_PARAMETERS)
@@ -356,7 +357,7 @@ class _Planes:
         values = result.variable_values()
         out = tuple(max(0.0, values[each]) for each in self._out)
         back = tuple(max(0.0, values[each]) for each in self._back)
-        return result.objective_value(), _Prices(max(0.0, values[self._memory]), out, back)
+        return result.objective_value(), _LinkPrices(max(0.0, values[self._memory]), out, back)
 
 
 def moments(graph: Graph, room: int) -> Ints:

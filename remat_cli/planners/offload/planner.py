@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remat_cli.core.problem import Observer, PlanResult, Problem, Scope
 from remat_cli.planners.shared.option_checks import check_least
-from remat_cli.problem import Observer, PlanResult, Problem
 
 
 @dataclass(frozen=True)
-class Offload:
-    """Decides by minimum cuts with two prices what is kept, made again or on the host, and improves that by search.
+class Offloading:
+    """Decides by minimum cuts with two prices what is kept, recomputed or on the host, and improves that by search.
 
     Needs the bandwidth of the link to the host. Where memory is shortest, a byte on the device has one price and a byte
     that passes the link another: what is best at such prices is a minimum cut. The best prices give a bound. The
-    tensors that go to the host at prices near them begin the search; what still does not fit is made again. Moves
-    change which tensors may go, where the device waits, and which ops run again. The time of every plan is that of its
-    replay.
+    search starts from the tensors that go to the host at prices near them; ops are recomputed until the rest fits.
+    Moves change which tensors may go, where the device waits, and which ops are recomputed. The time of every plan is
+    that of its replay.
 
     Source: ours; the bound's proof stands in `link_bound.py`. Neighbourhoods: Shaw 1998.
     Takes: any graph; 100,000 ops take minutes.
     Searches: plans whose ops run for the first time in the input order, with any transfers of whole tensors.
-    Proves: what any plan loses at the least, by reruns and waiting, in any order and with any transfers (scope
+    Proves: the least time that any plan loses by reruns and waiting, in any order and with any transfers (scope
         any-plan): the cut at a moment, relaxed over all prices (Lagrangian).
     Complexity: some tens of maximum flows for the bound, a few for each move.
 
@@ -48,5 +48,11 @@ class Offload:
         """
         # numpy and ortools come with it; the options are read without them.
         from remat_cli.planners.offload.search import OffloadSearch
+        from remat_cli.planners.shared.incumbent import Incumbent
+        from remat_cli.planners.shared.limits import Limits
 
-        return OffloadSearch.of(problem, self, observe).run()
+        incumbent = Incumbent(problem, observe, Scope.ANY_PLAN)
+        limits = Limits.of(self.time_limit, seed=self.seed, observe=observe)
+        search = OffloadSearch(incumbent, limits, self.gap, self.work_limit)
+        search.run()
+        return incumbent.result(stats={"moves": search.moves})

@@ -1,7 +1,7 @@
 """The dynamic program of POFO: the structure of least fluid time, over a grid of memory states.
 
-Source: as `pofo.model`. Sizes stay as they are; the states that they lead to are rounded to the grid. Rounded up, no
-structure is taken for faster, or smaller, than it is.
+Source: as `pofo.model`. Sizes are exact; the states that they lead to are rounded to the grid. With states rounded up,
+the table underestimates neither the time nor the memory of any structure.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.errors import UsageError
-from remat_cli.planners.pofo.model import BlockCost, FluidModel, FluidNeeds, Item, Rest, State
-from remat_cli.planners.pofo.planner import Rounding
+from remat_cli.planners.pofo.model import BlockCost, FluidModel, FluidNeeds, FluidState, Item, Rest
+from remat_cli.planners.pofo.options import StateRounding
 from remat_cli.planners.pofo.structure import Block, Checkpoint, KeepFirst, Recomputation, Structure
 from remat_cli.units import format_bytes
 
 Floats = NDArray[np.float64]
 Slots = NDArray[np.intp]
 Layers: TypeAlias = int | Slots
-# The part of a slot that is rounded down. Bytes are moved at a rate, as floats: an error in them is not worth a slot.
-_ROUNDED_DOWN = {Rounding.UP: 1e-9, Rounding.NEAREST: 0.5}
+# The fraction of a slot that is rounded down. Moved bytes are floats: their errors must not cost a slot.
+_ROUNDED_DOWN = {StateRounding.UP: 1e-9, StateRounding.NEAREST: 0.5}
 # Of a table.
 _MOST_BYTES = 2 * 10**9
 
 
 class GridState(NamedTuple):
-    """Slots of the grid, as `State` in bytes; arrays that broadcast."""
+    """Slots of the grid, as `FluidState` in bytes; arrays that broadcast."""
 
     kept: Slots
     leaving: Slots
@@ -70,11 +70,11 @@ class PofoTable:
     """OC and C of one chain, for every state on the grid.
 
     Attributes:
-        slots: how many slots the memory has. The grid may reach a little less far than the memory.
+        slots: how many slots the memory has; they may cover a little less than the memory.
     """
 
     def __init__(
-        self, needs: FluidNeeds, memory: int, rate: float, slots: int, rounding: Rounding = Rounding.UP
+        self, needs: FluidNeeds, memory: int, rate: float, slots: int, rounding: StateRounding = StateRounding.UP
     ) -> None:
         """Fill the table.
 
@@ -93,7 +93,7 @@ class PofoTable:
         self._rounded_down = _ROUNDED_DOWN[rounding]
         self._slot_bytes = max(1, -(-memory // slots))
         self.slots = memory // self._slot_bytes
-        # One beyond the grid stands for all that does not fit: its entries stay infinite.
+        # The slot beyond the grid stands for all that does not fit: its entries stay infinite.
         self._beyond = self.slots + 1
         size = self._beyond + 1
         _check_size(self._layers, size)
@@ -108,7 +108,7 @@ class PofoTable:
         return float(self._open[0, 1, reserved, 0, 0])
 
     def structure(self, reserved: int = 0) -> Structure:
-        """Return a structure of that time, which must be finite."""
+        """Return a structure of the time that `time` returns, which must be finite."""
         blocks = []
         item = Item(0, saved=False)
         state = GridState(*(np.array([[[slot]]]) for slot in (reserved, 0, 0)))
@@ -138,7 +138,7 @@ class PofoTable:
                 item = Item(layer - 1, saved)
                 best = np.full((self._beyond,) * 3, inf)
                 if layer == self._layers:
-                    fits, time = self._model.loss(item, State(*map(self._bytes, grid)))
+                    fits, time = self._model.loss(item, FluidState(*map(self._bytes, grid)))
                     best = np.where(fits, time, inf)
                 else:
                     for opening in self._openings(item, grid):
@@ -148,8 +148,8 @@ class PofoTable:
     def _openings(self, item: Item, grid: GridState) -> Iterator[_Opening]:
         """Yield every way to do the first block after `item`, where it fits in some of the states."""
         model, first = self._model, item.layer + 1
-        state = State(*map(self._bytes, grid))
-        # The chain's own input is not offloaded: it is there from start to end.
+        state = FluidState(*map(self._bytes, grid))
+        # The chain's own input is not offloaded: it is alive from start to end.
         choices = (False, True) if item.layer > 0 else (False,)
         stored = self._slots(state.kept + model.item_bytes(item, checked=True))
         for last in range(first, self._layers):
@@ -162,7 +162,7 @@ class PofoTable:
             yield from self._opening(first, cost, state, is_kept=True, offloaded=offloaded)
 
     def _opening(
-        self, last: int, cost: BlockCost, state: State, *, is_kept: bool, offloaded: bool
+        self, last: int, cost: BlockCost, state: FluidState, *, is_kept: bool, offloaded: bool
     ) -> Iterator[_Opening]:
         """Yield a way to do a block, given what the block costs, if it fits in some of the states."""
         if not np.any(cost.fits & np.isfinite(cost.backward)):
@@ -208,7 +208,7 @@ class PofoTable:
         return _Ways(np.where(fits, time, inf), parts)
 
     def _looked_up(self, first: Layers, last: Layers, parts: list[tuple[Slots, Slots]], *, reopened: bool) -> Rest:
-        """Return C(first, last, ., .) as the table has it; adds the states that it is asked for to `parts`."""
+        """Return C(first, last, ., .) from the table; the states looked up are added to `parts`."""
 
         def look_up(kept: Floats, pending: Floats) -> Floats:
             slots = self._slots(kept), self._slots(pending)

@@ -6,17 +6,17 @@ activations are offloaded, before the loss, and fills at the same rate while the
 
 Two costs are built up block by block:
 
-- OC(i, A, DF, DB), from the start of F(i) to the end of B(i): A bytes stay on the device throughout, DF bytes are still
+- OC(i, A, DF, DB), from the start of F(i) to the end of B(i): A bytes stay on the device throughout, DF bytes have yet
   to be offloaded when F(i) starts, DB bytes of earlier inputs must be back when B(i) ends. The input I of the block is
-  on the device and in neither.
+  on the device, and counted in none of the three.
 - C(i, j, A, D), of the backward of layers i to j from their input, which is in A: D bytes must be back when it ends.
 
-Each recurrence is written once, for numbers and for arrays: with a rate that is a Fraction all is exact, with a float
-all is arrays of floats, which broadcast.
+Each recurrence is written once, for numbers and for arrays: with a Fraction as rate all numbers are exact, with a float
+they are arrays of floats, which broadcast.
 
 A part of an activation may *pass*: no backward op reads it, so that it need not be kept where F_all comes first (see
-`rotor.needs`). So I is less for F_all than for F_ck, and A of C does not count what passes of the input; except where
-layers are *reopened*, whose input was there before. In a chain as the paper has it nothing passes.
+`rotor.needs`). So I is less for F_all than for F_ck, and A of C leaves out the part of the input that passes; except
+for layers that are *reopened*, whose input was in memory before. In the paper's chains nothing passes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Item(NamedTuple):
     saved: bool
 
 
-class State(NamedTuple):
+class FluidState(NamedTuple):
     """Bytes when a block opens, its input not among them.
 
     Attributes:
@@ -75,7 +75,7 @@ class BlockCost(NamedTuple):
         backward: time of its backward, recomputation and idle time included.
         item: I, bytes of its input.
         counted: of these, bytes that are counted with the next block's input too.
-        stays: bytes that stay if the input is offloaded: the next block's input needs them, and does not count them.
+        stays: bytes that stay if the input is offloaded: the next block's input shares them, and does not count them.
     """
 
     fits: Fits
@@ -94,8 +94,8 @@ class FluidNeeds:
         layers: times and bytes of N layers.
         activation: [N + 1] bytes of what is kept of a_0 to a_N.
         carried: [N + 1] bytes of the input of each layer that are part of its activation too.
-        none_need: [N + 1, N + 1] bytes of F_none(k), or F_ck(k) where s is k, in a block that opens at s; beyond the
-            block's input. Their running maximum is `layers.check_need`.
+        none_need: [N + 1, N + 1] bytes of F_none(k), or F_ck(k) where s is k, in a block that opens at s, beyond the
+            block's input. The running maximum is `layers.check_need`.
     """
 
     layers: RotorNeeds
@@ -154,7 +154,7 @@ class FluidModel:
         return values.astype(self._type)
 
     def _tabulate_no_grad(self) -> None:
-        """Tabulate, for F_ck(i), F_none(i + 1) to F_none(j), at [i, j] what they need, and what of it time relieves."""
+        """Tabulate at [i, j], for F_ck(i) to F_none(j): the memory needed, and the part that transfers can free."""
         need = self._array(self.needs.none_need)
         travelled = self.rate * self._no_grad_end
         self._none_need = np.zeros_like(need)  # the most that any of them needs
@@ -168,11 +168,11 @@ class FluidModel:
             self._none_need_returning[first, first:] = np.maximum.accumulate(row + after) - after
 
     def _idle(self, need: Amount, stored: Amount) -> Amount:
-        """Return the time in which the link moves what is in the way (the supplement's Lemma 1)."""
+        """Return the time in which the link frees the memory that is lacking (the supplement's Lemma 1)."""
         return np.maximum(need + stored - self.memory, 0) / self.rate
 
     def _moved(self, pending: Amount, time: Amount) -> Amount:
-        """Return what is left of `pending` bytes after the link has moved some for `time`."""
+        """Return how many of `pending` bytes are left after the link has worked for `time`."""
         return np.maximum(pending - self.rate * time, 0)
 
     def _no_grad_time(self, first: int, last: Amount) -> Amount:
@@ -183,7 +183,7 @@ class FluidModel:
         kept = (self._saved if item.saved else self._activation)[item.layer]
         return kept + checked * self._passing[item.layer]
 
-    def all_block(self, item: Item, state: State) -> BlockCost:
+    def all_block(self, item: Item, state: FluidState) -> BlockCost:
         """Return the cost of F_all and B of the layer after `item` (appendix B.1, case 1)."""
         layer, size = item.layer + 1, self.item_bytes(item, checked=False)
         stored = state.kept + size
@@ -196,7 +196,7 @@ class FluidModel:
             stays=np.minimum(self._kept_in_common(layer, layer), size),
         )
 
-    def check_block(self, item: Item, last: int, state: State, *, offloaded: bool, backward: Amount) -> BlockCost:
+    def check_block(self, item: Item, last: int, state: FluidState, *, offloaded: bool, backward: Amount) -> BlockCost:
         """Return the cost of F_ck of the layer after `item` and F_none up to `last` (appendix B.1, case 2).
 
         Args:
@@ -208,7 +208,7 @@ class FluidModel:
         """
         first, size = item.layer + 1, self.item_bytes(item, checked=True)
         stored = state.kept + size
-        # What later layers of the block pass on of the input cannot leave before they are done.
+        # The part of the input that later layers of the block pass on cannot leave before these are done.
         held = state.kept + self._carried[first] if offloaded else stored
         need, first_need = self._none_need[first, last], self._none_need[first, first]
         idle = self._idle(self._none_need_leaving[first, last], stored + state.leaving)
@@ -217,7 +217,7 @@ class FluidModel:
             self._no_grad_time(first, last) + idle,
             backward,
             size,
-            # What abar has in common with a later checkpoint may be part of an earlier item, and so not be there.
+            # What abar shares with a later checkpoint may belong to an earlier item, and so be away.
             counted=0 if item.saved else self._kept_in_common(first, last),
         )
 
@@ -225,7 +225,7 @@ class FluidModel:
         """Return the bytes that are kept both of the input of `first` and of the activation of `last`."""
         return self._activation[last] - self._kept[first, last]
 
-    def after(self, cost: BlockCost, state: State, *, offloaded: bool) -> State:
+    def after(self, cost: BlockCost, state: FluidState, *, offloaded: bool) -> FluidState:
         """Return the state in which the next block opens (table 2).
 
         The input may leave while the block's forward runs, but has to be back before its backward begins.
@@ -238,11 +238,11 @@ class FluidModel:
         leaving, returning = state.leaving, self._moved(state.returning, cost.backward)
         if offloaded:
             item = cost.item - cost.stays
-            return State(state.kept + cost.stays, self._moved(leaving + item, cost.forward), returning + item)
-        return State(state.kept + cost.item - cost.counted, self._moved(leaving, cost.forward), returning)
+            return FluidState(state.kept + cost.stays, self._moved(leaving + item, cost.forward), returning + item)
+        return FluidState(state.kept + cost.item - cost.counted, self._moved(leaving, cost.forward), returning)
 
-    def loss(self, item: Item, state: State) -> tuple[Fits, Amount]:
-        """Return whether the last layer fits, and its OC: all that is left has to leave, and then to come back."""
+    def loss(self, item: Item, state: FluidState) -> tuple[Fits, Amount]:
+        """Return whether the last layer fits, and its OC: all pending bytes have to leave, and then to come back."""
         cost = self.all_block(item, state)
         end = self.after(cost, state, offloaded=False)
         return cost.fits, cost.forward + cost.backward + (end.leaving + end.returning) / self.rate
@@ -268,7 +268,7 @@ class FluidModel:
     def recompute_all(self, first: int, last: int, kept: Amount, pending: Amount, rest: Rest) -> tuple[Fits, Amount]:
         """Return whether it fits, and C, where F_all(first) is followed by the layers up to `last`, and by B(first).
 
-        Appendix B.3, case 1. The link is looked at from the end: what must be back then was less before.
+        Appendix B.3, case 1. Transfers are counted from the end: fewer bytes had to be back at earlier times.
 
         Args:
             first: i.

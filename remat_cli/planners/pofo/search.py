@@ -1,7 +1,7 @@
 """The search of `pofo`: from its tables to a plan that fits a budget.
 
-The dynamic program sees a chain, states rounded to slots, and data that travels in drops. What its structures are worth
-on the graph, where whole tensors travel, is found by replaying them.
+The dynamic program models a chain, states rounded to slots, and data that travels in drops. On the graph whole tensors
+travel, so its structures are replayed to find their times.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from math import ceil, inf, isfinite
 
 import numpy as np
 
+from remat_cli.core.problem import ModelFigure, Observer, PlanResult, Problem, Status
+from remat_cli.core.schedule import input_order
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
-from remat_cli.planners.pofo.planner import Pofo, Rounding
+from remat_cli.planners.pofo.options import PofoOptions, StateRounding
 from remat_cli.planners.pofo.structure import Structure, fluid_time
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
-from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.incumbent import Incumbent, SequencePlan
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.transfers import OffloadSequence, known_link
-from remat_cli.problem import ModelFigure, Observer, Plan, PlanResult, Problem, Status
-from remat_cli.schedule import input_order
 
-# How much memory a table is for, as a share of what there is. Rounding to the nearest slot errs either way, and a chain
-# rather needs less than it says: what does not fit is sorted out, and less memory is tried too.
-_HEADROOM = {Rounding.UP: Fraction(1), Rounding.NEAREST: Fraction(23, 20)}
+# How much memory a table is for, as a share of what there is. Rounding to the nearest slot errs either way, and the
+# model usually overestimates: what does not fit is sorted out, and less memory is tried too.
+_HEADROOM = {StateRounding.UP: Fraction(1), StateRounding.NEAREST: Fraction(23, 20)}
 # Of rotor's table, which has one state where POFO's has three, and so can be finer.
 _ROTOR_SEGMENTS, _ROTOR_SLOTS = 150, 500
 # How many of the plans that fit are improved.
@@ -40,7 +41,7 @@ _IMPROVED = 6
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
+class _PofoPlan:
     """A plan that fits.
 
     Attributes:
@@ -57,7 +58,7 @@ class _Plan:
 class PofoSearch:
     """Plans one problem; its clock starts when it is made."""
 
-    def __init__(self, problem: Problem, options: Pofo, observe: Observer) -> None:
+    def __init__(self, problem: Problem, options: PofoOptions, observe: Observer) -> None:
         self._problem = problem
         self._graph = problem.graph
         self._budget = problem.budget.device_bytes
@@ -97,11 +98,11 @@ class PofoSearch:
                 tried += self._try_structures(linearised, model, rounding)
         fitting = [plan for plan in tried if plan is not None]
         if improve and fitting:
-            self._observe.phase("leaving out what need not run again")
+            self._observe.phase("leaving out needless reruns")
             for plan in _with_room(fitting):
                 self._leave_out_reruns(plan)
 
-    def _try_without_offloading(self) -> Iterator[_Plan | None]:
+    def _try_without_offloading(self) -> Iterator[_PofoPlan | None]:
         """Try the plain run and plans of rotor for some amounts of memory, with transfers where they do not fit."""
         self._observe.phase("trying plans without offloading")
         linearised = linearise(self._graph, "pofo", self._options.cuts, _ROTOR_SEGMENTS)
@@ -112,8 +113,10 @@ class PofoSearch:
             if not self._limits.is_over:
                 yield self._try(linearised.computes(table.steps(int(faster[number]))), self._graph.producer)
 
-    def _try_structures(self, linearised: Linearised, model: FluidModel, rounding: Rounding) -> Iterator[_Plan | None]:
-        """Try POFO's structures for so much memory as there is, and for less."""
+    def _try_structures(
+        self, linearised: Linearised, model: FluidModel, rounding: StateRounding
+    ) -> Iterator[_PofoPlan | None]:
+        """Try POFO's structures for the memory that there is, and for less."""
         self._observe.phase(f"planning a chain of {len(linearised)} layers, states rounded: {rounding.value}")
         memory = int(model.memory * _HEADROOM[rounding])
         table = PofoTable(model.needs, memory, float(model.rate), self._options.memory_slots, rounding)
@@ -145,20 +148,23 @@ class PofoSearch:
             tensors |= layer.activation | layer.saved if item.saved else layer.activation
         return {self._graph.arrays.tensor_names[tensor] for tensor in tensors}
 
-    def _try(self, computes: Sequence[str], movable: Iterable[str]) -> _Plan | None:
+    def _try(self, computes: Sequence[str], movable: Iterable[str]) -> _PofoPlan | None:
         """Replay a plan, and keep it if it is the best; return it if it fits."""
         self._replays += 1
         sequence = OffloadSequence.moving_named(RematSequence.of_names(self._graph, computes), movable, self._rate)
         if sequence.least_bytes > self._budget:
-            plan = Plan(0, sequence.least_bytes, partial(sequence.schedule_within, sequence.least_bytes))
-            self._incumbent.take(plan)
+            least = partial(sequence.schedule_within, sequence.least_bytes)
+            self._incumbent.take(SequencePlan(sequence, 0, sequence.least_bytes, least))
             return None
-        plan = self._incumbent.offer(sequence.schedule_within(self._budget))
+        schedule = sequence.schedule_within(self._budget)
+        trace = simulate(self._graph, schedule, link=self._problem.link)
+        plan = SequencePlan(sequence, trace.time, trace.peak_bytes, lambda: schedule)
+        self._incumbent.take(plan)
         busy = sum(self._graph.op[name].time for name in computes)
-        return _Plan(tuple(computes), plan.time, plan.time - busy)
+        return _PofoPlan(tuple(computes), plan.time, plan.time - busy)
 
-    def _leave_out_reruns(self, plan: _Plan) -> None:
-        """Run less again, as long as that is faster: first what takes most time for each byte that it makes."""
+    def _leave_out_reruns(self, plan: _PofoPlan) -> None:
+        """Leave out reruns as long as that is faster, first those of ops that take the most time for each byte made."""
         graph = self._graph
         time_per_byte = {op.name: op.time / (1 + sum(graph.tensors[t].bytes for t in op.outputs)) for op in graph.ops}
         repeated = [name for name, runs in Counter(plan.computes).items() if runs > 1]
@@ -170,7 +176,7 @@ class PofoSearch:
                 while not self._limits.is_over and (better := self._without_last_run(plan, name)) is not None:
                     plan = better
 
-    def _without_last_run(self, plan: _Plan, name: str) -> _Plan | None:
+    def _without_last_run(self, plan: _PofoPlan, name: str) -> _PofoPlan | None:
         """Leave out the last run of an op, unless it is the only one; return the plan if that is better."""
         computes = list(plan.computes)
         if computes.count(name) == 1:
@@ -189,8 +195,8 @@ class PofoSearch:
         return replace(result, model_figures=(ModelFigure("fluid time (paper's model)", time, "time"),))
 
 
-def _with_room(plans: Sequence[_Plan]) -> list[_Plan]:
-    """Return a few of the plans that do not wait for the link, from the fastest to the slowest; of all, if all wait."""
+def _with_room(plans: Sequence[_PofoPlan]) -> list[_PofoPlan]:
+    """Return a few of the plans that never wait for the link, from fast to slow; of all plans, if all wait."""
     fastest = {plan.computes: plan for plan in sorted(plans, key=lambda plan: plan.time, reverse=True)}
     by_time = sorted(fastest.values(), key=lambda plan: plan.time)
     chosen = [plan for plan in by_time if plan.idle_time == 0] or by_time
@@ -208,6 +214,6 @@ def _check_has_cuts(linearised: Linearised) -> None:
 
 
 def _evenly(count: int, most: int) -> list[int]:
-    """Return at most so many of the numbers below `count`, from the first to the last."""
+    """Return at most `most` of the numbers below `count`, evenly from the first to the last."""
     numbers: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)).tolist()
     return numbers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
-from remat_cli.planners.pofo.model import Amount, FluidModel, Item, Rest, State
+from remat_cli.planners.pofo.model import Amount, FluidModel, FluidState, Item, Rest
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
 
 
@@ -31,7 +31,7 @@ class KeepFirst:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Layers done in two parts: F_ck and F_none up to the second, which is done first, and the first part again.
+    """Layers in two parts: F_ck and F_none lead to the second part, which is done first; then the first is recomputed.
 
     Attributes:
         again: the first part, from the input.
@@ -135,9 +135,9 @@ def recomputation_time(
         model: with a Fraction as rate, for an exact result.
         part: how it is done.
         last: its last layer.
-        kept: A: bytes that are there throughout, the input among them.
+        kept: A: bytes that are on the device throughout, the input included.
         pending: D: bytes that must be back when it ends.
-        reopened: whether A counts what passes of the input, see `pofo.model`.
+        reopened: whether A includes the part of the input that passes, see `pofo.model`.
     """
     first = part.first
 
@@ -163,7 +163,7 @@ def fluid_time(model: FluidModel, structure: Structure) -> Amount:
         model: with a Fraction as rate, for an exact result.
         structure: of the model's chain.
     """
-    state, total = State(0, 0, 0), 0
+    state, total = FluidState(0, 0, 0), 0
     *items, last = structure.items()
     for block, item in zip(structure.blocks, items, strict=True):
         if block.recomputation is None:

@@ -1,4 +1,4 @@
-"""The any-order bound: what recomputation costs at the least in whatever order ops run for the first time."""
+"""The any-order bound: the least time of recomputation, whatever the order of first runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
 from remat_cli.planners.min_cut.priced_cut import CutPoint
-from remat_cli.planners.retention.cover_bound import NO_BOUND, Gaps, RerunBound, cheapest_cover
+from remat_cli.planners.retention.cover_bound import NO_BOUND, CoverGaps, RerunBound, cheapest_cover
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planners.shared.sequence import GraphReads, RematSequence
-from remat_cli.planners.shared.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.numbering import Bools, GraphReads, Ints
+from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planners.shared.stages import Stages
 
 # Moments at which the cut bound is taken, at most; fewer where they and the ops multiply to more than this.
 _MOST_MOMENTS = 8
@@ -28,12 +29,12 @@ def any_order_bound(graph: Graph, room: int, limits: Limits) -> RerunBound:
     The ops of a path through the graph run for the first time in the order of the path, whatever the plan. The path is
     the one whose ops together lack most memory. Two bounds are taken along it.
 
-    *Cover.* While one of the path's ops runs for the first time, every tensor must be in memory that is made by one of
-    its ancestors and read by one of its descendants, unless it is recomputed before that reader. So the cover bound
-    holds for the path's ops as stages, with these tensors alone.
+    *Cover.* At the first run of an op of the path, every tensor that an ancestor makes and a descendant reads must be
+    in memory, unless it is recomputed before that reader. So the cover bound holds for the path's ops as stages, with
+    these tensors alone.
 
-    *Cut.* After an op's first run all its descendants have yet to run, from what is in memory then, or made of that
-    again. Of what runs after it, its ancestors have run before; the other ops may do so for the first time.
+    *Cut.* After an op's first run all its descendants have yet to run, on tensors that are in memory then or recomputed
+    from these. Reruns of its ancestors cost time; other ops may run for the first time then, which is free.
 
     Args:
         graph: what is planned.
@@ -48,7 +49,7 @@ def any_order_bound(graph: Graph, room: int, limits: Limits) -> RerunBound:
     if cut.extra is None or not ancestry.is_small:
         return cut
     path = ancestry.path
-    gaps = _Rows(ancestry, path).gaps()
+    gaps = _PathRows(ancestry, path).gaps()
     return cut.stronger(cheapest_cover(ancestry.stages, gaps, ancestry.lacking[path], limits, known=cut.extra))
 
 
@@ -60,18 +61,18 @@ def _worst(graph: Graph, room: int, ops: Ints, limits: Limits) -> RerunBound:
         if limits.is_over:
             break
         cut = max(cut, _cut_bound(reads, room, op, limits))
-    # It would take no longer to run everything again: what is needed at one moment does not fit.
+    # Recomputing everything would take no longer: what is needed at one moment does not fit.
     return RerunBound(None if cut > graph.total_time else cut)
 
 
 def _cut_bound(reads: GraphReads, room: int, op: int, limits: Limits) -> int:
-    """Return what it costs at the least that no more is kept while `op` runs for the first time than fits."""
+    """Return the least time of reruns with which what is kept at the first run of `op` fits."""
     cut_point = cut_point_of(reads, op, *ops_around(reads.graph, op))
     return cut_point.bound(room + reads.graph.fixed_bytes - cut_point.least_own_bytes, limits)
 
 
 def cut_point_of(reads: GraphReads, op: int, is_before: Bools, is_after: Bools) -> CutPoint:
-    """Return the moment of an op's first run, in whatever order the ops run that need not run before or after it.
+    """Return the moment of an op's first run, for any order of the ops that are neither ancestors nor descendants.
 
     Args:
         reads: of the graph.
@@ -81,7 +82,7 @@ def cut_point_of(reads: GraphReads, op: int, is_before: Bools, is_after: Bools) 
     """
     is_free = ~(is_before | is_after)
     is_free[op] = False
-    # An op that may run for the first time afterwards costs nothing then, and even an op that runs only once can.
+    # An op may run for the first time after the moment at no cost, even one that runs only once.
     reads = replace(reads, recomputable=reads.recomputable | is_free)
     before = np.flatnonzero(is_before | is_free)
     sequence = _FreeSequence(reads, np.concatenate([before, [op], np.flatnonzero(is_after)]), is_free)
@@ -128,13 +129,13 @@ class _FreeSequence(RematSequence):
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _PathRows:
     """A path, whose ops are the rows of the cover."""
 
     ancestry: Ancestry
     path: Ints
 
-    def gaps(self) -> Gaps:
+    def gaps(self) -> CoverGaps:
         """Return the gaps in which tensors can be missing along the path."""
         first, last = self._around()
         gaps = [
@@ -142,7 +143,7 @@ class _Rows:
             for tensor in range(len(self.ancestry.stages.bytes))
             for begin, end in self._gaps_of(tensor, first, last)
         ]
-        return Gaps(*np.array(gaps, dtype=np.int64).reshape(-1, 4).T)
+        return CoverGaps(*np.array(gaps, dtype=np.int64).reshape(-1, 4).T)
 
     def _around(self) -> tuple[list[int], list[int]]:
         """Return, for each op and the end, the first row that runs no earlier, and the last that runs no later."""
@@ -161,17 +162,16 @@ class _Rows:
     def _gaps_of(self, tensor: int, first: list[int], last: list[int]) -> Iterator[tuple[int, int]]:
         """Yield where each gap of a tensor begins and ends: from the row after, to the row before.
 
-        While it is missing, nobody reads it. So of the rows of such a time, the first comes after the last row that any
-        reader before them surely follows, and the last comes before the next reader: one gap holds them all.
+        An absence starts after the last certain read and ends before the next; one gap covers it.
         """
         maker = int(self.ancestry.stages.made_at[tensor])
-        # It is surely there from the maker on, or from the first row that runs after it.
+        # The tensor is certain to exist from its maker on, or from the first row that runs after the maker.
         begin = first[maker] - (first[maker] != last[maker])
         readers = self.ancestry.readers[tensor]
         for reader in sorted(readers, key=lambda each: (first[each], last[each])):
             yield begin, first[reader]
             begin = max(begin, last[reader])
-        # Whoever reads it surely after a row, even if it is not known before which.
+        # A reader that certainly runs after a row, even if the next row after it is not known.
         end = max((last[reader] + (last[reader] != first[reader]) for reader in readers), default=0)
         if end > begin:
             yield begin, end
@@ -257,7 +257,7 @@ class Ancestry:
 
     @cached_property
     def lacking(self) -> Ints:
-        """[N] bytes that each op's first run lacks in any order if nothing is recomputed; below 0 for room to spare."""
+        """[N] bytes that each op's first run lacks in any order if nothing is recomputed; negative if room is left."""
         stages = self.stages
         needed = stages.own_bytes.copy()
         for tensor, (maker, size) in enumerate(zip(stages.made_at.tolist(), stages.bytes.tolist(), strict=True)):
@@ -269,7 +269,7 @@ class Ancestry:
             for reader in readers:
                 if stages.shared_input[reader] == tensor and not needed_later[reader]:
                     needed[reader] -= stages.shared_bytes[reader]
-            needed_later[readers] = False  # it is among their own bytes
+            needed_later[readers] = False  # it counts among their own bytes
             needed[needed_later] += size
         return needed - self.room
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat_cli.core.problem import Basis, Status
 from remat_cli.planners.retention.model import Terms, add_rows
 from remat_cli.planners.shared.cp_model import CpModel
-from remat_cli.planners.shared.cp_sat import Outcome, add_choices, minimise, prove
+from remat_cli.planners.shared.cp_sat import SolverOutcome, add_choices, minimise, prove
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planners.shared.stages import Bools, Ints, Stages
-from remat_cli.problem import Basis, Status
+from remat_cli.planners.shared.numbering import Bools, Ints
+from remat_cli.planners.shared.stages import Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class RerunBound:
     basis: Basis = Basis.COUNTED
 
     @classmethod
-    def of(cls, outcome: Outcome) -> RerunBound:
+    def of(cls, outcome: SolverOutcome) -> RerunBound:
         """Return what a model proves whose objective is the time of reruns."""
         if outcome.status is Status.INFEASIBLE:
             return cls(None, outcome.basis)
@@ -57,21 +58,21 @@ def cover_bound(stages: Stages, room: int, limits: Limits) -> RerunBound:
     """
     tensor, end = stages.read_tensor, stages.read_stage
     start = np.where(np.diff(tensor, prepend=-1) > 0, stages.made_at[tensor], np.roll(end, 1))
-    # In a gap that starts where an op can take over the tensor's storage, it can be gone while that op runs.
+    # If a gap starts at an op that can take over the tensor's storage, the tensor can be gone while that op runs.
     takes_over = np.append(stages.shared_input, -1)[start] == tensor
     shared = np.where(takes_over, np.append(stages.shared_bytes, 0)[start], 0)
-    return cheapest_cover(stages, Gaps(tensor, start + 1, end, shared), stages.plain_bytes - room, limits)
+    return cheapest_cover(stages, CoverGaps(tensor, start + 1, end, shared), stages.plain_bytes - room, limits)
 
 
 @dataclass(frozen=True, eq=False)
-class Gaps:
-    """Stretches of rows during each of which a tensor may be missing, at the price of one recomputation.
+class CoverGaps:
+    """Ranges of rows in each of which a tensor may be absent, at the price of one recomputation.
 
     Attributes:
         tensor: [G] of each gap.
-        first: [G] the first row through which the tensor can be missing.
-        end: [G] the row before which it is there again.
-        shared: [G] bytes that it can save in the row before the first, whose op takes over its storage; 0 for none.
+        first: [G] the first row in which the tensor can be absent.
+        end: [G] the row before which it is back in memory.
+        shared: [G] bytes saved in the row before the first, if the op of that row takes over the storage; else 0.
     """
 
     tensor: Ints
@@ -79,22 +80,22 @@ class Gaps:
     end: Ints
     shared: Ints
 
-    def of(self, kept: Bools) -> Gaps:
+    def of(self, kept: Bools) -> CoverGaps:
         """Return some of the gaps."""
-        return Gaps(self.tensor[kept], self.first[kept], self.end[kept], self.shared[kept])
+        return CoverGaps(self.tensor[kept], self.first[kept], self.end[kept], self.shared[kept])
 
 
-def cheapest_cover(stages: Stages, gaps: Gaps, lacking: Ints, limits: Limits, known: int = 0) -> RerunBound:
-    """Return a lower bound on what it takes to save in each row the bytes that it lacks.
+def cheapest_cover(stages: Stages, gaps: CoverGaps, lacking: Ints, limits: Limits, known: int = 0) -> RerunBound:
+    """Return a lower bound on the time of gaps that together save the bytes that each row lacks.
 
-    Where all gaps together do not save enough, no plan fits.
+    If all gaps together do not save enough, no plan fits.
 
     Args:
         stages: the graph; only its tensors and their makers matter here.
         gaps: what can be chosen.
         lacking: [rows] bytes.
         limits: of the search.
-        known: extra time that is proven otherwise.
+        known: a bound on the extra time that is proven already.
     """
     is_tight = lacking > 0
     if not is_tight.any():
@@ -106,7 +107,7 @@ def cheapest_cover(stages: Stages, gaps: Gaps, lacking: Ints, limits: Limits, kn
     return RerunBound.of(prove(_cover_model(stages, gaps, lacking), limits, known=known))
 
 
-def _cover_model(stages: Stages, gaps: Gaps, lacking: Ints) -> CpModel:
+def _cover_model(stages: Stages, gaps: CoverGaps, lacking: Ints) -> CpModel:
     model = CpModel()
     add_choices(model, len(gaps.tensor))
     savings = Terms.over(gaps.first, gaps.end, np.arange(len(gaps.tensor)), -stages.bytes[gaps.tensor])

@@ -1,4 +1,4 @@
-"""The cut bound: what recomputation costs at the least, with memory counted at those moments that matter."""
+"""The cut bound: the least time of recomputation, with memory counted at the moments that matter."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from time import monotonic
 
 import numpy as np
 
+from remat_cli.core.problem import Status
 from remat_cli.planners.retention.any_order_bound import Ancestry
 from remat_cli.planners.retention.cover_bound import NO_BOUND, RerunBound
 from remat_cli.planners.retention.cut_model import CutModel
 from remat_cli.planners.retention.model import SETTINGS
 from remat_cli.planners.shared.cp_model import CpModel
-from remat_cli.planners.shared.cp_sat import Outcome, first_opinion, limit_cost, second_opinion
+from remat_cli.planners.shared.cp_sat import SolverOutcome, first_opinion, limit_cost, second_opinion
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shared.stages import Ints, Stages
-from remat_cli.problem import Status
+from remat_cli.planners.shared.stages import Stages
 
-# What models may take of the time in a turn, and their counted work: more in larger graphs.
+# The share of the time that models may take in a turn, and their counted work, which grows with the graph.
 SHARE_OF_TURN, WORK_OF_TURN = 0.2, 3.0
 _USUAL_OPS = 300
 
@@ -29,19 +30,19 @@ class CutProof:
     """What a model of cuts proves, on one solver's word.
 
     Attributes:
-        bound: the best; none where no model says more than is known.
-        model: that it is of.
+        bound: the best; NO_BOUND if no model improves on what is known.
+        model: the one that proves it.
         outcome: of the solver on that model.
         seconds: that all models took.
     """
 
     bound: RerunBound = NO_BOUND
     model: CpModel | None = None
-    outcome: Outcome | None = None
+    outcome: SolverOutcome | None = None
     seconds: float = 0.0
 
     def confirmed(self, limits: Limits) -> RerunBound:
-        """Ask a second solver, which may take as long as the first one did, and return what is proven."""
+        """Ask a second solver to confirm, in as much time as the first one took; return what is proven."""
         if self.model is None or self.outcome is None:
             return self.bound
         outcome = second_opinion(self.model, self.outcome, limits, self.seconds)
@@ -66,7 +67,7 @@ class CutSearch:
         Args:
             stages: the graph.
             room: bytes for what ops make: the budget without the fixed bytes.
-            moments: stages that may become cuts, in an order that is sure.
+            moments: stages that may become cuts, in a certain order.
             lacking: [N] a measure of how short of memory each stage is.
             model_at: makes the model of some of the moments.
         """
@@ -120,9 +121,9 @@ class CutSearch:
         The next turn begins with that model.
 
         Args:
-            limits: of whoever asks; cut short, what the solver has proven holds.
-            known: extra time that is proven otherwise.
-            best: extra time of a plan: solutions that take more are left out, which often makes the proof quicker.
+            limits: of the caller; if they cut the solver short, what it has proven holds.
+            known: a bound on the extra time that is proven already.
+            best: extra time of a plan: solutions that take more are left out, which often speeds up the proof.
             tell: is told of the best sequence of each model, which need not fit.
             share: of the time, for this turn.
             work: of the solver, for this turn, on a graph of usual size.
@@ -153,7 +154,7 @@ class CutSearch:
         return self.proof
 
     def _with_one_more(self, sequence: RematSequence) -> Ints:
-        """Return the cuts and that moment where a sequence takes most memory; none where all that remain fit."""
+        """Return the cuts and the moment at which a sequence takes most memory; no cuts if all other moments fit."""
         exceeding = sequence.memory[~sequence.is_rerun] - self._stages.graph.fixed_bytes - self._room
         others = self._moments[~np.isin(self._moments, self._cuts)]
         if not len(others) or exceeding[others].max() <= 0:

@@ -11,25 +11,26 @@ from remat_cli.planners.retention.any_order_bound import ops_around
 from remat_cli.planners.retention.model import Terms, add_rows
 from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.cp_sat import Values, add_choices, minimise
+from remat_cli.planners.shared.numbering import Bools, Ints
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shared.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.stages import Stages
 
-# Stands for a literal that is not there.
+# Stands for no literal.
 _NONE = -(2**62)
 
 
 @dataclass(frozen=True, eq=False)
 class CutModel:
-    """A plan reduced to what is in memory at a few cuts, and to which ops run between them, each counted once.
+    """A plan reduced to the tensors in memory at a few cuts, and the ops that run between them, each counted once.
 
-    The cuts are first runs of ops, in an order that is sure. Interval k holds what runs after cut k - 1, up to and with
-    cut k; the last one what runs after the last cut. What runs needs its inputs, from before the last cut or made
-    since, and these in turn theirs; so, unlike the cover bound, this one pays for inputs that have died too. More cuts
-    give a better bound and a larger model.
+    The cuts are first runs of ops, in a certain order. Interval k holds the ops that run after cut k - 1, up to and
+    with cut k; the last one those after the last cut. Each op needs its inputs, in memory at the previous cut or made
+    since; the makers need their inputs in turn. So, unlike the cover bound, this one also pays for inputs that have
+    died. More cuts give a better bound and a larger model.
 
     Variables, all boolean: `present[x, k]`, tensor x is in memory at cut k; `run[q, k]`, op q runs in interval k;
     `after[q, k]`, it runs after cut k. Where the interval of an op's first run is sure, that run is left out of both.
-    The last family follows from the one before; it is there for the linear relaxation, which with it is as good as the
+    The last family follows from the one before; it strengthens the linear relaxation, which with it is as good as the
     minimum cut at each of the cuts.
 
     Attributes:
@@ -72,13 +73,13 @@ class CutModel:
     def sequence(self, values: Values) -> RematSequence:
         """Return the runs that a solution asks for; ops run for the first time in the order of the stages.
 
-        In each interval an op runs again right before it is needed, or right before the cut.
+        In each interval an op is recomputed right before it is needed, or right before the cut.
         """
         stages, run = self.stages, self._run
         begins, ends = np.append(0, self.cuts + 1), np.append(self.cuts, len(stages))
         start = np.searchsorted(stages.read_tensor, np.arange(len(stages.bytes) + 1))
         at: dict[tuple[int, int], int] = {}
-        for place in np.flatnonzero(values[run.first : run.end])[::-1].tolist():  # whoever reads an op's outputs first
+        for place in np.flatnonzero(values[run.first : run.end])[::-1].tolist():  # readers before makers
             op, k = int(run.member[place]), int(run.interval[place])
             if op >= begins[k]:
                 continue  # here it runs for the first time
@@ -139,7 +140,7 @@ class CutModel:
     # What holds of them
 
     def build(self) -> CpModel:
-        """Return the model; its objective is the time of what is run again, and what is `counted`."""
+        """Return the model; its objective is the time of reruns, plus `counted`."""
         model = CpModel()
         add_choices(model, self._after.end)
         self._add_needs(model)
@@ -150,13 +151,13 @@ class CutModel:
         return model
 
     def _add_needs(self, model: CpModel) -> None:
-        """Add: what is read is there."""
+        """Add: every tensor that is read is in memory."""
         stages, present, run, after = self.stages, self._present, self._run, self._after
         is_sure = np.append(self._is_sure, True)[stages.read_stage]
         tensor = stages.read_tensor[is_sure]
         interval = np.append(self.first, len(self.cuts))[stages.read_stage[is_sure]]
         self._add_need(model, tensor, interval - 1, run, interval, np.full(len(tensor), _NONE))
-        # What is there at a cut was there at the one before, or made since.
+        # A tensor in memory at a cut was in memory at the cut before, or made since.
         self._add_need(model, present.member, present.interval - 1, run, present.interval, present.negated)
         which, tensors = stages.inputs.expand(run.member)
         k = run.interval[which]
@@ -172,9 +173,9 @@ class CutModel:
     def _add_need(
         self, model: CpModel, tensor: Ints, cut: Ints, again: _Family, interval: Ints, otherwise: Ints
     ) -> None:
-        """Add: the tensor is there at the cut, or made again in the interval, or another literal is true.
+        """Add: the tensor is in memory at the cut, or recomputed in the interval, or another literal is true.
 
-        What is surely made for the first time after the cut asks for nothing.
+        A tensor that is certainly made for the first time after the cut adds nothing.
         """
         maker = self.stages.made_at[tensor]
         open_ = again.begin[maker] <= interval
@@ -182,7 +183,7 @@ class CutModel:
         _add_clauses(model, self._present.variable(tensor, cut), again.variable(maker, interval), otherwise)
 
     def _add_runs_after_cuts(self, model: CpModel) -> None:
-        """Add: who runs after a cut runs in the next interval or after the next cut; and the other way round."""
+        """Add: an op runs after a cut if and only if it runs in the next interval or after the next cut."""
         run, after = self._run, self._after
         op, cut = after.member, after.interval
         _add_clauses(model, run.variable(op, cut + 1), after.variable(op, cut + 1), after.negated)
@@ -192,7 +193,7 @@ class CutModel:
             _add_clauses(model, before[exists], family.negated[exists])
 
     def _add_first_runs(self, model: CpModel) -> None:
-        """Add: ops whose first interval is not sure run by the latest one."""
+        """Add: an op whose first interval is not certain runs by its latest one."""
         for op in np.flatnonzero(~self._is_sure).tolist():
             intervals = np.arange(self.first[op], self.latest[op] + 1)
             literals = self._run.variable(np.full(len(intervals), op), intervals)
@@ -233,8 +234,8 @@ class _Family:
 
     Attributes:
         first: index of the first variable.
-        member: [variables] whose each is.
-        interval: [variables] and of which interval.
+        member: [variables] the member that each belongs to.
+        interval: [variables] the interval that each is of.
         begin: [members] first interval of each member.
         offset: [members] where each member's variables start.
         count: [members] how many each has.
@@ -266,7 +267,7 @@ class _Family:
         return -self.first - np.arange(len(self.member)) - 1
 
     def variable(self, member: Ints, interval: Ints) -> Ints:
-        """Return the variable of each (member, interval), none where there is none."""
+        """Return the variable of each (member, interval); _NONE where there is none."""
         place = interval - self.begin[member]
         exists = (place >= 0) & (place < self.count[member])
         return np.where(exists, self.first + self.offset[member] + place, _NONE)

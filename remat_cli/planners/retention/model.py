@@ -11,8 +11,9 @@ import numpy as np
 from remat_cli.planners.retention.need_times import NeedTimes
 from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.cp_sat import add_choices, minimise
+from remat_cli.planners.shared.numbering import Bools, Ints, Ragged, sums
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shared.stages import Bools, Ints, Ragged, Stages, sums
+from remat_cli.planners.shared.stages import Stages
 
 # Linear relaxations find and prove these models' optima many times sooner than clause learning alone; and the solver's
 # own chaining of sums through auxiliary variables makes them weaker.
@@ -29,9 +30,9 @@ class RetentionModel:
     Attributes:
         needs: when tensors may be needed.
         room: bytes for what ops make: the budget without the fixed bytes.
-        exact_reruns: a memory constraint for each chance to recompute, instead of one for each stage that counts all
-            that is made again there as if it were there at once. The latter rules out plans only where memory is very
-            tight; the former makes models that are solved several times more slowly.
+        exact_reruns: a memory constraint per rerun; otherwise one per stage, which assumes that all its reruns coexist.
+            The latter rules out plans only where memory is very tight; models of the former take several times as long
+            to solve.
     """
 
     needs: NeedTimes
@@ -45,7 +46,7 @@ class RetentionModel:
 
     @cached_property
     def always_held(self) -> Bools:
-        """[M] needs that nothing but holding the tensor can serve."""
+        """[M] needs that can only be served by holding the tensor."""
         needs = self.needs
         must = needs.is_read & (needs.rerun < 0)
         # Within a tensor, a run of needs without a chance to recompute is held up to the last one that must be.
@@ -118,10 +119,10 @@ class RetentionModel:
     def _add_clauses(self, model: CpModel) -> None:
         needs, held = self.needs, self._held_variable
         free = held >= 0
-        # Use: the tensor is held until its reader's stage, or made again there.
+        # Use: the tensor is held until its reader's stage, or recomputed there.
         used = np.flatnonzero(needs.is_read & free)
         _add_ors(model, zip(held[used].tolist(), needs.rerun[used].tolist(), strict=True))
-        # Continuity: it cannot be held on from a need at which it was not there.
+        # Continuity: a tensor is held from one need to the next only if it is in memory at the first.
         has_before = np.append(False, needs.tensor[1:] == needs.tensor[:-1]) if len(needs) else free
         later = np.flatnonzero(has_before)
         later = later[free[later - 1]]
@@ -157,7 +158,7 @@ class RetentionModel:
         return which, np.searchsorted(keys, tensors * count + needs.rerun_stage[which])
 
     def _add_memory(self, model: CpModel) -> None:
-        """While a stage's own op runs, and while it recomputes, what is there fits the room."""
+        """Add: what is in memory while a stage's own op runs, and while the stage recomputes, fits the room."""
         needs, stages = self.needs, self.stages
         own = stages.own_bytes - np.where(self._input_ends, stages.shared_bytes, 0)
         terms = self._held_terms(needs.free_from, np.minimum(needs.stage, len(stages)))
@@ -168,7 +169,7 @@ class RetentionModel:
             self._add_memory_of_reruns(model)
 
     def _add_memory_of_reruns(self, model: CpModel) -> None:
-        """What is held into a stage, and all that is made again there, fits the room: more than is there at once."""
+        """Add: tensors held into a stage and all outputs of its reruns together fit the room; an overestimate."""
         needs, stages = self.needs, self.stages
         made = stages.outputs.sums(stages.bytes) + stages.workspace
         phase = self._held_terms(needs.before + 1, needs.stage + 1)
@@ -179,7 +180,7 @@ class RetentionModel:
         add_rows(model, phase, np.zeros(len(stages) + 1, dtype=np.int64), self.room)
 
     def _add_memory_of_each_rerun(self, model: CpModel) -> None:
-        """While an op is recomputed, what is there and may still be needed fits the room."""
+        """Add: tensors that may still be needed fit the room while an op is recomputed."""
         needs, stages, held = self.needs, self.stages, self._held_variable
         own = stages.own_bytes[needs.rerun_stage_of_op]
         crossing = self._held_terms(needs.before + 1, needs.stage).by_row(len(stages) + 1)
@@ -201,11 +202,11 @@ class RetentionModel:
                 constraint.linear.domain.extend((-(2**62), left))
 
     def _there_while(self, op: int, needs_here: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return what is in memory because of a stage's own needs while op `op` is recomputed in it, its own left out.
+        """Return the needs of a stage that keep tensors in memory while `op` is recomputed in it; its own left out.
 
         Returns:
-            Needs whose tensors are held into the stage and still wanted; those whose tensors were made again before;
-            and next needs of tensors that nobody in this stage wants any more, should they be held on.
+            Needs whose tensors are held into the stage and still wanted; needs whose tensors were recomputed earlier in
+            it; and the next needs of tensors that this stage no longer wants, in case they are held on.
         """
         needs, stages = self.needs, self.stages
         tensor = needs.tensor[needs_here]
@@ -227,7 +228,7 @@ class RetentionModel:
 
     @cached_property
     def _input_ends(self) -> Bools:
-        """[N] whether each stage's op takes over an input that nobody can need afterwards."""
+        """[N] whether each stage's op takes over an input that cannot be needed afterwards."""
         stages, needs = self.stages, self.needs
         last = np.full(len(stages.bytes), -1, dtype=np.int64)
         np.maximum.at(last, needs.tensor, needs.stage)
@@ -279,7 +280,7 @@ class Terms:
 
 
 def add_rows(model: CpModel, terms: Terms, constant: Ints, room: int) -> None:
-    """Add constant[row] + sum(factor * variable) <= room for each row that could be violated."""
+    """Add constant[row] + sum(factor * variable) <= room for each row that some values violate."""
     rows = len(constant)
     is_constant = terms.variable < 0
     constant = constant + sums(terms.row[is_constant], terms.factor[is_constant], rows)

@@ -1,4 +1,4 @@
-"""Need times of tensors, when each may have to be there: the skeleton of the sparse model of `retention`."""
+"""Need times of tensors, at which each may be required: the skeleton of the sparse model of `retention`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_cli.planners.shared.stages import Bools, Ints, Stages
+from remat_cli.planners.shared.numbering import Bools, Ints
+from remat_cli.planners.shared.stages import Stages
 
 
 @dataclass(frozen=True, eq=False)
 class NeedTimes:
-    """The stages in which tensors may have to be there, and those in which ops may be recomputed.
+    """The stages in which tensors may be required, and those in which ops may be recomputed.
 
     A tensor's *need times* are the stages of its readers and those in which a reader may be recomputed; between two
     neighbouring ones, or the tensor's making and the first, lies a *gap*. Need i ends gap i.
@@ -22,10 +23,10 @@ class NeedTimes:
         stage: [M] its stage, up to N for the end.
         is_read: [M] whether a reader runs there for the first time (or it is the end and the tensor an output).
         before: [M] stage of the need before, or of the tensor's making.
-        free_from: [M] the first stage through which the tensor need not be held during the gap, though alive before.
+        free_from: [M] the first stage of the gap in which the tensor need not be in memory.
         rerun_stage_of_op: [Q] stage of the first run of each op that may be recomputed, one for each such chance.
         rerun_stage: [Q] when it may be recomputed; chances are sorted by (rerun_stage_of_op, rerun_stage).
-        rerun: [M] the chance that would make the tensor of each need then, -1 where there is none.
+        rerun: [M] the chance that makes the tensor of each need at that time; -1 for none.
     """
 
     stages: Stages
@@ -96,7 +97,7 @@ def _gaps(stages: Stages, reads: Ints, needs: Ints) -> tuple[Ints, Ints, Ints, I
 
 
 def _needs_of(stages: Stages, reruns: Ints) -> Ints:
-    """Return what recomputations add: needs for their inputs, and chances to take up the op's other outputs again."""
+    """Return the needs that recomputations add: of inputs, and of the op's other outputs that are still wanted."""
     count = len(stages) + 1
     op, at = reruns // count, reruns % count
     which, tensors = stages.inputs.expand(op)

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-from remat_cli.planners.shared.option_checks import check_least
-from remat_cli.problem import Observer, PlanResult, Problem
-
-
-class OrderChoice(StrEnum):
-    """Which orders of first runs are considered."""
-
-    INPUT = "input"  # the graph's own only
-    SEARCH = "search"  # others too, where data dependencies leave a choice
+from remat_cli.core.problem import Observer, PlanResult, Problem, Scope
+from remat_cli.planners.retention.options import OrderChoice, RetentionOptions
 
 
 @dataclass(frozen=True)
-class Retention:
-    """Decides for each tensor, from use to use, whether to hold it or to make it again.
+class Retention(RetentionOptions):
+    """Decides for each tensor, from use to use, whether to hold it or to recompute it.
 
     Source: ours. Retention of tensors as in Bartan et al., MOCCASIN, ICML 2023, but with a decision only where one can
     change something: in gaps between uses over stages that are short of memory.
@@ -28,34 +20,18 @@ class Retention:
     Proves: how much any plan must recompute, or that none fits (scope any-order); with the input order also how much
         any plan in that order must (scope fixed-order).
     Complexity: a CP-SAT model with a variable for each gap and each chance to recompute.
-
-    Attributes:
-        order: search: look for orders that need less memory; input: keep the graph's order of first runs.
-        orders: in how many orders to plan.
-        depth: how deep recomputation may go, at most.
-        time_limit: seconds, the search for orders included.
-        work_limit: instead of seconds, counted work, so that a result can be had again on any machine.
-        patience: how much work without a gain ends the search, as a multiple of the work until the last gain; 0: none
-            does.
-        cores: threads of the solver; 0: all.
-        seed: of random choices.
     """
-
-    order: OrderChoice = OrderChoice.SEARCH
-    orders: int = 3
-    depth: int = 6
-    time_limit: float = 60.0
-    work_limit: float | None = None
-    patience: float = 1.0
-    cores: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_least(self, orders=1, depth=1, time_limit=0, work_limit=0, patience=0, cores=0, seed=0)
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
         # ortools comes with this; the options must be readable without it.
         from remat_cli.planners.retention.search import RetentionSearch
+        from remat_cli.planners.shared.incumbent import Incumbent
+        from remat_cli.planners.shared.limits import Limits
 
-        return RetentionSearch(problem, self, observe).run()
+        scope = Scope.FIXED_ORDER if self.order is OrderChoice.INPUT else Scope.ANY_ORDER
+        incumbent = Incumbent(problem, observe, scope)
+        limits = Limits.of(self.time_limit, self.work_limit, cores=self.cores, seed=self.seed, observe=observe)
+        search = RetentionSearch(incumbent, limits, self)
+        search.run()
+        return incumbent.result(stats={"turns": search.turns})

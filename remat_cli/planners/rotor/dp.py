@@ -1,14 +1,15 @@
 """The dynamic program of rotor: the best persistent schedule of a chain, for every memory budget at once.
 
 Source: Beaumont et al., Optimal checkpointing for heterogeneous chains. In a persistent schedule an activation that is
-kept on the way forward stays until its backward. Opt(s, t, m), the least time of layers s to t within m slots, gradient
-delta_t among them, begins in one of two ways:
+kept in the forward phase stays until its backward. Opt(s, t, m) is the least time of layers s to t within m slots,
+which include the gradient delta_t. It begins in one of two ways:
 
     F_ck(s), F_none(s + 1 .. k), layers k + 1 .. t from a_k, which is kept, then layers s .. k from the input
     F_all(s), layers s + 1 .. t from abar_s, B(s)
 
-The paper does not count the input of s. Where a part of it passes (see `rotor.needs`), that is counted in `opened`,
-as it was made for these layers, and not in `reopened`, as it was there already. Where none does, both are the paper's.
+The paper does not count the input of s. The part of it that passes (see `rotor.needs`) is counted in `opened`, because
+it was made for these layers, and not in `reopened`, because it was in memory before. If nothing passes, both tables are
+the paper's.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MOST_BYTES = 4 * 10**9
 
 
 @dataclass(frozen=True, eq=False)
-class _Slots:
+class _NeedSlots:
     """The needs in slots, sizes rounded up; [N + 1, N + 1] by layers s and t, or [N + 1].
 
     Attributes:
@@ -51,7 +52,7 @@ class _Slots:
     passing: NDArray[np.int64]
 
     @classmethod
-    def of(cls, needs: RotorNeeds, unit: int) -> _Slots:
+    def of(cls, needs: RotorNeeds, unit: int) -> _NeedSlots:
         """Round `needs` to slots of `unit` bytes."""
 
         def rounded_up(size: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -68,8 +69,8 @@ class _Slots:
         )
 
 
-class _Part(NamedTuple):
-    """Layers that are still to be planned, within m slots; opened or reopened."""
+class _ChainPart(NamedTuple):
+    """Layers that remain to be planned within m slots, opened or reopened."""
 
     first: int
     last: int
@@ -95,7 +96,7 @@ class RotorTable:
 
     @classmethod
     def of(cls, needs: RotorNeeds, slots: int) -> RotorTable:
-        """Return the table whose slots go up to what recomputing nothing needs, as far as rounding up lets them.
+        """Return the table whose largest m is about what the plain run of the chain needs.
 
         Raises:
             UsageError: the table is too large.
@@ -107,7 +108,7 @@ class RotorTable:
                 f"{format_bytes(_MOST_BYTES)} are made",
                 hint="give fewer slots, or fewer segments",
             )
-        exact = _Slots.of(needs, 1)
+        exact = _NeedSlots.of(needs, 1)
         saved_before = np.cumsum(exact.saved) - exact.saved
         needed = int((saved_before + exact.all[:, -1])[1:].max())
         return cls(needs, max(1, -(-needed // max(slots - len(needs), (slots + 1) // 2))), slots)
@@ -118,9 +119,9 @@ class RotorTable:
         return self._opened[-1][0, 1:]
 
     def steps(self, slots: int) -> list[ChainStep]:
-        """Return a best schedule of the whole chain in m slots, in which there must be one."""
+        """Return a best schedule of the whole chain in m slots; there must be one."""
         steps: list[ChainStep] = []
-        remaining: list[ChainStep | _Part] = [_Part(1, len(self.needs), slots, again=False)]  # last first
+        remaining: list[ChainStep | _ChainPart] = [_ChainPart(1, len(self.needs), slots, again=False)]  # last first
         while remaining:
             each = remaining.pop()
             if isinstance(each, ChainStep):
@@ -129,21 +130,21 @@ class RotorTable:
                 remaining += reversed(self._unfolded(each))
         return steps
 
-    def _unfolded(self, part: _Part) -> list[ChainStep | _Part]:
-        """Return a best way to begin a part, and what remains of it."""
+    def _unfolded(self, part: _ChainPart) -> list[ChainStep | _ChainPart]:
+        """Return the first steps of a best schedule of a part, and the parts that remain."""
         first, last, slots, again = part
         sizes = self._sizes
         with_check = slots if again else slots - int(sizes.passing[first - 1])
         splitting = [self._splitting_time(first, middle, last, with_check) for middle in range(first, last)]
         if self._saving_time(first, last, slots) <= min(splitting, default=math.inf):
-            rest = [_Part(first + 1, last, slots - int(sizes.saved[first]), again=False)] if first < last else []
+            rest = [_ChainPart(first + 1, last, slots - int(sizes.saved[first]), again=False)] if first < last else []
             return [ChainStep(Operation.FORWARD_ALL, first), *rest, ChainStep(Operation.BACKWARD, first)]
         middle = first + splitting.index(min(splitting))
         return [
             ChainStep(Operation.FORWARD_CHECK, first),
             *(ChainStep(Operation.FORWARD_NONE, layer) for layer in range(first + 1, middle + 1)),
-            _Part(middle + 1, last, with_check - int(sizes.kept[first, middle]), again=False),
-            _Part(first, middle, with_check, again=True),
+            _ChainPart(middle + 1, last, with_check - int(sizes.kept[first, middle]), again=False),
+            _ChainPart(first, middle, with_check, again=True),
         ]
 
     def _saving_time(self, first: int, last: int, slots: int) -> float:
@@ -157,7 +158,7 @@ class RotorTable:
         return float(self.needs.forward_time[first]) + rest + backward
 
     def _splitting_time(self, first: int, middle: int, last: int, slots: int) -> float:
-        """Return the least time of layers of which those up to `middle` are first run without grad."""
+        """Return the least time of layers if those up to `middle` are first run without grad."""
         if slots < self._sizes.check[first, last]:
             return math.inf
         right = _time(self._opened, middle + 1, last, slots - int(self._sizes.kept[first, middle]))
@@ -174,14 +175,14 @@ class RotorTable:
         return self._tables[1]
 
     @cached_property
-    def _sizes(self) -> _Slots:
-        return _Slots.of(self.needs, self.unit)
+    def _sizes(self) -> _NeedSlots:
+        return _NeedSlots.of(self.needs, self.unit)
 
     @cached_property
     def _columns(self) -> NDArray[np.int64]:
-        """[slots + 2, slots + 1] for each number of slots taken: the column in which each m less that stands.
+        """[slots + 2, slots + 1] for each number of slots: the column index after subtracting that many slots from m.
 
-        That is column 0, where less than nothing is left.
+        Column 0 where none are left.
         """
         columns: NDArray[np.int64] = np.arange(1, self.slots + 2) - np.arange(self.slots + 2)[:, None]
         return np.maximum(columns, 0)
@@ -219,7 +220,8 @@ class RotorTable:
     def _both(self, first: NDArray[np.int64], saving: Times, split: Times) -> tuple[Times, Times]:
         """Return the opened and the reopened tables of parts, given their times if F_all or F_ck comes first.
 
-        F_all counts the part of its input that passes among its needs; F_ck counts none of its input, but keeps all.
+        The needs of F_all include the part of its input that passes; those of F_ck do not include its input, which it
+        keeps.
         """
         saving, split = _with_column_of_nothing(saving), _with_column_of_nothing(split)
         opened = saving.copy()
@@ -228,7 +230,7 @@ class RotorTable:
         return opened, np.minimum(saving, split)
 
     def _less(self, part: Times, rows: NDArray[np.int64], taken: NDArray[np.int64]) -> Times:
-        """Return [rows, slots + 1] some rows of a part of a table, with so many slots less for each."""
+        """Return [rows, slots + 1] rows of a part of a table, each shifted by the slots that are taken."""
         columns = self._columns[np.minimum(taken, self.slots + 1)]
         columns += (rows * part.shape[1])[:, None]
         return part.ravel()[columns]
@@ -243,5 +245,5 @@ def _time(table: list[Times], first: int, last: int, slots: int) -> float:
 
 
 def _with_column_of_nothing(times: Times) -> Times:
-    """Return the same with a column before the first, in which nothing fits."""
+    """Return the times with one more column in front, in which nothing fits."""
     return np.pad(times, ((0, 0), (1, 0)), constant_values=np.inf)

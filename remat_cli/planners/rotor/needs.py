@@ -1,6 +1,6 @@
 """Times and needs of a training graph's layers, which the recurrence of rotor compares and subtracts.
 
-Of a graph more is known than the chain model can say. A part of an activation *passes*: no backward op reads it, so it
+A graph has details that the chain model leaves out. A part of an activation *passes*: no backward op reads it, so it
 need not be kept where the layer that reads it begins with F_all. The rest is *kept* until its last backward.
 """
 
@@ -18,8 +18,8 @@ from remat_cli.planners.shared.chain.measures import Gauge, array_of
 class RotorNeeds:
     """Times, and bytes or slots; [N + 1] by layer, or [N + 1, N + 1] by the layers s and k.
 
-    F_all finds the part of its input that is kept, which is not counted; the part that passes is. F_ck finds all of its
-    input, none of which is counted. The gradient that is held meanwhile is not counted either.
+    Needs leave out the gradient that is held meanwhile, the kept part of the input of F_all, and all of the input of
+    F_ck. They include the part of the input of F_all that passes.
 
     Attributes:
         forward_time: of F_all.
@@ -29,10 +29,10 @@ class RotorNeeds:
         gradient: what is held while layers up to this one are recomputed.
         all_need: least for F_all.
         closing_need: least for F_all(l) after B(l + 1).
-        backward_need: least for B, all gradients among it.
+        backward_need: least for B, with all gradients.
         check_need: least for F_ck(s), F_none(s + 1 .. k).
-        saved: what stays of F_all until B, beside its input.
-        kept: what is kept of the activation of k, beside the input of s.
+        saved: bytes that F_all keeps until B, beyond its input.
+        kept: kept bytes of the activation of k, beyond the input of s.
         passing: the part of a layer's activation that passes.
     """
 
@@ -85,8 +85,8 @@ class RotorNeeds:
 def _measured_check_need(gauge: Gauge) -> NDArray[np.int64]:
     """Return `RotorNeeds.check_need`.
 
-    F_none discards its input as it goes along; what of it was there when the block began stays, and is not counted.
-    Two ways to count are both no less than what is needed: as if the input stayed, and as if none of it had been there.
+    F_none discards its input as it proceeds; the part that was alive when the block began stays, and is not counted.
+    Two counts are both upper bounds: one assumes that the input stays, the other that none of it was alive before.
     """
     layers = gauge.layers
     checking = array_of(run.peak for run in gauge.no_grad_runs)
@@ -95,7 +95,7 @@ def _measured_check_need(gauge: Gauge) -> NDArray[np.int64]:
         gauge.run(layer.forward, those, given=frozenset()).peak for layer, those in zip(layers, handed_on, strict=True)
     )
     activation = array_of(gauge.bytes(layer.activation) for layer in layers)
-    # By s and k: what the input of k takes beside that of s.
+    # By s and k: bytes of the input of k beyond that of s.
     new_input = np.roll(activation - _one_layer_on(gauge.carried([layer.activation for layer in layers])), 1, axis=1)
     need = np.minimum(new_input + checking, discarding)
     np.fill_diagonal(need, checking)
@@ -103,5 +103,5 @@ def _measured_check_need(gauge: Gauge) -> NDArray[np.int64]:
 
 
 def _one_layer_on(carried: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return by s and k what the activations of s - 1 and k have in common."""
+    """Return by s and k the bytes that the activations of s - 1 and k share."""
     return np.roll(carried, 1, axis=0)

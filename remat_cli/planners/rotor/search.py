@@ -1,8 +1,8 @@
 """The search of `rotor`: from its table to a plan that fits a budget.
 
-The chain predicts no less memory than a plan takes on the graph, and often a good deal more. So plans of many amounts
-of memory, below the budget and above it, are measured on the graph, and what each has to spare is used to run less
-again.
+The chain never predicts less memory than a plan takes on the graph, and often much more. So plans for many amounts of
+memory, below the budget and above it, are measured on the graph; what a plan leaves of the budget is used to recompute
+less.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from itertools import pairwise
 
 import numpy as np
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import ModelFigure, Observer, Plan, PlanResult, Problem, Status
 from remat_cli.errors import PlannerRefuses
-from remat_cli.graph import Graph
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.planners.rotor.needs import RotorNeeds
-from remat_cli.planners.rotor.planner import Rotor
+from remat_cli.planners.rotor.options import RotorOptions
 from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import ModelFigure, Observer, Plan, PlanResult, Problem, Status
 
 
 class RotorPlans:
-    """The plans of a graph's chain, each the best in some amount of memory; they serve every budget.
+    """The plans of a graph's chain, each the best for some amount of memory; they serve every budget.
 
     Attributes:
         linearised: the graph as a chain.
@@ -49,7 +49,7 @@ class RotorPlans:
         return len(self.slots)
 
     def best(self, number: int) -> RematSequence:
-        """Return the plan in `slots[number]`; the larger the number, the less time and the more memory it takes."""
+        """Return the plan for `slots[number]`; larger numbers take less time and more memory."""
         if number not in self._sequences:
             runs = self.linearised.runs(self.table.steps(self.slots[number]))
             self._sequences[number] = RematSequence.of(self.linearised.graph, (op for ops in runs for op in ops))
@@ -73,7 +73,7 @@ def rotor_plans(graph: Graph, cuts: Cuts, segments: int, slots: int) -> RotorPla
 class RotorSearch:
     """Tries the plans of the chain for one problem."""
 
-    def __init__(self, problem: Problem, options: Rotor, observe: Observer) -> None:
+    def __init__(self, problem: Problem, options: RotorOptions, observe: Observer) -> None:
         """Begin a search; its clock starts now."""
         self._options = options
         self._limits = Limits.of(options.time_limit, options.candidates, observe=observe)

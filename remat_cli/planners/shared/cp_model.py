@@ -1,6 +1,6 @@
 """CP-SAT's models, imported without pandas: that takes longer than all the rest of ortools.
 
-ortools imports pandas for a part of its interface that nothing here uses. Whoever uses it gets pandas at that moment.
+ortools imports pandas for a part of its interface that nothing here uses. The first use of that part imports pandas.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class _LatePandas(ModuleType):
-    """Stands for pandas in ortools, and imports it once something is asked of it."""
+    """A stand-in for pandas within ortools: it imports pandas at the first use."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module("pandas"), name)
@@ -20,7 +20,7 @@ class _LatePandas(ModuleType):
 
 def _import_without_pandas() -> None:
     stand_in = _LatePandas("pandas")
-    # Annotations name these two while the module is imported; afterwards they are asked for as all else is.
+    # Annotations name these two while the module is imported; later uses import pandas.
     names = {"Index": object, "Series": type("Series", (), {})}
     stand_in.__dict__.update(names)
     sys.modules["pandas"] = stand_in

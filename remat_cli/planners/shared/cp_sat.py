@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_cli.core.problem import Basis, Status
 from remat_cli.planners.shared.cp_model import (
     FEASIBLE,
     INFEASIBLE,
@@ -27,7 +28,6 @@ from remat_cli.planners.shared.cp_model import (
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import LARGEST, Rounding, cost_unit, scale_row
 from remat_cli.planners.shared.solver_thread import SolverThread
-from remat_cli.problem import Basis, Status
 
 Values = NDArray[np.int64]  # of every variable of a model, by the variable's index
 OnSolution = Callable[[Values], None]
@@ -42,14 +42,14 @@ _STATUS = {
 # Presolve's search for constraints that include others calls wrong solutions optimal where numbers are large
 # (google/or-tools issue 5293, OR-tools 9.15): right in all of 122 wrong instances without it.
 _SAFE_SETTINGS = {"presolve_inclusion_work_limit": 0}
-# Stands for no limit at all in the domain of a constraint.
+# In the domain of a constraint: no limit.
 _NO_LIMIT = 2**60
 # Seconds that the second solver has at the least.
 _LEAST_SECOND_OPINION = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class SolverOutcome:
     """How a search ended.
 
     Attributes:
@@ -57,8 +57,8 @@ class Outcome:
         values: [variables] of the best solution, by variable index; None without one.
         bound: no solution of the model as it was built has a smaller objective; None where nothing was proven.
         work: deterministic time used.
-        basis: what bound or infeasibility rest on.
-        unit: what one of the objective stands for, as the model was scaled.
+        basis: what the bound, or the infeasibility, rests on.
+        unit: by which the objective was divided when the model was scaled.
     """
 
     status: Status
@@ -77,41 +77,43 @@ def solve_model(
     settings: Mapping[str, int] | None = None,
     on_solution: OnSolution | None = None,
     on_bound: OnBound | None = None,
-) -> Outcome:
+) -> SolverOutcome:
     """Search for a solution of `model` of the least objective.
 
-    What it proves rests on one solver's word; see `prove`.
+    Its proofs rest on one solver; see `prove`.
 
     Args:
         model: to be minimised, or without an objective. Scaled here to numbers that the solver is right about.
         limits: where the search stops. Work is the solver's deterministic time. A model with a hint gets one core.
-        rounding: of rows whose numbers are too large: whether the model is there to prove, or to find plans.
+        rounding: direction in which rows with too large numbers are rounded: RELAX to prove, RESTRICT to find plans.
         settings: further parameters of the solver that suit the model, by name.
         on_solution: is told the values of each better solution, by variable index, in this thread.
         on_bound: is told of each better bound on the objective, in this thread.
 
     Raises:
-        ValueError: the solver does not accept the model: a fault in whoever built it.
+        ValueError: the solver rejects the model: a fault of the caller.
         KeyboardInterrupt: Ctrl-C; the search has ended, and every solution found until then was handed over.
     """
     if limits.is_over:
-        return Outcome(Status.UNKNOWN)
-    search = _Search(model, limits, settings or {}, on_solution, on_bound, scale_model(model, rounding))
+        return SolverOutcome(Status.UNKNOWN)
+    search = _CpSatSearch(model, limits, settings or {}, on_solution, on_bound, scale_model(model, rounding))
     search.run()
     return search.outcome()
 
 
-def prove(model: CpModel, limits: Limits, *, known: int = 0, settings: Mapping[str, int] | None = None) -> Outcome:
+def prove(
+    model: CpModel, limits: Limits, *, known: int = 0, settings: Mapping[str, int] | None = None
+) -> SolverOutcome:
     """Bound the objective of a model of 0-1 variables, rows and clauses, and ask a second solver whether it agrees.
 
     Args:
         model: to be minimised; rows with large numbers are relaxed, so that what is proven holds.
         limits: where the search stops; the second solver may take as long again.
-        known: a bound that is proven already: one that is no better needs no second opinion.
+        known: a bound that is proven already; a bound that is no better is not checked by the second solver.
         settings: as for `solve_model`.
 
     Returns:
-        The first solver's outcome; `basis` says whether the second one agrees.
+        The first solver's outcome; its `basis` says whether the second solver confirms it.
     """
     began = monotonic()
     outcome = first_opinion(model, limits, settings)
@@ -119,24 +121,24 @@ def prove(model: CpModel, limits: Limits, *, known: int = 0, settings: Mapping[s
     return second_opinion(model, outcome, limits, monotonic() - began) if says_more else outcome
 
 
-def first_opinion(model: CpModel, limits: Limits, settings: Mapping[str, int] | None = None) -> Outcome:
+def first_opinion(model: CpModel, limits: Limits, settings: Mapping[str, int] | None = None) -> SolverOutcome:
     """Bound the objective as `prove` does, on the first solver's word alone."""
     unit = scale_model(model, Rounding.RELAX)
     outcome = solve_model(model, limits, rounding=Rounding.RELAX, settings=settings)
     return replace(outcome, bound=None if outcome.bound is None else outcome.bound * unit, unit=unit)
 
 
-def second_opinion(model: CpModel, outcome: Outcome, limits: Limits, seconds: float) -> Outcome:
-    """Ask the second solver whether it agrees with the first one, which has bounded the objective or found no solution.
+def second_opinion(model: CpModel, outcome: SolverOutcome, limits: Limits, seconds: float) -> SolverOutcome:
+    """Ask the second solver to confirm the first one's bound, or that there is no solution.
 
     Args:
         model: as the first solver was given it.
         outcome: of the first solver.
         limits: as of `prove`.
-        seconds: that the second one may take; one at the least.
+        seconds: time limit of the second solver; at least one second.
 
     Returns:
-        The outcome; `basis` says whether it does.
+        The outcome; its `basis` says whether the second solver confirms it.
     """
     from remat_cli.planners.shared.second_solver import agrees
 
@@ -146,7 +148,7 @@ def second_opinion(model: CpModel, outcome: Outcome, limits: Limits, seconds: fl
 
 
 def add_choices(model: CpModel, count: int) -> None:
-    """Add so many 0-1 variables to a model; in bulk, as models have 100,000 of them."""
+    """Add `count` 0-1 variables to a model; in bulk, as models have up to 100,000 of them."""
     for _ in range(count):
         model.proto.variables.add().domain.extend((0, 1))
 
@@ -159,15 +161,15 @@ def minimise(model: CpModel, costs: Values, first: int = 0) -> None:
 
 
 def limit_cost(model: CpModel, most: int) -> None:
-    """Leave out solutions that cost more than `most`, as soon as there is an objective."""
+    """Forbid solutions that cost more than `most`; holds once the model has an objective."""
     model.proto.objective.domain.extend((-_NO_LIMIT, most))
 
 
 def scale_model(model: CpModel, rounding: Rounding) -> int:
-    """Scale a model's rows and costs in place; return what a unit of the objective stands for.
+    """Scale a model's rows and costs in place; return the divisor of its objective.
 
     Raises:
-        ValueError: a row with large numbers is no upper limit on a sum: a fault in whoever built it.
+        ValueError: a row with large numbers is no upper limit on a sum: a fault of the caller.
     """
     for constraint in model.proto.constraints:
         if constraint.has_linear():
@@ -207,7 +209,7 @@ class _Solutions(CpSolverSolutionCallback):
         self._take(_values(self.response_proto.solution))
 
 
-class _Search:
+class _CpSatSearch:
     """One run of the solver."""
 
     def __init__(
@@ -233,7 +235,7 @@ class _Search:
         """Search to the end, and pass on what comes up."""
         self._thread.run(self._pass_on)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SolverOutcome:
         """Return what the search came to.
 
         Raises:
@@ -246,13 +248,13 @@ class _Search:
         if status in (Status.INFEASIBLE, Status.UNKNOWN):
             # Without a solution the response's own bound may be none at all: 0 where the search had not begun.
             bound = self._bound if status is Status.UNKNOWN else None
-            return Outcome(status, bound=bound, work=response.deterministic_time)
+            return SolverOutcome(status, bound=bound, work=response.deterministic_time)
         values = _values(response.solution)
         if not self._model.has_objective():
-            return Outcome(status, values, work=response.deterministic_time)
+            return SolverOutcome(status, values, work=response.deterministic_time)
         scaled = _objective(self._model, values) if status is Status.OPTIMAL else None
         bound = _whole_bound(response.best_objective_bound) if scaled is None else scaled
-        return Outcome(status, values, bound * self._unit, response.deterministic_time)
+        return SolverOutcome(status, values, bound * self._unit, response.deterministic_time)
 
     def _solve(self) -> None:
         self._solver.solve(self._model, _Solutions(self._thread.tell))
@@ -298,5 +300,5 @@ def _objective(model: CpModel, values: Values) -> int:
 
 
 def _whole_bound(bound: float) -> int:
-    """Return the least whole number that a proven bound leaves; never more than was proven."""
+    """Round a proven bound up to a whole number, after taking off what floating-point errors may have added."""
     return ceil(bound - max(1e-6, abs(bound) * 2**-52))

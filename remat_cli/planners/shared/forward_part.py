@@ -1,4 +1,4 @@
-"""The forward part of a training graph, as planners see it that recompute for the backward: one vertex an op.
+"""The forward part of a training graph, for planners that recompute it for the backward pass: one vertex for each op.
 
 Kusumoto et al. 2019 plan on the graph of intermediate values. A vertex here is a forward op together with all its
 outputs, so that graphs with several outputs an op, or none, need no special case.
@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_cli.core.graph import Graph, Phase
 from remat_cli.errors import PlannerRefuses
-from remat_cli.graph import Graph, Phase
 from remat_cli.settings import Setting
 
 
@@ -105,7 +105,7 @@ class ForwardPart:
         return [int(v) for v in np.flatnonzero(~self.graph.arrays.recomputable[self.ops])]
 
     def missing(self, wanted: Iterable[int], is_there: Sequence[bool]) -> list[int]:
-        """Return the vertices that must be run again so that those wanted are there, in topological order."""
+        """Return the vertices to recompute so that the wanted ones are in memory, in topological order."""
         missing: set[int] = set()
         stack = list(wanted)
         while stack:
@@ -116,14 +116,14 @@ class ForwardPart:
         return sorted(missing)
 
     def places_of_backward(self, place: Sequence[int], last: int) -> dict[int, int]:
-        """Return the place of each backward op, places being passed from the last one down.
+        """Return the place of each backward op; the backward pass visits the places from the last one down.
 
-        It is that of what the op differentiates. One without `grad_of`, such as a sum of gradients, runs as soon as its
-        inputs are there.
+        An op has the place of the forward op that it differentiates. An op without `grad_of`, such as a sum of
+        gradients, runs as soon as its inputs are in memory.
 
         Args:
             place: [V] of each vertex.
-            last: the first place that the backward pass comes to.
+            last: the place at which the backward pass begins.
         """
         index = self.graph.arrays.op_index
         places: dict[int, int] = {}

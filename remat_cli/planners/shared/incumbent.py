@@ -1,20 +1,39 @@
-"""The best plan so far, and what is proven: what every planner keeps while it searches, and makes its result of."""
+"""The best plan so far, and what is proven: every planner keeps one, and returns its result."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from remat_cli.core.problem import Basis, Bound, ModelFigure, Observer, Plan, PlanResult, Problem, Scope, Status
+from remat_cli.core.schedule import Schedule
+from remat_cli.core.simulate import simulate
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Basis, Bound, ModelFigure, Observer, Plan, PlanResult, Problem, Scope, Status
-from remat_cli.schedule import Schedule
-from remat_cli.simulate import simulate
 
 _NO_PLAN = "no plan was found within the limits; that is no proof that there is none"
 
 
+class SequencePlan(Plan):
+    """A plan with its runs: searches go on from these; the schedule, with the names of ops, is made on request.
+
+    Attributes:
+        sequence: the runs.
+    """
+
+    def __init__(
+        self,
+        sequence: RematSequence,
+        time: int,
+        peak_bytes: int,
+        make_schedule: Callable[[], Schedule],
+        figures: tuple[ModelFigure, ...] = (),
+    ) -> None:
+        super().__init__(time, peak_bytes, make_schedule, figures)
+        self.sequence = sequence
+
+
 class Incumbent:
-    """The best plan so far, of one run of a planner.
+    """The best plan so far, and what is proven, of one run of a planner; the searches of a portfolio share one.
 
     Whatever plan is offered is measured once, kept if it is the best that fits or the closest to fitting, and told to
     the observer if it is the best.
@@ -22,6 +41,7 @@ class Incumbent:
     Attributes:
         problem: what is planned.
         observe: is told of better plans and bounds.
+        finder: of a portfolio: the planner whose plans are offered now.
         best: the plan of the least time that fits, and of those the one of the least peak; None before one was found.
         closest: of the plans that do not fit, the one of the smallest peak; None before there was one.
     """
@@ -32,11 +52,12 @@ class Incumbent:
         Args:
             problem: what is planned.
             observe: is told of better plans and bounds.
-            searches: the smallest scope that all plans of the planner are in. Bounds of smaller scopes need not hold
+            searches: the smallest scope that contains all plans of the planner. Bounds of smaller scopes need not hold
                 for its plans.
         """
         self.problem = problem
         self.observe = observe
+        self.finder: str | None = None
         self.best: Plan | None = None
         self.closest: Plan | None = None
         self._searches = searches
@@ -45,31 +66,26 @@ class Incumbent:
 
     # Plans
 
-    def offer(
-        self,
-        plan: RematSequence | Schedule,
-        figures: tuple[ModelFigure, ...] = (),
-        found_by: str | None = None,
-    ) -> Plan:
-        """Measure a plan, and keep it if it is better than what there is; return it with what it costs.
+    def offer(self, plan: RematSequence | Schedule, figures: tuple[ModelFigure, ...] = ()) -> Plan:
+        """Measure a plan, keep it if it is the best, and return it with its costs.
 
         Args:
-            plan: a sequence, every op of which finds its inputs; or a schedule, for what is more than a sequence.
+            plan: a valid sequence; or a schedule, where a sequence does not say everything.
             figures: what the method's own model says of it.
-            found_by: of a portfolio: the planner whose plan it is.
         """
-        measured = self._measured(plan, figures, found_by)
+        measured = self._measured(plan, figures)
         self.take(measured)
         return measured
 
-    def _measured(self, plan: RematSequence | Schedule, figures: tuple[ModelFigure, ...], found_by: str | None) -> Plan:
+    def _measured(self, plan: RematSequence | Schedule, figures: tuple[ModelFigure, ...]) -> Plan:
         if isinstance(plan, RematSequence):
-            return Plan(plan.time, plan.peak, plan.schedule, figures, found_by)
+            return SequencePlan(plan, plan.time, plan.peak, plan.schedule, figures)
         trace = simulate(self.problem.graph, plan, link=self.problem.link)
-        return Plan(trace.time, trace.peak_bytes, lambda: plan, figures, found_by)
+        return Plan(trace.time, trace.peak_bytes, lambda: plan, figures)
 
     def take(self, plan: Plan) -> bool:
-        """Keep a measured plan if it is better than what there is; tell whether it is the best that fits."""
+        """Keep a measured plan if it is the best; tell whether it is, and fits."""
+        plan.found_by = plan.found_by or self.finder
         if not self.fits(plan):
             if self.closest is None or self.merit(plan) < self.merit(self.closest):
                 self.closest = plan
@@ -80,18 +96,23 @@ class Incumbent:
         self.observe.found(plan)
         return True
 
+    @property
+    def best_sequence(self) -> RematSequence | None:
+        """The runs of the best plan; None where there is none, or only a schedule."""
+        return self.best.sequence if isinstance(self.best, SequencePlan) else None
+
     def fits(self, plan: Plan) -> bool:
         """Tell whether a plan fits the budget."""
         return plan.peak_bytes <= self.problem.budget.device_bytes
 
     def merit(self, plan: Plan) -> tuple[int, int, int]:
-        """Order plans, the best first: those that fit by their time, before those that do not by their peak."""
+        """Rank plans, the best first: plans that fit, by time; then the others, by peak."""
         return (0, plan.time, plan.peak_bytes) if self.fits(plan) else (1, plan.peak_bytes, plan.time)
 
     # Proofs
 
     def prove(self, time: int, scope: Scope, basis: Basis = Basis.COUNTED) -> None:
-        """Note that no plan in scope takes less time; or, of what is known, that it rests on more than one solver."""
+        """Note that no plan in scope takes less time; or that a known bound now rests on more than one solver."""
         known = self._bounds.get(scope)
         if known is not None and time == known.time:
             says_more = known.basis is Basis.ONE_SOLVER and basis is not Basis.ONE_SOLVER
@@ -104,7 +125,7 @@ class Incumbent:
     def prove_that_none_fits(self, scope: Scope, why: str, basis: Basis = Basis.COUNTED) -> None:
         """Note that no plan in scope fits, and why, for people.
 
-        It settles the search where all plans of the planner are in that scope.
+        This settles the search if all plans of the planner are in that scope.
         """
         if scope in _at_least_as_wide(self._searches):
             self._impossible = PlanResult(Status.INFEASIBLE, scope=scope, basis=basis, reason=why)
@@ -133,7 +154,7 @@ class Incumbent:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the best plan is proven to be the best, or that there is none."""
+        """Whether the best plan is proven optimal, or it is proven that none fits."""
         return self.nothing_fits or self.gap <= 0
 
     def result(self, reason: str = _NO_PLAN, stats: Mapping[str, int] | None = None) -> PlanResult:

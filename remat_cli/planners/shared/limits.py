@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
+from remat_cli.core.problem import Observer
 from remat_cli.cores import usable_cores
-from remat_cli.problem import Observer
 
 
 def _never() -> bool:
@@ -17,17 +17,17 @@ def _never() -> bool:
 
 @dataclass(eq=False)
 class Limits:
-    """Where a search stops, and what it may use until then.
+    """When a search stops, and what it may use until then.
 
-    The clock is for users. Counted work takes no notice of how busy the machine is: under it alone, the same problem
-    gives the same result anywhere.
+    The clock is for users. Counted work does not depend on how busy the machine is: limited by work alone, a search
+    finds the same plan on any machine.
 
     Attributes:
         deadline: `time.monotonic()` at which it ends.
-        work: what may still be done, in the unit of whoever counts it.
+        work: what may still be done, in the planner's own unit.
         cores: threads or processes.
         seed: of random choices.
-        has_enough: tells whether whoever asked has what he wants.
+        has_enough: tells whether the caller is content with the plan so far.
     """
 
     deadline: float = inf
@@ -74,7 +74,7 @@ class Limits:
         self.work -= work
 
     def part(self, share: float = 1.0, work: float = inf) -> Limits:
-        """Return limits of a part of the search. Who carries it out spends what it took of these limits too.
+        """Return the limits of a part of the search. The caller must also spend, of these limits, what the part used.
 
         Args:
             share: of the seconds left.

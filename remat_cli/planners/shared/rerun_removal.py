@@ -1,7 +1,7 @@
-"""Reruns left out of a plan: what is made again is kept instead, wherever the budget has room for it.
+"""Removal of reruns: tensors are kept instead of recomputed wherever the budget has room for them.
 
-A plan that fits rarely fills the budget at every step. A rerun of an op can be left out where its outputs, made by the
-run before, fit in memory until they are read again.
+A plan that fits rarely fills the budget at every step. A rerun can be left out where the outputs of the run before it
+fit in memory until their next read.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import replace
 from typing import Generic
 
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.sequence import AnySequence
-from remat_cli.planners.shared.stages import Ints
 
-# The memory of a run that was left out: below any other, and stays so.
+# The memory of a run that was left out: lower than any other, whatever is added to it.
 _NOTHING = -(2**62)
 
 
 def without_needless_reruns(sequence: AnySequence, budget_bytes: int, limits: Limits | None = None) -> AnySequence:
-    """Return the sequence without the reruns that the budget has room to do without.
+    """Return the sequence without the reruns for whose outputs the budget has room.
 
-    Greedy: reruns that save most time for each byte that is kept instead come first.
+    Greedy: reruns that save the most time for each byte kept come first.
 
     Args:
         sequence: what is run.
-        budget_bytes: device memory, resident bytes and graph inputs included, in which the sequence fits.
-        limits: at their end, what was left out until then stays so.
+        budget_bytes: device memory, resident bytes and graph inputs included; the sequence fits it.
+        limits: at their end, the sequence is returned as far as it is shortened.
     """
     if limits is not None and limits.is_over:
         return sequence
@@ -47,9 +47,9 @@ def without_needless_reruns(sequence: AnySequence, budget_bytes: int, limits: Li
 
 
 class _ShrinkingSequence(Generic[AnySequence]):
-    """A sequence of which one run after the other is left out, with the memory while each of the others is carried out.
+    """A sequence from which runs are left out one by one, with the memory during each remaining run.
 
-    Runs keep their position when others are left out.
+    Runs keep their positions when others are left out.
 
     Attributes:
         memory: bytes while each run is carried out; far below 0 for those left out.
@@ -90,7 +90,7 @@ class _ShrinkingSequence(Generic[AnySequence]):
         return replace(self._sequence, ops=self._sequence.ops[self.memory >= 0])
 
     def leave_out(self, at: int, budget_bytes: int) -> bool:
-        """Leave out a run, and runs for its sake only, if the rest then fits; tell whether it is left out."""
+        """Leave out a run, and the runs that served it alone, if the rest then fits; tell whether it is left out."""
         if self.memory[at] < 0:
             return True
         changes = list(self._changes_without(at))
@@ -116,12 +116,12 @@ class _ShrinkingSequence(Generic[AnySequence]):
                 self.leave_out(made, budget_bytes=2**62)
 
     def _is_useless(self, at: int) -> bool:
-        """Tell whether nobody needs what a run makes, and another run of the op is left."""
+        """Tell whether no run needs the outputs of a run, and its op has another run."""
         op = self._runs[at]
         return len(self._runs_of[op]) > 1 and all(self._end(t, at) == at for t in self._outputs[op])
 
     def _changes_without(self, at: int) -> Iterator[tuple[int, int, int]]:
-        """Yield from where to where memory changes, and by how much, if a run is left out; before the run, that is."""
+        """Yield (start, stop, bytes): by how much memory changes at the positions before a run if that is left out."""
         op = self._runs[at]
         for t in self._outputs[op]:
             if self._end(t, at) > at:  # its last instance lives on
@@ -141,7 +141,7 @@ class _ShrinkingSequence(Generic[AnySequence]):
         return self._inplace_bytes[op] if self._inplace[op] == tensor else 0
 
     def _made(self, tensor: int, before: int) -> int:
-        """Return where a tensor was made for the last time before a position."""
+        """Return the position of the last run before a position that makes a tensor."""
         positions = self._runs_of[self._producer[tensor]]
         return positions[bisect_left(positions, before) - 1]
 
@@ -154,7 +154,7 @@ class _ShrinkingSequence(Generic[AnySequence]):
         return len(self._runs) if self._is_output[tensor] else self._last_read(tensor, made, len(self._runs))
 
     def _last_read(self, tensor: int, made: int, before: int) -> int:
-        """Return where the instance made at `made` is read for the last time before a position; `made` if nowhere."""
+        """Return the last position before another that reads the instance made at `made`; `made` if there is none."""
         reads = self._reads_of[tensor]
         place = bisect_left(reads, before)
         return max(reads[place - 1], made) if place else made

@@ -3,7 +3,7 @@
 Solvers count within tolerances, or fail on large numbers: CP-SAT 9.15 calls wrong solutions of knapsack rows optimal
 where coefficients are 10^9 and more and some of them nearly equal (google/or-tools issue 5293); none was seen at 10^8.
 So no row is given to a solver with a coefficient above `LARGEST`. What is divided out is a common divisor where that
-is enough, and nothing is lost then. Else numbers are rounded, in the direction that the model is for.
+is enough, and nothing is lost then. Else numbers are rounded: down in models that prove, up in models that find plans.
 
 A row of n entries loses at most n / LARGEST of its largest coefficient: 10^-6 of the memory it stands for where 2,600
 tensors compete and none takes more than a tenth of it.
@@ -16,10 +16,10 @@ from math import ceil
 
 import numpy as np
 
-from remat_cli.planners.shared.stages import Ints
+from remat_cli.planners.shared.numbering import Ints
 
 LARGEST = 2**28
-# Solvers add costs up: this is the most that they may come to. Of 100,000 costs, rounding takes 3 * 10^-9 at most.
+# The largest sum of costs, which solvers add up. Rounding takes at most 3 * 10^-9 of the sum of 100,000 costs.
 LARGEST_TOTAL_COST = 2**45
 
 
@@ -31,7 +31,7 @@ class Rounding(Enum):
 
 
 def unit_of(coefficients: Ints, largest: int = LARGEST) -> int:
-    """Return by what to divide numbers so that none is above `largest`: their greatest common divisor, if that will do.
+    """Return a divisor that brings numbers down to `largest`: their greatest common divisor, if that is enough.
 
     Args:
         coefficients: [entries] int64.
@@ -56,7 +56,7 @@ def scale_row(coefficients: Ints, limit: int, rounding: Rounding) -> tuple[Ints,
 
 
 def cost_unit(costs: Ints) -> int:
-    """Return by what to divide costs so that together they stay below `LARGEST_TOTAL_COST`.
+    """Return a divisor that brings the sum of costs below `LARGEST_TOTAL_COST`.
 
     Costs are rounded down: the scaled cost of a solution, times the unit, is never more than what it costs.
     """

@@ -1,65 +1,23 @@
 """The rematerialization sequence: ops in the order in which they run, what each run reads, and the memory of each.
 
-Every plan that moves nothing to the host is one (the term is that of Bartan et al. 2023): when tensors are freed
-follows from it. Everything here is numpy over whole sequences, so that one of several 100,000 runs takes a fraction of
-a second.
+Every plan that moves nothing to the host is such a sequence (the term of Bartan et al. 2023): it determines when
+tensors are freed. Everything here is numpy over whole sequences, so that a sequence of several 100,000 runs takes a
+fraction of a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Self, TypeVar
 
 import numpy as np
 
-from remat_cli.graph import Graph
-from remat_cli.planners.shared.stages import Bools, Ints, Ragged, Stages
-from remat_cli.schedule import Schedule, plain_run, with_frees
-
-
-@dataclass(frozen=True, eq=False)
-class GraphReads:
-    """What the ops of a graph read and make, as flat arrays; tensors of 0 bytes and graph inputs are left out.
-
-    Those can always be there, whatever is decided.
-
-    Attributes:
-        graph: what is planned.
-        inputs: for each op, the tensors that it reads.
-        outputs: for each op, the tensors that it makes.
-        kept: the graph's outputs.
-        recomputable: [N] whether each op may run again.
-    """
-
-    graph: Graph
-    inputs: Ragged
-    outputs: Ragged
-    kept: Ints
-    recomputable: Bools
-
-    @classmethod
-    @lru_cache(maxsize=4)
-    def of(cls, graph: Graph) -> GraphReads:
-        """Lay out `graph`; kept for the next time."""
-        arrays = graph.arrays
-        counts = (arrays.producer >= 0) & (arrays.tensor_bytes > 0)
-        return cls(
-            graph=graph,
-            inputs=_ragged(arrays.inputs, counts),
-            outputs=_ragged(arrays.outputs, counts),
-            kept=np.flatnonzero(arrays.is_output & counts),
-            recomputable=arrays.recomputable,
-        )
-
-
-def _ragged(rows: Sequence[Sequence[int]], counts: Bools) -> Ragged:
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    values = np.fromiter((t for row in rows for t in row), dtype=np.int64, count=int(lengths.sum()))
-    index = np.repeat(np.arange(len(rows)), lengths)
-    inside = counts[values]
-    return Ragged.of(index[inside], values[inside], len(rows))
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import Schedule, plain_run, with_frees
+from remat_cli.planners.shared.numbering import Bools, GraphReads, Ints, Ragged
+from remat_cli.planners.shared.stages import Stages
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +25,7 @@ class RematSequence:
     """Runs of ops in order; each run of an op makes an instance of each of its outputs.
 
     Position M, after the last run, stands for the end, where the graph's outputs are read. Instances are numbered in
-    the order in which they are made. Each is there from its making to its last read.
+    the order in which they are made. Each stays alive from its making to its last read.
 
     Attributes:
         reads: of the graph.
@@ -89,8 +47,8 @@ class RematSequence:
 
         Args:
             stages: the order of first runs; stage N stands for the end.
-            reruns: [reruns] stage of the first run of each op that is run again.
-            at: [reruns] stage in which it is run again, before the stage's own op.
+            reruns: [reruns] stage of the first run of each recomputed op.
+            at: [reruns] stage in which it is recomputed, before the stage's own op.
         """
         first = np.arange(len(stages))
         op = np.concatenate([reruns, first])
@@ -193,7 +151,7 @@ class RematSequence:
 
     @cached_property
     def last_read(self) -> Ints:
-        """[I] position of each instance's last read; that of its making where nobody reads it."""
+        """[I] position of each instance's last read; of its making if it is never read."""
         last: Ints = self.made[0].copy()
         at, instance = self.read
         last[instance] = np.maximum(last[instance], at)  # positions ascend: the last one written is the largest
@@ -211,7 +169,7 @@ class RematSequence:
 
     @cached_property
     def memory(self) -> Ints:
-        """[M] bytes while each run is carried out, every instance freed at its last read; what the judge measures."""
+        """[M] bytes during each run, every instance freed at its last read; what the judge measures."""
         change = np.zeros(len(self) + 2, dtype=np.int64)
         np.add.at(change, self.made[0], self.bytes)
         np.add.at(change, self.last_read + 1, -self.bytes)
@@ -220,7 +178,7 @@ class RematSequence:
         return graph.fixed_bytes + np.cumsum(change)[: len(self)] + workspace - self.shared_bytes
 
     def away_at(self, at: int) -> Ints:
-        """Return the instances that are on the host while a run is carried out: none, without transfers."""
+        """Return the instances on the host during a run: none, without transfers."""
         return np.zeros(0, dtype=np.int64)
 
     @cached_property
@@ -234,7 +192,7 @@ class RematSequence:
 
     @cached_property
     def is_useful(self) -> Bools:
-        """[M] whether each run is the first of its op, or makes what such a run needs, or the end."""
+        """[M] whether each run is the first of its op, or leads to such a run or to the graph's outputs."""
         start, instances = self.inputs.start.tolist(), self.inputs.values.tolist()
         made_at = self._maker_of
         is_wanted = bytearray((~self.is_rerun).tobytes() + b"\1")
@@ -245,11 +203,11 @@ class RematSequence:
         return np.frombuffer(is_wanted, dtype=np.bool_)[:-1]
 
     def without_useless_runs(self) -> Self:
-        """Return the sequence without the runs that make nothing that is read before it is made again.
+        """Return the sequence without the runs none of whose outputs is read before it is recomputed.
 
-        First runs too are left out where a later run will do, so ops may run for the first time in another order. An op
-        of which no run is useful keeps its first one, as every op must run. Of a valid sequence a valid one is left,
-        with a peak that is no higher: no instance of a tensor lives longer than before. Linear in the length.
+        First runs are left out, too, where a later run will do, so the order of first runs may change. An op without a
+        useful run keeps its first run, as every op must run. A valid sequence stays valid, and its peak does not rise:
+        no instance of a tensor lives longer than before. Linear in the length.
         """
         arrays = self.graph.arrays
         # Tensors of 0 bytes count here: who reads a view needs it made before.
@@ -269,11 +227,11 @@ class RematSequence:
         return replace(self, ops=np.array(useful[::-1], dtype=np.int64))
 
     def with_reruns(self, at: int, again: Bools) -> Self:
-        """Return the sequence on which some runs are carried out once more, each where what it makes is first missing.
+        """Return the sequence with reruns of some of its runs, each placed where its outputs are first missing.
 
         Args:
-            at: position after which that is.
-            again: [at] which of the runs before it; what they read is kept or made again by others of them.
+            at: position after which they are placed.
+            again: [at] which of the runs before it to repeat; what they read is kept, or recomputed by others of them.
         """
         again = np.append(again, np.zeros(len(self) + 1 - at, dtype=np.bool_))
         made_at = self.made[0]
@@ -291,7 +249,7 @@ class RematSequence:
         return replace(self, ops=np.insert(self.ops, places, self.ops[runs]))
 
     def _closure(self, maker: int, is_due: bytearray) -> Iterator[int]:
-        """Yield the runs that are due before a run is carried out again, in order, and it; they are due no more."""
+        """Yield the reruns that are due up to that of a run, in order; none of them is due afterwards."""
         made_at = self._maker_of
         stack = [maker]
         while stack:

@@ -13,14 +13,14 @@ from remat_cli.planners.shared.limits import Limits
 
 News = TypeVar("News")
 
-# Seconds between two looks at whether Ctrl-C was pressed, where waiting itself cannot be interrupted.
+# Seconds between two checks for Ctrl-C: waiting itself cannot be interrupted everywhere.
 _LOOK = 0.1
 
 
 class SolverThread(Generic[News]):
-    """Runs a solver; whoever called waits, and is told of solutions and bounds in the thread that called.
+    """Runs a solver, while the caller waits and is told of solutions and bounds in its own thread.
 
-    So an exception in what takes the news, or Ctrl-C, comes up where it is expected, after the solver was stopped.
+    So Ctrl-C, or an exception in the caller's code, is raised in the caller's thread, after the solver was stopped.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class SolverThread(Generic[News]):
             name: of the thread.
             solve: runs the solver to its end.
             stop: asks it to end; may be called at any time, and again.
-            limits: tell whether whoever asked has enough; the others are the solver's to keep.
-            patience: seconds that a solver is waited for that was asked to end; then it is left to itself.
+            limits: of which only `has_enough` is watched here; the solver keeps the others.
+            patience: seconds to wait for a solver that was asked to end; then its thread is abandoned.
         """
         self._solve = solve
         self._stop = stop
@@ -75,7 +75,7 @@ class SolverThread(Generic[News]):
     def _run(self) -> None:
         try:
             self._solve()
-        except BaseException as failure:  # it is raised again where somebody can see it
+        except BaseException as failure:  # raised again in the caller's thread
             self._failure = failure
         finally:
             self._news.put(None)

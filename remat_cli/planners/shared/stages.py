@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from remat_cli.graph import Graph
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from remat_cli.core.graph import Graph
+from remat_cli.planners.shared.numbering import Bools, GraphReads, Ints, Ragged
 
 
 @dataclass(frozen=True, eq=False)
 class Stages:
     """Ops and tensors of a graph in a fixed order of first runs.
 
-    Tensors of 0 bytes and graph inputs do not appear: whatever is decided, they can always be there. Tensors are
-    numbered in the order in which they are first made. Stage N stands for the end, where the graph's outputs are read.
+    Tensors of 0 bytes and graph inputs do not appear: keeping them costs nothing. Tensors are numbered in the order in
+    which they are first made. Stage N stands for the end, where the graph's outputs are read.
 
     Attributes:
         graph: what is planned.
@@ -53,9 +50,8 @@ class Stages:
         real = real[np.argsort(made_at[real], kind="stable")]
         number = np.full(len(producer), -1, dtype=np.int64)
         number[real] = np.arange(len(real))
-        lengths = np.fromiter((len(inputs) for inputs in arrays.inputs), dtype=np.int64, count=count)
-        tensors = np.fromiter((t for inputs in arrays.inputs for t in inputs), dtype=np.int64, count=int(lengths.sum()))
-        stages = np.repeat(stage_of_op, lengths)
+        readers, tensors = GraphReads.of(graph).every_read
+        stages = stage_of_op[readers]
         kept = np.flatnonzero(arrays.is_output)
         tensors = number[np.concatenate([tensors, kept])]
         stages = np.concatenate([stages, np.full(len(kept), count)])
@@ -103,14 +99,14 @@ class Stages:
 
     @cached_property
     def last_read(self) -> Ints:
-        """[T] stage of each tensor's last read; that of its producer where nobody reads it."""
+        """[T] stage of each tensor's last read; of its producer if it is never read."""
         last = self.made_at.copy()
         np.maximum.at(last, self.read_tensor, self.read_stage)
         return last
 
     @cached_property
     def shared_input(self) -> Ints:
-        """[N] the tensor whose storage each stage's op can take over for its first output, -1 where there is none."""
+        """[N] the tensor whose storage each stage's op can take over for its first output; -1 for none."""
         number = np.full(len(self.graph.tensors) + 1, -1, dtype=np.int64)  # one more for ops that cannot
         number[self.tensor] = np.arange(len(self.tensor))
         return number[np.array(self.graph.arrays.inplace, dtype=np.int64)[self.order]]
@@ -138,46 +134,3 @@ class Stages:
         can = self.shared_input >= 0
         ends_here[can] = self.last_read[self.shared_input[can]] == np.flatnonzero(can)
         return alive + self.workspace - np.where(ends_here, self.shared_bytes, 0)
-
-
-@dataclass(frozen=True, eq=False)
-class Ragged:
-    """Lists of numbers, one for each index, in one array.
-
-    Attributes:
-        values: all lists, one after the other.
-        start: [count + 1] where each list starts.
-    """
-
-    values: Ints
-    start: Ints
-
-    @classmethod
-    def of(cls, index: Ints, values: Ints, count: int) -> Ragged:
-        """Group `values` by `index`, which is ascending."""
-        return cls(values, np.searchsorted(index, np.arange(count + 1)))
-
-    def __getitem__(self, index: int) -> Ints:
-        return self.values[self.start[index] : self.start[index + 1]]
-
-    def __len__(self) -> int:
-        return len(self.start) - 1
-
-    def sums(self, weights: Ints) -> Ints:
-        """[count] sum over each list of `weights` of its values."""
-        totals: Ints = np.concatenate([[0], np.cumsum(weights[self.values])])
-        return totals[self.start[1:]] - totals[self.start[:-1]]
-
-    def expand(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Return (position in `indices`, value) for every value of the lists of all `indices`."""
-        lengths = self.start[indices + 1] - self.start[indices]
-        position = np.repeat(np.arange(len(indices)), lengths)
-        offset = np.arange(len(position)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return position, self.values[np.repeat(self.start[indices], lengths) + offset]
-
-
-def sums(index: Ints, values: Ints, count: int) -> Ints:
-    """[count] Return the sum of the values of each index; in whole numbers, which `np.bincount` does not count in."""
-    totals = np.zeros(count, dtype=np.int64)
-    np.add.at(totals, index, values)
-    return totals

@@ -1,7 +1,7 @@
-"""Transfers in a sequence of runs: which instances can be on the host meanwhile, and the schedule that moves them.
+"""Transfers in a sequence of runs: which instances can be on the host between uses, and the schedule that moves them.
 
-Between two uses an instance may be away. Its way out begins when it is made, its way back ends before the next use; on
-each way the link takes one after the other. An instance that has been on the host once need not go there again.
+Between two uses an instance may be away. Its offload begins when it is made, its prefetch ends before the next use; in
+each direction the link moves one instance after the other. An instance is offloaded at most once: its copy stays.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_cli.core.link import Link
+from remat_cli.core.problem import Problem
+from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
+from remat_cli.core.simulate import Trace
 from remat_cli.errors import PlannerRefuses
-from remat_cli.link import Link
+from remat_cli.planners.shared.numbering import Bools, Ints
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shared.stages import Bools, Ints
-from remat_cli.problem import Problem
-from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
 from remat_cli.settings import Setting
-from remat_cli.simulate import Trace
 
 Floats = NDArray[np.floating[Any]]
 
@@ -34,8 +34,8 @@ def known_link(problem: Problem, planner: str, instead: str) -> Link:
 
     Args:
         problem: what is planned.
-        planner: who needs the link.
-        instead: a planner that only recomputes.
+        planner: the one that needs the link, for the message.
+        instead: a planner that only recomputes, for the hint.
 
     Raises:
         PlannerRefuses: the link's bandwidth is not known.
@@ -56,16 +56,16 @@ def known_link(problem: Problem, planner: str, instead: str) -> Link:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """While an instance is away. Times are positions in a sequence.
+    """A time in which an instance is away from the device. Times are positions in a sequence.
 
     Attributes:
         name: of the tensor.
         bytes: its size.
-        made_at: when it is made, and its way to the host begins.
+        made_at: when it is made, and its offload begins.
         left_after: the use after which it may be away.
         wanted_at: the next use.
         freed_before: the run for which its memory is needed.
-        back_before: the run before which its way back begins, and its memory is taken again.
+        back_before: the run before which its prefetch begins, which takes its memory again.
     """
 
     name: str
@@ -78,8 +78,8 @@ class Absence:
 
 
 @dataclass(frozen=True, eq=False)
-class Gaps:
-    """Stretches of a sequence in which nobody uses an instance that may move, in the order of the instances.
+class IdleGaps:
+    """Gaps between two uses of instances that may move, in the order of the instances.
 
     Attributes:
         instance: [G] number of the instance.
@@ -92,7 +92,7 @@ class Gaps:
     wanted_at: Ints
 
     @classmethod
-    def of(cls, sequence: RematSequence, may_move: Bools) -> Gaps:
+    def of(cls, sequence: RematSequence, may_move: Bools) -> IdleGaps:
         """Return the gaps of the tensors that may move.
 
         Args:
@@ -115,12 +115,12 @@ class Gaps:
 class OffloadSequence(RematSequence):
     """A sequence of runs in which some tensors may be on the host between their uses.
 
-    Its memory is that of each run while all of them are away that can be without anybody's waiting for the link.
+    Its memory is counted with every instance away that can be away without a wait for the link.
 
     Attributes:
         may_move: [T] tensors of the graph.
         time_per_byte: of the link.
-        waits: [N] for how long the device waits for the link before the first run of each op.
+        waits: [N] time for which the device waits for the link before the first run of each op.
     """
 
     may_move: Bools
@@ -163,16 +163,16 @@ class OffloadSequence(RematSequence):
         ends = np.array(trace.times[1:], dtype=np.int64)[runs]
         idle = np.diff(ends, prepend=0) - self.run_time
         first = np.flatnonzero(~self.is_rerun)
-        # What is waited for before a rerun counts before the first run that follows.
+        # A wait before a rerun counts as one before the next first run.
         follows = np.searchsorted(first, np.arange(first[-1] + 1))
         waits = np.zeros(len(self.graph.ops))
         np.add.at(waits, self.ops[first[follows]], idle[: first[-1] + 1])
         return replace(self, waits=waits)
 
     @cached_property
-    def gaps(self) -> Gaps:
+    def gaps(self) -> IdleGaps:
         """In which instances that may move could be away."""
-        return Gaps.of(self, self.may_move)
+        return IdleGaps.of(self, self.may_move)
 
     @cached_property
     def _end(self) -> Floats:
@@ -186,7 +186,7 @@ class OffloadSequence(RematSequence):
 
     @cached_property
     def _away(self) -> tuple[Ints, Ints, Ints]:
-        """Instances, the first run during which each is away, and the run before which its way back begins."""
+        """Instances, the first run during which each is away, and the run before which its prefetch begins."""
         gaps, start, made_at = self.gaps, self._start, self.made[0]
         end = np.append(self._end, np.inf)
         instance, left, wanted = gaps.instance, gaps.left_after, gaps.wanted_at
@@ -202,17 +202,17 @@ class OffloadSequence(RematSequence):
 
     @cached_property
     def memory(self) -> Ints:
-        """[M] bytes while each run is carried out, with all that can be away on the host."""
+        """[M] bytes during each run, with every instance away that can be."""
         return self._memory_without(*self._away)[:-1]
 
     def away_at(self, at: int) -> Ints:
-        """Return the instances that can be on the host while a run is carried out."""
+        """Return the instances that can be on the host during a run."""
         instance, leaves, returns = self._away
         return instance[(leaves <= at) & (at < returns)]
 
     @cached_property
     def _held(self) -> Ints:
-        """[M + 1] bytes while each run is carried out, and at the end, with everything on the device."""
+        """[M + 1] bytes during each run, and at the end, with everything on the device."""
         end = self.reads.graph.fixed_bytes + int(self.bytes[self.inputs[len(self)]].sum())
         return np.append(RematSequence(self.reads, self.ops).memory, end)
 
@@ -225,16 +225,16 @@ class OffloadSequence(RematSequence):
 
     @property
     def least_bytes(self) -> int:
-        """The least budget: what is needed when all are away that can be, however long somebody waits."""
+        """The least budget: bytes needed if every instance that may move is away in all gaps, whatever the waits."""
         gaps = self.gaps
         return int(self._memory_without(gaps.instance, gaps.left_after + 1, gaps.wanted_at).max())
 
     def schedule_within(self, budget_bytes: int, early: bool = True) -> Schedule:
-        """Return a schedule within a budget, in which nothing leaves that can stay.
+        """Return a schedule within a budget, which moves no instance that can stay.
 
         Args:
             budget_bytes: device memory, `least_bytes` or more.
-            early: what was away comes back as soon as there is memory for it; else just in time.
+            early: prefetch as soon as there is memory for it; else just in time.
         """
         memory = self._held.copy()
         gaps = self.gaps
@@ -260,7 +260,7 @@ class OffloadSequence(RematSequence):
         return np.maximum(self.gaps.left_after + 1, np.searchsorted(self._start, out))
 
     def _latest(self, absent: Sequence[Absence]) -> list[int]:
-        """Return before which run each of some, in the order of their return, must begin it so that nobody waits."""
+        """Return the run before which each prefetch must begin so that the device does not wait; in order of return."""
         wanted = np.array([absence.wanted_at for absence in absent], dtype=np.int64)
         duration = np.array([absence.bytes for absence in absent]) * self.time_per_byte
         back = -_ends_by_order(-self._start[wanted], duration, np.arange(len(absent))[::-1], queued=True)
@@ -269,14 +269,14 @@ class OffloadSequence(RematSequence):
 
 
 def _once(instance: Ints, duration: Floats) -> Floats:
-    """Return the durations, 0 where an instance has been named before: it is on the host already."""
+    """Return the durations, 0 for repeated instances: their copies are on the host already."""
     first = np.ones(len(instance), dtype=np.bool_)
     first[1:] = instance[1:] != instance[:-1]
     return np.where(first, duration, 0.0)
 
 
 def _ends(ready: Floats, duration: Floats, queued: bool) -> Floats:
-    """Return when each of some transfers ends that begins when it is ready, and, if queued, after the one before."""
+    """Return when each transfer ends that starts when it is ready and, if queued, after the previous one."""
     if not queued:
         return ready + duration
     total = np.cumsum(duration)
@@ -293,15 +293,15 @@ def _ends_by_order(ready: Floats, duration: Floats, order: Ints, queued: bool) -
 def _leave(possible: Sequence[Absence], ready: Sequence[int], memory: Ints, budget_bytes: int) -> list[Absence]:
     """Return which instances leave, and for which run.
 
-    Of those whose copies are on the host by then the one leaves that is wanted last; where there is none, the one
-    leaves whose copy is there first.
+    Of the instances with a finished copy on the host, the one wanted last leaves; if there is none, the one whose copy
+    is finished first.
 
     Args:
         possible: in the order in which the link takes them.
-        ready: for each the first run before which it can be away and nobody waits.
+        ready: for each, the first run before which it can be away without a wait.
         memory: bytes while each run is carried out, and at the end; what leaves is taken off, as if it came back just
             when it is wanted.
-        budget_bytes: enough for what is there when all of them are away.
+        budget_bytes: at least what is needed when all of them are away.
     """
     by_ready = sorted(range(len(possible)), key=lambda number: ready[number], reverse=True)
     by_last_use = sorted(range(len(possible)), key=lambda number: possible[number].left_after, reverse=True)
@@ -326,7 +326,7 @@ def _leave(possible: Sequence[Absence], ready: Sequence[int], memory: Ints, budg
 
 
 def _without_needless(absent: Sequence[Absence], memory: Ints, budget_bytes: int) -> list[Absence]:
-    """Leave out those that could stay as well, since larger ones left after them; add them to `memory`."""
+    """Leave out absences that later, larger ones have made needless; add their bytes to `memory`."""
     needed = []
     for absence in reversed(absent):
         away = memory[absence.freed_before : absence.wanted_at]
@@ -338,11 +338,11 @@ def _without_needless(absent: Sequence[Absence], memory: Ints, budget_bytes: int
 
 
 def _come_back(absent: Sequence[Absence], latest: Sequence[int], memory: Ints, budget_bytes: int) -> list[Absence]:
-    """Return the same, with the run before which each comes back, as early as there is memory from then on.
+    """Return the absences with the run before which each prefetch begins, as early as memory allows.
 
     Args:
         absent: in the order in which they come back.
-        latest: for each the run before which it begins its way back at the earliest.
+        latest: for each, the run before which its prefetch begins at the earliest.
         memory: as `_leave` left it.
         budget_bytes: device memory.
     """
@@ -358,7 +358,7 @@ def _come_back(absent: Sequence[Absence], latest: Sequence[int], memory: Ints, b
 
 
 def _woven(plain: Schedule, absent: Sequence[Absence]) -> Schedule:
-    """Return a schedule without transfers with those of `absent`, which are in the order in which they come back."""
+    """Return a schedule with the transfers of `absent`, which are in the order of their prefetches."""
     before: dict[int, list[Step]] = defaultdict(list)
     after: dict[int, list[Step]] = defaultdict(list)
     moved: set[tuple[str, int]] = set()

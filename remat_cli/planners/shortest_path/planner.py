@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Observer, PlanResult, Problem, Scope
 from remat_cli.errors import PlannerRefuses
-from remat_cli.graph import Graph
 from remat_cli.planners.shared.option_checks import check_least
-from remat_cli.problem import Observer, PlanResult, Problem, Scope
 
 # Tensors of a state are bits of one word.
 _MOST_TENSORS = 64
@@ -15,10 +15,11 @@ _MOST_TENSORS = 64
 
 @dataclass(frozen=True)
 class ShortestPath:
-    """Looks for the shortest path through all states of memory: the best plan there is, for small graphs.
+    """Finds a shortest path through all states of memory: an optimal plan, for small graphs.
 
-    A state is what is in memory and which ops have run; an op leads from one to the next. Nothing is freed before its
-    room is needed. What must still run, whatever is kept, bounds the way that is left, as A* has it.
+    A state is the set of tensors in memory and the set of ops that have run; a run leads from one state to the next.
+    Tensors are freed when their room is needed. The time of the ops that must still run bounds the rest of the path
+    (A*).
 
     Source: ours; the game is that of pebbles on a graph (Sethi, Complete Register Allocation Problems, STOC 1973), the
         search that of Hart, Nilsson, Raphael, A Formal Basis for the Heuristic Determination of Minimum Cost Paths,
@@ -32,7 +33,7 @@ class ShortestPath:
     Attributes:
         max_ops: a graph that has more is refused.
         time_limit: seconds.
-        work_limit: states that it may go on from; what they take of memory is bounded by it, too.
+        work_limit: how many states may be expanded, which also limits the memory used.
     """
 
     max_ops: int = 16

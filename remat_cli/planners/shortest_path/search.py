@@ -1,4 +1,4 @@
-"""A* from nothing run to everything run, over the states of a device.
+"""A* over the states of a device, from no op run to all ops run.
 
 Source: Hart, Nilsson, Raphael, A Formal Basis for the Heuristic Determination of Minimum Cost Paths, IEEE Transactions
 on Systems Science and Cybernetics, 1968.
@@ -10,11 +10,11 @@ import heapq
 
 import numpy as np
 
+from remat_cli.core.problem import Scope
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shortest_path.states import State, StateSpace
-from remat_cli.problem import Scope
+from remat_cli.planners.shortest_path.states import DeviceState, StateSpace
 
 # Times beyond this do not fit what they are compared in.
 _LONGEST = 2**62
@@ -26,9 +26,9 @@ class ShortestPathSearch:
 
     Attributes:
         incumbent: is offered the plan, and told what is proven.
-        limits: their work is the number of states to go on from.
-        better_than: time of a plan that fits; only what takes less is of interest. None where there is none.
-        states: how many were gone on from.
+        limits: their work is the number of states to expand.
+        better_than: time of a plan that fits; only faster plans are searched. None if there is none.
+        states: how many were expanded.
     """
 
     def __init__(self, incumbent: Incumbent, limits: Limits) -> None:
@@ -39,12 +39,14 @@ class ShortestPathSearch:
         self.states = 0
         graph = incumbent.problem.graph
         self._space = StateSpace(graph, incumbent.problem.budget.device_bytes - graph.fixed_bytes)
-        start = State(0, 0)
+        start = DeviceState(0, 0)
         self._time = {start: 0}  # of the quickest way to each state that was found
-        self._came_from: dict[State, tuple[State, int]] = {}  # on that way: the state before, and the op that ran
-        self._fronts: dict[int, Front] = {}  # of what was gone on from, by the ops that have run
-        # The least time of any plan through a state, a number that is smaller for later ones, and the state. Among
-        # equals the newest is first: where memory is ample, that runs straight to the end.
+        self._came_from: dict[
+            DeviceState, tuple[DeviceState, int]
+        ] = {}  # on that way: the state before, and the op that ran
+        self._fronts: dict[int, StateFront] = {}  # of expanded states, by the ops that have run
+        # Lower bound on the time of plans through a state, a number that falls with each push, and the state. Of equal
+        # bounds the newest state comes first: with ample memory, that leads straight to the end.
         self._queue = [(graph.total_time, 0, start)]
         self._pushed = 0
 
@@ -58,7 +60,7 @@ class ShortestPathSearch:
             if self._space.is_end(state):
                 self.incumbent.offer(RematSequence.of(self.incumbent.problem.graph, self._path_to(state)))
                 self.better_than = least
-            elif self._fronts.setdefault(state.done, Front()).add(state.live, self._time[state]):
+            elif self._fronts.setdefault(state.done, StateFront()).add(state.live, self._time[state]):
                 self._go_on_from(state)
         if self.better_than is not None:
             self.incumbent.prove(self.better_than, Scope.ANY_ORDER)
@@ -68,7 +70,7 @@ class ShortestPathSearch:
     def _is_too_long(self, time: int) -> bool:
         return self.better_than is not None and time >= self.better_than
 
-    def _go_on_from(self, state: State) -> None:
+    def _go_on_from(self, state: DeviceState) -> None:
         self.states += 1
         self.limits.spend(1)
         for op, took, after in self._space.moves(state):
@@ -83,7 +85,7 @@ class ShortestPathSearch:
             self._pushed += 1
             heapq.heappush(self._queue, (time + left, -self._pushed, after))
 
-    def _path_to(self, state: State) -> list[int]:
+    def _path_to(self, state: DeviceState) -> list[int]:
         """Return the ops that ran on the way to a state, in order."""
         ops = []
         while state in self._came_from:
@@ -92,11 +94,11 @@ class ShortestPathSearch:
         return ops[::-1]
 
 
-class Front:
-    """What was in memory, and after which time, in states that have the same ops behind them.
+class StateFront:
+    """The expanded states in which the same ops have run: what was in memory, and after which time.
 
-    A state needs no look where one of these had as much in memory in no more time. That more ops had run would not make
-    up for it: those that may not run again are then behind.
+    A state is dominated by one that has all its tensors in memory after no more time. States in which more ops have run
+    do not dominate: some of these ops may not run again.
     """
 
     def __init__(self) -> None:
@@ -105,7 +107,7 @@ class Front:
         self._count = 0
 
     def add(self, live: int, time: int) -> bool:
-        """Add a state, unless one that is there has as much in memory in no more time; tell whether it was added."""
+        """Add a state unless it is dominated; tell whether it was added."""
         count, tensors = self._count, np.uint64(live)
         holds = self._live[:count] & tensors == tensors
         if (holds & (self._time[:count] <= time)).any():

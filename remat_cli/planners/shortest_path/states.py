@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from remat_cli.graph import Graph, Op
+from remat_cli.core.graph import Graph, Op
 
-# What the methods below compute once is kept for so many arguments each.
+# How many results of each of the methods below are kept.
 _KEPT = 1 << 16
 
 
-class State(NamedTuple):
-    """What matters of a device between two runs.
+class DeviceState(NamedTuple):
+    """The state of a device between two runs.
 
     Attributes:
-        live: the tensors in memory that may still be read, a bit each; graph inputs, always there, have none.
+        live: the tensors in memory that may still be read, a bit each; graph inputs, which never leave, have none.
         done: the ops that have run, a bit each.
     """
 
@@ -24,7 +24,7 @@ class State(NamedTuple):
     done: int
 
 
-class _Run(NamedTuple):
+class _OpBits(NamedTuple):
     """An op, with what it reads and makes as bits of tensors."""
 
     number: int
@@ -41,9 +41,9 @@ class _Run(NamedTuple):
 class StateSpace:
     """The states of a graph under a budget.
 
-    Nothing is freed before its room is needed: whatever can be done with less in memory can be done with more, as
-    freeing takes no time. Then a smallest set of tensors is freed that makes enough room, and every such set leads to
-    a state of its own. What is never read again is left out of the states.
+    Tensors are freed only when their room is needed: more tensors in memory never hurt, as freeing takes no time. Then
+    a minimal set of tensors that makes enough room is freed; each such set leads to a state of its own. Tensors that
+    are never read again are left out of the states.
     """
 
     def __init__(self, graph: Graph, room_bytes: int) -> None:
@@ -56,7 +56,7 @@ class StateSpace:
         self._room = room_bytes
         self._bit = {name: 1 << number for number, name in enumerate(graph.producer)}
         self._bytes = {bit: graph.tensors[name].bytes for name, bit in self._bit.items()}
-        # The largest first, as `_smallest_sets` has to have them; those of 0 bytes never need to go.
+        # The largest first, as `_smallest_sets` requires; tensors of 0 bytes never need to go.
         self._sized = sorted((bit for bit, size in self._bytes.items() if size), key=lambda bit: -self._bytes[bit])
         self._runs = [self._run(number, op, graph) for number, op in enumerate(graph.ops)]
         self._outputs = self._bits(graph.outputs)
@@ -68,10 +68,10 @@ class StateSpace:
     def _bits(self, names: Iterable[str]) -> int:
         return sum(self._bit.get(name, 0) for name in set(names))
 
-    def _run(self, number: int, op: Op, graph: Graph) -> _Run:
+    def _run(self, number: int, op: Op, graph: Graph) -> _OpBits:
         takes = self._bit.get(op.inplace or "", 0)
         shared = min(self._bytes[takes], graph.tensors[op.outputs[0]].bytes) if takes else 0
-        return _Run(
+        return _OpBits(
             number=number,
             bit=1 << number,
             reads=self._bits(op.inputs),
@@ -83,15 +83,15 @@ class StateSpace:
             shared_bytes=shared,
         )
 
-    def is_end(self, state: State) -> bool:
-        """Tell whether all ops have run and the graph's outputs are there."""
+    def is_end(self, state: DeviceState) -> bool:
+        """Tell whether all ops have run and the graph's outputs are in memory."""
         return state.done == self._all_done and not self._outputs & ~state.live
 
-    def least_time_left(self, state: State) -> int | None:
-        """Return the time of what must still run if memory were unlimited; None where that cannot be done.
+    def least_time_left(self, state: DeviceState) -> int | None:
+        """Return the time of the runs that are left with unlimited memory; None if no runs lead to the end.
 
-        That is every op that has not run, and every maker of what is missing. A run makes it less by no more than its
-        own time, so that in A* no state is better reached a second time.
+        These are the ops that have not run, and the makers of missing tensors. A run lowers this time by no more than
+        its own, so A* expands every state on a quickest way to it.
         """
         live, done = state
         missing, time = self._outputs & ~live, 0
@@ -105,7 +105,7 @@ class StateSpace:
             time += run.time
         return time
 
-    def moves(self, state: State) -> Iterator[tuple[int, int, State]]:
+    def moves(self, state: DeviceState) -> Iterator[tuple[int, int, DeviceState]]:
         """Yield the runs that may come next: the op's number, its time, and the state after it."""
         live, done = state
         wanted = self._wanted(done)
@@ -116,9 +116,9 @@ class StateSpace:
                 continue
             after = done | run.bit
             for now in self._memory_after(run, live):
-                yield run.number, run.time, State(now & self._wanted(after), after)
+                yield run.number, run.time, DeviceState(now & self._wanted(after), after)
 
-    def _memory_after(self, run: _Run, live: int) -> Iterator[int]:
+    def _memory_after(self, run: _OpBits, live: int) -> Iterator[int]:
         """Yield what is in memory after a run, for each way to make room for it."""
         now = live | run.makes
         excess = self._bytes_of(now) + run.workspace_bytes - self._room
@@ -136,7 +136,7 @@ class StateSpace:
         return sum(size for bit, size in self._bytes.items() if bit & tensors)
 
     def _wanted(self, done: int) -> int:
-        """Return the tensors that may be read from here on, whatever is recomputed."""
+        """Return the tensors that later runs may read, reruns included."""
         wanted = self._outputs
         for run in reversed(self._runs):
             if not run.bit & done or (run.recomputable and run.makes & wanted):
@@ -144,14 +144,14 @@ class StateSpace:
         return wanted
 
     def _smallest_sets(self, tensors: int, excess: int) -> tuple[int, ...]:
-        """Return the sets of these tensors that have so many bytes, and would not without any one of them."""
+        """Return the minimal sets of these tensors that have `excess` bytes or more."""
         bits = [bit for bit in self._sized if bit & tensors]
         left = [0]
         for bit in reversed(bits):
             left.append(left[-1] + self._bytes[bit])
         left.reverse()
         found = []
-        # The last one that is taken is the smallest. If that is needed, all of them are.
+        # The last one taken is the smallest: if it is needed, all of them are.
         stack = [(0, excess, 0)]
         while stack:
             first, missing, taken = stack.pop()

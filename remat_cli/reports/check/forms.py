@@ -17,16 +17,16 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.padding import Padding
 from rich.text import Text
 
-from remat_cli.checks.check import Outcome, Verdict
+from remat_cli.checks.check import CheckOutcome, Verdict
 from remat_cli.checks.project import Project
-from remat_cli.reports.check.phrasing import conclusion, explanation, figures, headers, sentence
+from remat_cli.reports.check.phrasing import ENDINGS, conclusion, explanation, figures, headers, sentence, sessions
 from remat_cli.reports.safe_text import Report, clean, shorten
 from remat_cli.reports.terminal.layout import QUIET_STYLE, bullets
 
 # JSON: the same figures, in bytes and shares
 
 
-def check_json(project: Project, outcomes: Sequence[Outcome]) -> bytes:
+def check_json(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
     """Return the report as JSON; what there is none of is null."""
     summary = {
         "project": str(project.path),
@@ -39,24 +39,26 @@ def check_json(project: Project, outcomes: Sequence[Outcome]) -> bytes:
     return f"{text}\n".encode(errors="backslashreplace")
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
-    model = outcome.model
+def _outcome(outcome: CheckOutcome) -> dict[str, Any]:
+    model, request = outcome.model, outcome.model.request
     return {
         "name": model.name,
         "path": str(model.path),
         "line": model.line,
         "verdict": outcome.verdict.value,
         "exit_code": outcome.exit_code,
-        "planner": model.planner.name,
+        "planner": request.chosen.name,
         "limits": {
-            "budget": None if model.budget is None else str(model.budget),
-            "max_overhead": None if model.max_overhead is None else float(model.max_overhead),
+            "budget": None if request.budget is None else str(request.budget),
+            "arena": {"alignment": request.alignment} if request.arena else None,
+            "max_overhead": None if request.max_overhead is None else float(request.max_overhead),
             "max_peak_bytes": model.max_peak,
             "max_regression": None if model.max_regression is None else float(model.max_regression),
         },
         "figures": None if outcome.figures is None else asdict(outcome.figures),
         "baseline": None if outcome.before is None else asdict(outcome.before),
         "failures": [asdict(failure) for failure in outcome.failures],
+        "session": outcome.session or None,
         "notes": list(outcome.notes),
     }
 
@@ -64,18 +66,20 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 # JUnit XML, which CI servers show beside the tests: one test case a model
 
 _SUITE = "remat check"
-_TAGS = {Verdict.FAILS: "failure", Verdict.ERROR: "error"}
+# JUnit knows no warnings, and what nobody can rely on must not pass.
+_TAGS = {Verdict.FAILS: "failure", Verdict.WARNS: "failure", Verdict.ERROR: "error"}
 
 
-def check_junit(project: Project, outcomes: Sequence[Outcome]) -> bytes:
+def check_junit(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
     """Return the report as JUnit XML.
 
     Names may hold what XML 1.0 has no way to write; `clean` leaves none of it.
     """
+    tags = [_TAGS.get(outcome.verdict) for outcome in outcomes]
     counts = {
         "tests": str(len(outcomes)),
-        "failures": str(sum(outcome.verdict is Verdict.FAILS for outcome in outcomes)),
-        "errors": str(sum(outcome.verdict is Verdict.ERROR for outcome in outcomes)),
+        "failures": str(tags.count("failure")),
+        "errors": str(tags.count("error")),
         "skipped": "0",
         "time": f"{sum(outcome.seconds for outcome in outcomes):.3f}",
     }
@@ -84,13 +88,13 @@ def check_junit(project: Project, outcomes: Sequence[Outcome]) -> bytes:
     headings = headers(outcomes)
     for outcome in outcomes:
         _add_case(suite, project, outcome, headings)
-    SubElement(suite, "system-out").text = conclusion(outcomes)
+    SubElement(suite, "system-out").text = "\n".join([conclusion(outcomes), *sessions(outcomes)])
     indent(root)
     xml: bytes = tostring(root, encoding="UTF-8", xml_declaration=True)
     return xml + b"\n"
 
 
-def _add_case(suite: Element, project: Project, outcome: Outcome, headings: Sequence[str]) -> None:
+def _add_case(suite: Element, project: Project, outcome: CheckOutcome, headings: Sequence[str]) -> None:
     model = outcome.model
     case = SubElement(
         suite,
@@ -121,22 +125,21 @@ _IN_MESSAGE = (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"))
 _IN_PROPERTY = (*_IN_MESSAGE, (":", "%3A"), (",", "%2C"))
 
 
-def check_github(project: Project, outcomes: Sequence[Outcome]) -> bytes:
-    """Return the report as an error annotation for each model that fails, or a notice that all hold."""
+def check_github(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
+    """Return the report as an annotation for each model that does not hold, or a notice that all hold."""
     failing = [outcome for outcome in outcomes if outcome.failures]
     file = clean(_from_the_top(project.path))
-    lines = [_error(file, outcome) for outcome in failing]
+    lines = [_annotation(file, outcome) for outcome in failing]
     # In a line of the log that is no command, an annotation for each failure being there.
-    lines.append(
-        conclusion(outcomes) if failing else _command("notice", {"title": "remat check"}, conclusion(outcomes))
-    )
+    whole = "\n".join([conclusion(outcomes), *sessions(outcomes)])
+    lines.append(whole if failing else _command("notice", {"title": "remat check"}, whole))
     return ("\n".join(lines) + "\n").encode()
 
 
-def _error(file: str, outcome: Outcome) -> str:
-    name = clean(outcome.model.name)
-    title = f"remat check: {name} {'fails' if outcome.verdict is Verdict.FAILS else 'could not be checked'}"
-    return _command("error", {"file": file, "line": str(outcome.model.line), "title": title}, explanation(outcome))
+def _annotation(file: str, outcome: CheckOutcome) -> str:
+    command = "warning" if outcome.verdict is Verdict.WARNS else "error"
+    title = f"remat check: {clean(outcome.model.name)} {ENDINGS[outcome.verdict][0]}"
+    return _command(command, {"file": file, "line": str(outcome.model.line), "title": title}, explanation(outcome))
 
 
 def _command(name: str, properties: dict[str, str], message: str) -> str:
@@ -159,12 +162,17 @@ def _from_the_top(path: Path) -> str:
 
 # Markdown: for a pull request, or `>> $GITHUB_STEP_SUMMARY`
 
-_MARKS = {Verdict.HOLDS: "✅ holds", Verdict.FAILS: "❌ fails", Verdict.ERROR: "⚠️ error"}
+_MARKS = {
+    Verdict.HOLDS: "✅ holds",
+    Verdict.FAILS: "❌ fails",
+    Verdict.WARNS: "⚠️ warns",
+    Verdict.ERROR: "⚠️ error",
+}
 # What Markdown or HTML would act on; inside a word, an underscore is one.
 _SPECIAL = re.compile(r"[\\`*{}\[\]<>|~#&@$]|(?<!\w)_|_(?!\w)")
 
 
-def check_markdown(project: Project, outcomes: Sequence[Outcome]) -> bytes:
+def check_markdown(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
     """Return the report: a table of all models, then each failure with what would help."""
     headings = headers(outcomes)
     lines = [
@@ -178,12 +186,13 @@ def check_markdown(project: Project, outcomes: Sequence[Outcome]) -> bytes:
         ),
         *(line for outcome in outcomes for line in _failures(outcome)),
         "",
+        *(f"{_plain(session)}\n" for session in sessions(outcomes)),
         f"Limits: {_plain(project.path.as_posix())}",
     ]
     return ("\n".join(lines) + "\n").encode()
 
 
-def _failures(outcome: Outcome) -> Iterator[str]:
+def _failures(outcome: CheckOutcome) -> Iterator[str]:
     for failure in outcome.failures:
         yield ""
         yield f"**{_plain(outcome.model.name)}**: {_plain(failure.reason)}"
@@ -208,18 +217,25 @@ def _entity(match: re.Match[str]) -> str:
 _NARROWEST_NAME = 8
 _WIDTH_OF_FILES = 100
 _GAP = "  "
-_STYLES = {Verdict.HOLDS: "green", Verdict.FAILS: "bold red", Verdict.ERROR: "bold yellow"}
+_STYLES = {
+    Verdict.HOLDS: "green",
+    Verdict.FAILS: "bold red",
+    Verdict.WARNS: "bold yellow",
+    Verdict.ERROR: "bold yellow",
+}
+_WORST_FIRST = (Verdict.ERROR, Verdict.FAILS, Verdict.WARNS)
 _VERDICT_WIDTH = max(len(verdict) for verdict in Verdict)
 _INDENT = _VERDICT_WIDTH + len(_GAP)
 
 
-def check_report(outcomes: Sequence[Outcome]) -> Report:
+def check_report(outcomes: Sequence[CheckOutcome]) -> Report:
     """Return the report of `remat check`."""
-    worst = next((v for v in (Verdict.ERROR, Verdict.FAILS) if any(o.verdict is v for o in outcomes)), Verdict.HOLDS)
-    return Report(_Lines(outcomes), Text(conclusion(outcomes), f"bold {_STYLES[worst]}"))
+    worst = next((v for v in _WORST_FIRST if any(o.verdict is v for o in outcomes)), Verdict.HOLDS)
+    held = [Text("\n".join(sessions(outcomes)), QUIET_STYLE)] if sessions(outcomes) else []
+    return Report(_Lines(outcomes), *held, Text(conclusion(outcomes), f"bold {_STYLES[worst]}"))
 
 
-def check_text(project: Project, outcomes: Sequence[Outcome]) -> bytes:
+def check_text(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
     """Return the report as plain text, for a file."""
     file = StringIO()
     Console(file=file, width=_WIDTH_OF_FILES, color_system=None, highlight=False).print(check_report(outcomes))
@@ -229,7 +245,7 @@ def check_text(project: Project, outcomes: Sequence[Outcome]) -> bytes:
 class _Lines:
     """One line a model, in columns as wide as they need to be; names take what is left."""
 
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+    def __init__(self, outcomes: Sequence[CheckOutcome]) -> None:
         self._outcomes = outcomes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -251,7 +267,7 @@ def _in_columns(name: str, width: int, cells: Sequence[str], widths: Sequence[in
     return _GAP.join([name + " " * (width - cell_len(name)), *padded])
 
 
-def _lines(outcome: Outcome, columns: str) -> Iterator[RenderableType]:
+def _lines(outcome: CheckOutcome, columns: str) -> Iterator[RenderableType]:
     verdict = outcome.verdict
     mark = verdict.ljust(_VERDICT_WIDTH)
     yield Text.assemble((mark, _STYLES[verdict]), _GAP, columns, no_wrap=True)
@@ -262,7 +278,7 @@ def _lines(outcome: Outcome, columns: str) -> Iterator[RenderableType]:
         yield Padding(Group(*body), (0, 0, 0, _INDENT))
 
 
-FORMS: Mapping[str, Callable[[Project, Sequence[Outcome]], bytes]] = {
+FORMS: Mapping[str, Callable[[Project, Sequence[CheckOutcome]], bytes]] = {
     "table": check_text,
     "json": check_json,
     "junit": check_junit,

@@ -1,4 +1,4 @@
-"""Runs as the HTML report carries them: short JSON that its script takes apart again.
+"""Runs as the HTML report carries them: compact JSON that its script decodes.
 
 Ops, tensors and moments are numbered; what grows along a list is written as differences. 10,000 ops come to about 2 MB.
 """
@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from remat_cli.graph import Graph, Phase, Tensor
+from remat_cli.core.graph import Graph, Phase, Tensor
+from remat_cli.core.schedule import Compute, Inplace
+from remat_cli.core.simulate import Transfer
 from remat_cli.reports.html.lifetimes import Doing, Stay, Story
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.reports.transfers import queues
-from remat_cli.schedule import Compute, Inplace
-from remat_cli.simulate import Transfer
 
 _LONGEST_NAME = 120
 _LONGEST_TYPE = 40

@@ -13,8 +13,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Step, Wait
 from remat_cli.reports.timeline import Lifetime, Run
-from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Step, Wait
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,9 +113,9 @@ class Story:
 
     @cached_property
     def served(self) -> Mapping[int, int]:
-        """For each moment that runs an op again for another op: when that reads the result for the first time.
+        """For each moment that recomputes an op: when its result is first read.
 
-        Where the reader is run again itself, the first run that all this is for.
+        Where the reader is recomputed, too, the first run that the whole chain of recomputations serves.
         """
         wanted: dict[int, int] = {}
         for stays in self.stays.values():
@@ -179,7 +179,7 @@ class _Touched:
                 case Compute(op=op) | Inplace(op=op):
                     for name in run.graph.op[op].inputs:
                         if name in starts:
-                            # What an op reads was there before its step.
+                            # An op's inputs are in memory before its step.
                             key = (name, bisect_left(starts[name], index) - 1)
                             self.first_read.setdefault(key, index)
                             self.last_read[key] = index
@@ -196,7 +196,7 @@ class Rerun:
         ops: number of ops.
         runs: beyond the first of each.
         time: of those runs.
-        bytes: that those runs make again.
+        bytes: that those runs recompute.
     """
 
     name: str

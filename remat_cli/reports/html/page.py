@@ -1,7 +1,6 @@
 """The HTML report: one file that holds everything it needs, asks no network for anything, and is the same every time.
 
-What is a table stands there as one and needs no script; the charts are drawn by the script in `assets`, out of
-`html_data`.
+Tables are plain HTML and need no script; the script in `assets` draws the charts from `script_data`.
 """
 
 from __future__ import annotations
@@ -18,11 +17,15 @@ from string import Template
 from rich.text import Text
 
 from remat_cli import __version__
+from remat_cli.core.arena import Arena
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Status
+from remat_cli.core.simulate import Trace
 from remat_cli.formats.schedule_json import ScheduleFile
-from remat_cli.graph import Graph
+from remat_cli.planning import Planning
 from remat_cli.prepare import Prepared
-from remat_cli.problem import Status
 from remat_cli.reports import phrasing
+from remat_cli.reports.html.arena import arena_section
 from remat_cli.reports.html.data import script_data
 from remat_cli.reports.html.lifetimes import Rerun, Story, reruns_by_op, reruns_by_type
 from remat_cli.reports.peak import PeakTensor, count_fates, tensors_at_peak
@@ -33,8 +36,6 @@ from remat_cli.reports.terminal.memory_chart import largest_per_column
 from remat_cli.reports.terminal.plan import link_facts, plan_facts, plan_rows, shown_run
 from remat_cli.reports.timeline import Lifetime, Run
 from remat_cli.reports.transfers import moved_tensors
-from remat_cli.simulate import Trace
-from remat_cli.solve import Solution
 from remat_cli.units import format_bytes, format_share, format_time
 
 _LONGEST_NAME = 60
@@ -64,6 +65,7 @@ class Page:
         name: of `run`, for people.
         budget_bytes: what `run` should keep to; None without.
         notes: what the user should know.
+        arena: where everything in `run` lies; None where no addresses are known.
     """
 
     title: str
@@ -77,17 +79,12 @@ class Page:
     name: str
     budget_bytes: int | None
     notes: Sequence[str]
+    arena: Arena | None = None
 
 
-def plan_page(solution: Solution, prepared: Prepared, *, planner: str, options: Mapping[str, object]) -> bytes:
-    """Return the HTML report of `remat plan`, with a plan or without.
-
-    Args:
-        solution: the verified result.
-        prepared: the graph that was planned, and how it came to be.
-        planner: name of the planner.
-        options: its options, as the user would write them.
-    """
+def plan_page(planning: Planning) -> bytes:
+    """Return the HTML report of `remat plan`, with a plan or without."""
+    solution, prepared = planning.solution, planning.prepared
     name, run = shown_run(solution)
     advice = {
         "Why": phrasing.reasons(solution),
@@ -96,7 +93,7 @@ def plan_page(solution: Solution, prepared: Prepared, *, planner: str, options: 
     return html_bytes(
         Page(
             title=prepared.graph.name,
-            facts=plan_facts(solution, prepared, planner, options),
+            facts=plan_facts(solution, prepared, planning.planner),
             verdict=phrasing.verdict(solution),
             tone=_TONES[solution.status],
             advice=advice,
@@ -106,6 +103,7 @@ def plan_page(solution: Solution, prepared: Prepared, *, planner: str, options: 
             name=name,
             budget_bytes=solution.problem.budget.device_bytes,
             notes=prepared.notes,
+            arena=solution.arena,
         )
     )
 
@@ -130,7 +128,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
         facts.append(("planner", f"{shorten(file.planner, _LONGEST_NAME)}, as the file says"))
     facts += link_facts(run, taken=file.link is not None)
     if budget_bytes is not None:
-        share = phrasing.share_of_plain_peak(budget_bytes, plain.trace.peak_bytes, plain.graph.fixed_bytes)
+        share = phrasing.share_of_plain_peak(budget_bytes, plain.trace.peak_bytes, plain.graph)
         facts.append(("budget", f"{format_bytes(budget_bytes)} · {share}"))
     return html_bytes(
         Page(
@@ -145,6 +143,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
             name="schedule",
             budget_bytes=budget_bytes,
             notes=prepared.notes,
+            arena=file.arena,
         )
     )
 
@@ -167,6 +166,7 @@ def html_bytes(page: Page) -> bytes:
         "advice": "".join(_bullets(title, sentences) for title, sentences in page.advice.items()),
         "comparison": _table(["", "plain run", page.name, ""], page.rows, right=(1, 2)),
         "still": _still(page),
+        "arena": arena_section(page.run, page.arena),
         "overhead": _overhead(page.run),
         "largest": _largest(page.plain, page.run),
         "moved": _moved(page.run),

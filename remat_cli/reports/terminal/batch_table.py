@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from remat_cli.batch.result_lines import WORST_FIRST, JobLine
 from remat_cli.reports.safe_text import Name, Report, clean, shorten
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, section
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import format_bytes, format_names, format_share
 
 _LONGEST_LABEL = 30
 # So many jobs, and so many failures, are told one by one.
 _MOST_ROWS = 500
 _MOST_REASONS = 20
+_MOST_NAMED = 3
+# How a graph was read: the places in a row.
+_READ_AS = {"mode": 1, "dims": 2}
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class BatchResult:
         resumed: how many of the lines are of an earlier run.
         results: the file that they are in; None where there is none.
         schedules: the folder of the schedules; None where none were written.
+        absent_dims: dims that were given for many graphs, and the graphs that do not have them.
     """
 
     lines: Sequence[JobLine]
@@ -40,6 +45,7 @@ class BatchResult:
     resumed: int = 0
     results: Path | None = None
     schedules: Path | None = None
+    absent_dims: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def interrupted(self) -> bool:
@@ -58,19 +64,46 @@ def batch_report(result: BatchResult) -> Report:
     planned = sum(line.peak_bytes is not None for line in result.lines)
     style = "green" if planned == result.jobs else "red" if not planned else "yellow"
     verdict = f"{planned:,} of {result.jobs:,} {'job has' if result.jobs == 1 else 'jobs have'} a plan."
+    absent = [_absent(dim, graphs) for dim, graphs in result.absent_dims.items()]
     reasons = _reasons([line for line in result.lines if line.peak_bytes is None])
     names = _short_names(result.lines)
     rows = [_row(line, names[line.graph]) for line in result.lines[:_MOST_ROWS]]
     more = len(result.lines) - len(rows)
-    headers = ["graph", "budget", "", "config", "status", "peak", "overhead"]
+    headers = ["graph", "mode", "dims", "budget", "", "config", "status", "peak", "overhead"]
     return Report(
-        facts(_facts(result)),
+        facts([*_facts(result), *_alike(rows)]),
         Text(verdict, f"bold {style}"),
-        *([columns(headers, rows, right=(1, 2, 5, 6))] if rows else []),
+        *([_table(headers, rows)] if rows else []),
         *([Text(f"and {more:,} more, which are in the results")] if more > 0 else []),
         *([section("Why not", bullets(reasons))] if reasons else []),
+        *([section("Notes", bullets(absent))] if absent else []),
         *([Text(_left(result), "bold")] if result.interrupted else []),
     )
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> RenderableType:
+    """Return a line a job; mode and dims in columns only where they are not the same of all."""
+    shown = [number for number, header in enumerate(headers) if header not in _READ_AS or _differs(header, rows)]
+    right = {headers.index("budget"), headers.index("budget") + 1, headers.index("peak"), headers.index("overhead")}
+    return columns(
+        [headers[number] for number in shown],
+        [[row[number] for number in shown] for row in rows],
+        right=[place for place, number in enumerate(shown) if number in right],
+    )
+
+
+def _alike(rows: Sequence[Sequence[Cell]]) -> list[tuple[str, Cell]]:
+    """Return mode and dims where they are the same of all graphs."""
+    said = {header: next((row[place] for row in rows if row[place]), "") for header, place in _READ_AS.items()}
+    return [(header, cell) for header, cell in said.items() if cell and not _differs(header, rows)]
+
+
+def _differs(header: str, rows: Sequence[Sequence[Cell]]) -> bool:
+    return len({str(row[_READ_AS[header]]) for row in rows} - {""}) > 1
+
+
+def _absent(dim: str, graphs: Sequence[str]) -> str:
+    return f"--dim {clean(dim)}: not in {clean(format_names(graphs, _MOST_NAMED))}; read without it"
 
 
 def _facts(result: BatchResult) -> list[tuple[str, Cell]]:
@@ -95,6 +128,8 @@ def _short_names(lines: Sequence[JobLine]) -> dict[str, str]:
 def _row(line: JobLine, graph: str) -> list[Cell]:
     return [
         Name(graph),
+        line.mode or "",
+        " ".join(f"{clean(name)}={size}" for name, size in line.dims.items()),
         clean(line.budget),
         "" if line.budget_bytes is None or not line.budget.endswith(("%", "min")) else format_bytes(line.budget_bytes),
         shorten(line.config, _LONGEST_LABEL),
@@ -105,7 +140,7 @@ def _row(line: JobLine, graph: str) -> list[Cell]:
 
 
 def _reasons(failed: Sequence[JobLine]) -> list[str]:
-    """Return what went wrong, each thing once, with the jobs that it happened to."""
+    """Return the failures, each reason once, with its jobs."""
     jobs: dict[str, list[str]] = {}
     for line in failed:
         hint = f" ({line.hint})" if line.hint else ""
@@ -131,6 +166,7 @@ def batch_summary(result: BatchResult) -> dict[str, Any]:
         "done_before": result.resumed,
         "interrupted": result.interrupted,
         "exit_code": result.exit_code,
+        "absent_dims": {dim: list(graphs) for dim, graphs in result.absent_dims.items()},
         "endings": dict(Counter(str(line.status) for line in result.lines)),
         "results": [asdict(line) for line in result.lines],
     }

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from remat_cli.core.problem import Status
+from remat_cli.planning.summary import Summary, graph_summary
 from remat_cli.prepare import Prepared
-from remat_cli.problem import Status
 from remat_cli.reports.safe_text import Report, clean
-from remat_cli.reports.summary import Summary, graph_summary
 from remat_cli.reports.terminal.layout import Cell, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import STATUS_STYLES, graph_title, notes_section
 from remat_cli.reports.terminal.sweep import (

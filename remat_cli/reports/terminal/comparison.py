@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from remat_cli.link import Direction
+from remat_cli.core.link import Direction
+from remat_cli.core.solve import share_over
 from remat_cli.reports.terminal.layout import Cell
-from remat_cli.reports.timeline import Run, recomputed_ops
+from remat_cli.reports.timeline import Run
 from remat_cli.reports.transfers import LINK, queues
-from remat_cli.solve import share_over
 from remat_cli.units import format_bytes, format_share, format_time
 
 Row = list[Cell]
@@ -81,5 +81,5 @@ def _recomputed(run: Run) -> str:
     runs = run.trace.recomputations
     if runs == 0:
         return "nothing recomputed"
-    ops = recomputed_ops(run.trace)
+    ops = run.trace.recomputed_ops
     return f"{ops:,} {'op' if ops == 1 else 'ops'} recomputed, {runs:,} extra {'run' if runs == 1 else 'runs'}"

@@ -10,10 +10,10 @@ from itertools import pairwise
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from remat_cli.core.simulate import Trace
+from remat_cli.core.solve import share_over
 from remat_cli.reports.safe_text import clean
 from remat_cli.reports.terminal.layout import QUIET_STYLE
-from remat_cli.simulate import Trace
-from remat_cli.solve import share_over
 from remat_cli.studies.sweep import Curve, Point
 from remat_cli.units import format_bytes, format_share
 

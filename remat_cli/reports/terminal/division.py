@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from remat_cli.graph import Graph, Phase
+from remat_cli.core.graph import Graph, Phase
 from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
 from remat_cli.reports.safe_text import shorten
 from remat_cli.reports.terminal.layout import QUIET_STYLE, section

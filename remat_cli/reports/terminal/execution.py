@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from remat_cli.core.simulate import Trace
+from remat_cli.core.solve import baseline_of
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.onnx.contrib import is_fused
+from remat_cli.planning.summary import graph_summary
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean, shorten
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
-from remat_cli.reports.terminal.plan import taken_facts
+from remat_cli.reports.terminal.plan import graph_title, notes_section, taken_facts
 from remat_cli.reports.terminal.step_execution import executed_step_report, step_execution_summary
 from remat_cli.settings import Setting
-from remat_cli.simulate import Trace
-from remat_cli.solve import baseline_of
 from remat_cli.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from remat_cli.runtime.onnx.execution import Execution, Peak, UsualRun
+    from remat_cli.runtime.onnx.execution import InBothSessions, ModelExecution, ProcessPeak, UsualRun
     from remat_cli.runtime.onnx.rewrite import Rewritten
-    from remat_cli.runtime.torch.execution import Execution as StepExecution
+    from remat_cli.runtime.torch.execution import StepExecution
 
 _LONGEST_NAME = 40
 _HOW_TO_RUN = """\
@@ -33,8 +34,8 @@ from remat_cli import session_options
 
 session = InferenceSession({path!r}, session_options())"""
 _FUSE_FIRST = "To have fused ops as well, plan the model that `remat fuse` writes."
+_OTHER_OPTIONS = "With other options onnxruntime merges the repeats again, or runs in another order{measured}."
 _WARNINGS = (
-    "With other options onnxruntime merges the repeats again, or runs in another order.",
     "session_options() also makes glibc give freed memory back, in the whole process; with another allocator the "
     "process may hold more.",
     "Do not optimise this file: onnxslim, onnxsim and the like merge the repeats, too.",
@@ -43,7 +44,13 @@ _WARNINGS = (
 
 
 def apply_report(
-    prepared: Prepared, trace: Trace, rewritten: Rewritten, output: Path, *, taken: Sequence[Setting] = ()
+    prepared: Prepared,
+    trace: Trace,
+    rewritten: Rewritten,
+    output: Path,
+    *,
+    taken: Sequence[Setting] = (),
+    execution: InBothSessions | None = None,
 ) -> Report:
     """Return the report of `remat apply`.
 
@@ -53,6 +60,7 @@ def apply_report(
         rewritten: the model.
         output: where it was written.
         taken: options that the schedule gave.
+        execution: what the model was measured to take; None where it was not run.
     """
     graph, plain = prepared.graph, baseline_of(prepared.graph)
     nodes = len(rewritten.proto.graph.node)
@@ -74,13 +82,19 @@ def apply_report(
         ),
         indented(columns(["predicted", "plain run", "schedule"], rows, right=(1, 2))),
         section("To run it", Text(_HOW_TO_RUN.format(path=clean(str(output))), overflow="fold")),
-        bullets([*_WARNINGS, *([] if is_fused(rewritten.proto) else [_FUSE_FIRST])]),
+        bullets([_other_options(execution), *_WARNINGS, *([] if is_fused(rewritten.proto) else [_FUSE_FIRST])]),
         *([section("Notes", bullets([clean(note) for note in prepared.notes]))] if prepared.notes else []),
     )
 
 
 def apply_summary(
-    prepared: Prepared, trace: Trace, rewritten: Rewritten, output: Path, *, taken: Sequence[Setting] = ()
+    prepared: Prepared,
+    trace: Trace,
+    rewritten: Rewritten,
+    output: Path,
+    *,
+    taken: Sequence[Setting] = (),
+    execution: InBothSessions | None = None,
 ) -> dict[str, Any]:
     """Return the summary of `remat apply`; arguments as for `apply_report`."""
     plain = baseline_of(prepared.graph)
@@ -95,11 +109,18 @@ def apply_summary(
         "peak_bytes": trace.peak_bytes,
         "baseline": {"peak_bytes": plain.peak_bytes},
         "fixed_bytes": prepared.graph.fixed_bytes,
+        "execution": None if execution is None else in_both_sessions_summary(execution),
         "notes": list(prepared.notes),
     }
 
 
-def executed_report(report: RenderableType, execution: Execution | StepExecution | None) -> RenderableType:
+def _other_options(execution: InBothSessions | None) -> str:
+    if execution is None:
+        return _OTHER_OPTIONS.format(measured="; --execute measures what that takes")
+    return clean(_OTHER_OPTIONS.format(measured=f": {execution.usual.beside(execution.ours.measured)}"))
+
+
+def executed_report(report: RenderableType, execution: ModelExecution | StepExecution | None) -> RenderableType:
     """Return the report of `remat verify` with what came of running the model or step, where it was run."""
     if execution is None:
         return report
@@ -109,18 +130,71 @@ def executed_report(report: RenderableType, execution: Execution | StepExecution
     verdict = "The model runs as planned." if execution.holds else "The model does not run as planned."
     return Report(
         report,
-        section(
-            f"Run by onnxruntime {clean(execution.version)} on one thread",
-            columns(["peak memory", "predicted", "measured", "", "time of a run"], _peaks(execution), right=(1, 2, 4)),
-            Text("Without weights and inputs, which are there before the run.", "dim"),
-            *(Text(sentence) for sentence in (*_as_it_is(execution), *_beside_the_usual(execution))),
-        ),
+        _measured(execution, _peaks(execution), [*_as_it_is(execution), *_beside_the_usual(execution)]),
         facts([("outputs", _outputs(execution)), ("order", _order(execution)), *_weights(execution)]),
         Text(verdict, f"bold {style}"),
     )
 
 
-def _peaks(execution: Execution) -> list[list[Cell]]:
+def as_it_is_report(prepared: Prepared, execution: InBothSessions | StepExecution) -> RenderableType:
+    """Return the report of a model or step that was run without a schedule."""
+    subject = facts([("graph", graph_title(prepared.graph))])
+    if execution.runtime == "torch":
+        return executed_step_report(subject, execution)
+    rows = [
+        _usual(execution.usual),
+        _peak("session_options()", execution.ours, execution.time_ns),
+    ]
+    agrees = execution.ours.agrees
+    verdict = "The model takes what was predicted." if agrees else "The model does not take what was predicted."
+    return Report(
+        subject,
+        _measured(execution, rows, [_does_not_run(execution.usual)] if execution.usual.failure else []),
+        *([facts(drawn)] if (drawn := _weights(execution)) else []),
+        Text(verdict, f"bold {'green' if agrees else 'red'}"),
+        *notes_section(prepared),
+    )
+
+
+def _measured(
+    execution: ModelExecution | InBothSessions, peaks: Sequence[Sequence[Cell]], sentences: Sequence[str]
+) -> RenderableType:
+    """Return a section of what onnxruntime was measured to take."""
+    return section(
+        f"Run by onnxruntime {clean(execution.version)} on one thread",
+        columns(["peak memory", "predicted", "measured", "", "time of a run"], peaks, right=(1, 2, 4)),
+        Text("Without weights and inputs, which are there before the run.", "dim"),
+        *map(Text, sentences),
+    )
+
+
+def as_it_is_summary(prepared: Prepared, execution: InBothSessions | StepExecution) -> dict[str, Any]:
+    """Return the summary of a model or step that was run without a schedule."""
+    subject = {"graph": graph_summary(prepared), "fixed_bytes": prepared.graph.fixed_bytes}
+    if execution.runtime == "torch":
+        return subject | step_execution_summary(execution)
+    return subject | {"execution": in_both_sessions_summary(execution)}
+
+
+def in_both_sessions_summary(execution: InBothSessions) -> dict[str, Any]:
+    """Return the summary of a model in both sessions of onnxruntime."""
+    return {
+        "onnxruntime": execution.version,
+        "as_it_comes": _usual_summary(execution.usual),
+        "with_session_options": _peak_summary(execution.ours) | {"time_ns": execution.time_ns},
+        "random_weights": execution.random_weights,
+    }
+
+
+def _usual_summary(usual: UsualRun) -> dict[str, Any]:
+    return {"measured_bytes": usual.peak_bytes, "time_ns": usual.time_ns, "failure": usual.failure or None}
+
+
+def _peak_summary(peak: ProcessPeak) -> dict[str, Any]:
+    return {"predicted_bytes": peak.predicted, "measured_bytes": peak.measured, "agrees": peak.agrees}
+
+
+def _peaks(execution: ModelExecution) -> list[list[Cell]]:
     return [
         *([] if execution.usual is None else [_usual(execution.usual)]),
         _peak("the plain run", execution.plain, execution.plain_time_ns),
@@ -133,7 +207,7 @@ def _usual(usual: UsualRun) -> list[Cell]:
     return ["as onnxruntime comes", "", measured, "", _time(usual.time_ns)]
 
 
-def _peak(label: str, peak: Peak, time_ns: int | None) -> list[Cell]:
+def _peak(label: str, peak: ProcessPeak, time_ns: int | None) -> list[Cell]:
     off = peak.measured - peak.predicted
     sign = "-" if off < 0 else "+"
     difference = f"{sign}{format_bytes(abs(off))}"
@@ -144,7 +218,7 @@ def _time(time_ns: int | None) -> str:
     return "" if time_ns is None else format_time(time_ns, "ns")
 
 
-def _as_it_is(execution: Execution) -> Iterator[str]:
+def _as_it_is(execution: ModelExecution) -> Iterator[str]:
     """Yield why the model as it is may take more than predicted, where its kernels do not, as the schedule agrees."""
     off = execution.plain.measured - execution.plain.predicted
     if off > 0 and execution.plan.agrees and not execution.plain.agrees:
@@ -154,13 +228,13 @@ def _as_it_is(execution: Execution) -> Iterator[str]:
         )
 
 
-def _beside_the_usual(execution: Execution) -> Iterator[str]:
+def _beside_the_usual(execution: ModelExecution) -> Iterator[str]:
     """Yield what the schedule is worth beside the model with no option of onnxruntime changed."""
     usual = execution.usual
     if usual is None:
         return
     if usual.peak_bytes is None or usual.time_ns is None:
-        yield f"As it comes, onnxruntime does not run the model: {clean(usual.failure)}."
+        yield _does_not_run(usual)
         return
     saved = usual.peak_bytes - execution.plan.measured
     if saved < 0:
@@ -177,41 +251,41 @@ def _beside_the_usual(execution: Execution) -> Iterator[str]:
         )
 
 
-def _outputs(execution: Execution) -> str:
+def _does_not_run(usual: UsualRun) -> str:
+    return f"As it comes, onnxruntime does not run the model: {clean(usual.failure)}."
+
+
+def _outputs(execution: ModelExecution) -> str:
     same = len(execution.outputs) - len(execution.changed)
     text = f"{same:,} of {len(execution.outputs):,} the same bit by bit"
     return f"{text}, {len(execution.not_finite):,} with infinities in them" if execution.not_finite else text
 
 
-def _order(execution: Execution) -> str:
+def _order(execution: ModelExecution) -> str:
     if execution.out_of_order is None:
         return f"that of the schedule, {execution.nodes:,} nodes"
     return f"departs from the schedule at node {execution.out_of_order[0]:,}"
 
 
-def _weights(execution: Execution) -> list[tuple[str, Cell]]:
+def _weights(execution: ModelExecution | InBothSessions) -> list[tuple[str, Cell]]:
     if not execution.random_weights:
         return []
     return [("weights", f"{execution.random_weights:,} drawn at random: their files are not there")]
 
 
-def execution_summary(execution: Execution | StepExecution | None) -> dict[str, Any]:
+def execution_summary(execution: ModelExecution | StepExecution | None) -> dict[str, Any]:
     """Return what is added to the summary of `remat verify`; empty where nothing was run."""
     if execution is None:
         return {}
     if execution.runtime == "torch":
         return step_execution_summary(execution)
     peaks = {"plain": execution.plain, "plan": execution.plan}
-    measured: dict[str, dict[str, Any]] = {
-        name: {"predicted_bytes": peak.predicted, "measured_bytes": peak.measured, "agrees": peak.agrees}
-        for name, peak in peaks.items()
-    }
+    measured = {name: _peak_summary(peak) for name, peak in peaks.items()}
     order = execution.out_of_order
     if execution.usual is not None:
         usual = execution.usual
         measured["plain"]["time_ns"], measured["plan"]["time_ns"] = execution.plain_time_ns, execution.plan_time_ns
-        named = {"measured_bytes": usual.peak_bytes, "time_ns": usual.time_ns, "failure": usual.failure or None}
-        measured = {"as_it_comes": named, **measured}
+        measured = {"as_it_comes": _usual_summary(usual), **measured}
     return {
         "execution": {
             "onnxruntime": execution.version,

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rich.console import RenderableType
 from rich.text import Text
 
+from remat_cli.config import PlannerChoice
+from remat_cli.core.simulate import Trace
+from remat_cli.core.solve import baseline_of
+from remat_cli.planning.summary import Summary, graph_summary, solution_summary
 from remat_cli.reports.safe_text import Report, shorten
-from remat_cli.reports.summary import Summary, graph_summary, solution_summary
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import STATUS_STYLES, notes_section, plan_facts, why_there_is_no_plan
 from remat_cli.reports.terminal.sweep import NO_PLAN
-from remat_cli.simulate import Trace
-from remat_cli.solve import baseline_of
 from remat_cli.studies.fit import Fit, Sized
 from remat_cli.units import format_bytes, format_share, format_time
 
 _LONGEST_NAME = 16
 
 
-def fit_report(fit: Fit, *, planner: str, options: Mapping[str, object]) -> Report:
-    """Return the report of `remat fit`.
-
-    Args:
-        fit: what the search came to.
-        planner: name of the planner.
-        options: its options, as the user would write them.
-    """
+def fit_report(fit: Fit, planner: PlannerChoice) -> Report:
+    """Return the report of `remat fit`; `planner` has the options that the user gave it, and no others."""
     prepared, solution = fit.shown.prepared, fit.solution
-    labels = plan_facts(solution, prepared, planner, options)
+    labels = plan_facts(solution, prepared, planner)
     verdict = Text(_verdict(fit), f"bold {STATUS_STYLES[solution.status]}")
     parts: list[RenderableType] = [facts([*labels[:-1], ("budget", format_bytes(fit.question.budget_bytes))]), verdict]
     if fit.found is None:
@@ -44,7 +37,8 @@ def fit_report(fit: Fit, *, planner: str, options: Mapping[str, object]) -> Repo
 def _verdict(fit: Fit) -> str:
     question, dim = fit.question, shorten(fit.question.dim, _LONGEST_NAME)
     budget = format_bytes(question.budget_bytes)
-    within = "" if question.max_overhead is None else f" at no more than {format_share(question.max_overhead)} overhead"
+    limit = question.request.max_overhead
+    within = "" if limit is None else f" at no more than {format_share(limit)} overhead"
     begun = "Interrupted. " if fit.interrupted else ""
     if fit.found is None:
         return f"Not even {dim}={question.multiple_of} fits {budget}{within}."
@@ -100,9 +94,9 @@ def _remarks(fit: Fit) -> list[str]:
     return said
 
 
-def fit_summary(fit: Fit, *, planner: str, options: Mapping[str, object]) -> Summary:
+def fit_summary(fit: Fit) -> Summary:
     """Return the summary of `remat fit`; what there is none of is null."""
-    question = fit.question
+    question, planner = fit.question, fit.question.request.chosen
 
     def sized(at: Sized | None) -> Summary | None:
         if at is None:
@@ -110,12 +104,13 @@ def fit_summary(fit: Fit, *, planner: str, options: Mapping[str, object]) -> Sum
         baseline = baseline_of(at.prepared.graph)
         return {"value": at.value, "plain_peak_bytes": baseline.peak_bytes, "plain_time": baseline.time}
 
+    limit = question.request.max_overhead
     return {
         "graph": graph_summary(fit.shown.prepared),
-        "planner": {"name": planner, "options": dict(options)},
+        "planner": {"name": planner.name, "options": planner.all_options()},
         "dim": question.dim,
         "budget_bytes": question.budget_bytes,
-        "max_overhead": None if question.max_overhead is None else float(question.max_overhead),
+        "max_overhead": None if limit is None else float(limit),
         "multiple_of": question.multiple_of,
         "at_most": question.at_most,
         "plain": sized(fit.plain),

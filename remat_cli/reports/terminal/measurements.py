@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import RenderableType
 
 from remat_cli.costs import Measurements
+from remat_cli.planning.summary import graph_summary
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean, shorten
-from remat_cli.reports.summary import graph_summary
 from remat_cli.reports.terminal.layout import columns, facts, section
 from remat_cli.reports.terminal.plan import graph_title, notes_section
 from remat_cli.units import format_bytes, format_share, format_time

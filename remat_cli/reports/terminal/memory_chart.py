@@ -16,10 +16,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
+from remat_cli.core.simulate import Transfer
 from remat_cli.reports.terminal.layout import QUIET_STYLE
 from remat_cli.reports.timeline import Lifetime, Run
 from remat_cli.reports.transfers import busy_shares, queues
-from remat_cli.simulate import Transfer
 from remat_cli.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _TIME_BITS = 40
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """How bytes become rows: linear up to the budget and, so that what fits never shows above its line, again above.
+    """How bytes become rows: one linear scale up to the budget's line, another above it; what fits stays below it.
 
     Attributes:
         top: bytes at the upper edge of the plot.

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from remat_cli.bounds import WorkingSet, largest_working_set
-from remat_cli.config import ReportOptions
-from remat_cli.graph import BOUNDARY_TYPE, Graph, Phase
+from remat_cli.config import PlannerChoice, ReportOptions
+from remat_cli.core.bounds import WorkingSet, largest_working_set
+from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
+from remat_cli.core.problem import Status
+from remat_cli.core.schedule import Schedule
+from remat_cli.core.simulate import Trace
+from remat_cli.core.solve import Solution
+from remat_cli.planning import Planning
 from remat_cli.prepare import Prepared
-from remat_cli.problem import Status
 from remat_cli.reports import phrasing
-from remat_cli.reports.safe_text import Name, Report, clean, shorten
+from remat_cli.reports.safe_text import Name, Report, clean, shorten, shorten_path
 from remat_cli.reports.terminal.comparison import Row, comparison_rows, plain_rows
 from remat_cli.reports.terminal.layout import QUIET_STYLE, Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.memory_chart import MemoryTimeline, StaysBar
@@ -22,18 +26,15 @@ from remat_cli.reports.terminal.peak_table import PeakTable
 from remat_cli.reports.terminal.planner_cards import PlannerCard, planner_cards
 from remat_cli.reports.timeline import Run
 from remat_cli.reports.transfers import moved_tensors
-from remat_cli.schedule import Schedule
 from remat_cli.settings import Setting, on_command_line
-from remat_cli.simulate import Trace
-from remat_cli.solve import Solution
-from remat_cli.studies.budget_search import SmallestBudget
 from remat_cli.training import kept_by_module
 from remat_cli.units import format_bytes, format_share, format_time
 
 _LONGEST_NAME = 40
 _LONGEST_IN_HEADING = 32
 _LONGEST_TYPE = 20
-_LONGEST_MODULE = 26
+_LONGEST_MODULE = 24
+_LONGEST_PLACE = 22
 _MOST_TYPES = 8
 _MOST_MOVED = 5
 STATUS_STYLES = {
@@ -44,26 +45,16 @@ STATUS_STYLES = {
 }
 
 
-def plan_report(
-    solution: Solution,
-    prepared: Prepared,
-    *,
-    planner: str,
-    options: Mapping[str, object],
-    shown: ReportOptions | None = None,
-    next_steps: Sequence[str] = (),
-) -> Report:
+def plan_report(planning: Planning, *, shown: ReportOptions | None = None, next_steps: Sequence[str] = ()) -> Report:
     """Return the report of `remat plan`.
 
     Args:
-        solution: the verified result, with a plan or without.
-        prepared: the graph that was planned, and how it came to be.
-        planner: name of the planner.
-        options: its options, as the user would write them.
+        planning: the verified result, with a plan or without.
         shown: what to show; by default everything.
         next_steps: what to do with the plan.
     """
-    title = facts(plan_facts(solution, prepared, planner, options))
+    solution, prepared = planning.solution, planning.prepared
+    title = facts(plan_facts(solution, prepared, planning.planner))
     verdict = Text(phrasing.verdict(solution), f"bold {STATUS_STYLES[solution.status]}")
     why = why_there_is_no_plan(solution, prepared.optimizer)
     findings = _findings(solution, shown or ReportOptions())
@@ -71,22 +62,20 @@ def plan_report(
     return Report(title, verdict, *why, *findings, *notes_section(prepared), *steps)
 
 
-def plan_facts(
-    solution: Solution, prepared: Prepared, planner: str, options: Mapping[str, object]
-) -> list[tuple[str, Cell]]:
+def plan_facts(solution: Solution, prepared: Prepared, planner: PlannerChoice) -> list[tuple[str, Cell]]:
     """Return what was planned, by which planner, and under which budget: labels and values."""
     budget = solution.problem.budget.device_bytes
-    share = phrasing.share_of_plain_peak(budget, solution.baseline.peak_bytes, solution.problem.graph.fixed_bytes)
-    return [*_subject(prepared, planner, options), ("budget", _titled(format_bytes(budget), share))]
+    share = phrasing.share_of_plain_peak(budget, solution.baseline.peak_bytes, solution.problem.graph)
+    return [*_subject(prepared, planner), ("budget", _titled(format_bytes(budget), share))]
 
 
-def _subject(prepared: Prepared, planner: str, options: Mapping[str, object]) -> list[tuple[str, Cell]]:
+def _subject(prepared: Prepared, planner: PlannerChoice) -> list[tuple[str, Cell]]:
     """Return what was planned, and by which planner."""
-    chosen = ", ".join(f"{key} {shorten(str(value), _LONGEST_NAME)}" for key, value in options.items())
+    chosen = ", ".join(f"{key} {shorten(str(value), _LONGEST_NAME)}" for key, value in planner.options.items())
     return [
         ("graph", graph_title(prepared.graph)),
         ("times", clean(prepared.costs)),
-        ("planner", _titled(clean(planner), chosen)),
+        ("planner", _titled(clean(planner.name), chosen)),
     ]
 
 
@@ -128,7 +117,20 @@ def plan_rows(solution: Solution) -> list[Row]:
     plain, (_, run) = Run.plain(solution.problem.graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
     rows = plain_rows(plain, budget) if run is None else comparison_rows(plain, run, budget)
-    return rows + _model_rows(solution) + _proof_rows(solution)
+    return rows + _arena_rows(solution) + _model_rows(solution) + _proof_rows(solution)
+
+
+def _arena_rows(solution: Solution) -> list[Row]:
+    """Return how large the plan's arena is, and what fragmentation cost; none without addresses."""
+    if solution.arena is None or solution.fragmentation_bytes is None:
+        return []
+    rows: list[Row] = [["arena", "", format_bytes(solution.arena.bytes), "one block; resident bytes lie beside it"]]
+    beyond = format_bytes(solution.fragmentation_bytes)
+    rows.append(["fragmentation", "", beyond, "of the arena, beyond the most that lies in it at once"])
+    if solution.fragmentation_overhead:
+        share = format_share(solution.fragmentation_overhead)
+        rows.append(["", "", share, "more time than the fastest plan found whose sum fits"])
+    return rows
 
 
 def shown_run(solution: Solution) -> tuple[str, Run | None]:
@@ -222,7 +224,11 @@ def inspect_report(prepared: Prepared, *, shown: ReportOptions | None = None) ->
     parts: list[RenderableType] = [
         facts([("graph", graph_title(graph)), *_counts(graph), ("times", clean(prepared.costs))]),
         section("Bytes", columns(["", "", ""], _sizes(prepared), right=(1,))),
-        section("The plain run", columns(["", "", ""], _limits(plain, working_set), right=(1,))),
+        section(
+            "The plain run",
+            columns(["", "", ""], _limits(plain, working_set), right=(1,)),
+            *([Text(prepared.session, "dim")] if prepared.session else []),
+        ),
     ]
     if shown.timeline:
         parts.append(_chart(MemoryTimeline(plain), "plain run"))
@@ -275,10 +281,10 @@ def _kept_by_module(prepared: Prepared, most: int) -> list[RenderableType]:
 
     rows = [
         row(
-            shorten(part.module or "(none)", _LONGEST_MODULE),
+            shorten_path(part.module or "(none)", _LONGEST_MODULE),
             part.bytes,
             part.tensors,
-            shorten(part.source or "", _LONGEST_MODULE),
+            shorten_path(part.source or "", _LONGEST_PLACE),
         )
         for part in parts[:most]
     ]
@@ -322,16 +328,11 @@ def _limits(plain: Run, working_set: WorkingSet) -> list[Row]:
     ]
 
 
-def budget_report(search: SmallestBudget, prepared: Prepared, *, planner: str, options: Mapping[str, object]) -> Report:
-    """Return the report of `remat budget`.
-
-    Args:
-        search: what the search came to.
-        prepared: the graph that was planned, and how it came to be.
-        planner: name of the planner.
-        options: its options, as the user would write them.
-    """
-    plain_peak = Run.plain(prepared.graph).trace.peak_bytes
+def budget_report(planning: Planning) -> Report:
+    """Return the report of `remat budget`."""
+    search, prepared = planning.search, planning.prepared
+    assert search is not None, "planned at a budget that was named"
+    plain_peak = search.solution.baseline.peak_bytes
 
     only = phrasing.WITHOUT_TRANSFERS if search.leaves_out_transfers else ""
 
@@ -348,7 +349,8 @@ def budget_report(search: SmallestBudget, prepared: Prepared, *, planner: str, o
     table = columns(["", "budget", "bytes", "of plain", ""], rows, right=(1, 2, 3))
     verdict = Text(phrasing.smallest_budget(search), f"bold {STATUS_STYLES[search.solution.status]}")
     why = why_there_is_no_plan(search.solution, prepared.optimizer)
-    return Report(facts(_subject(prepared, planner, options)), verdict, *why, indented(table), *notes_section(prepared))
+    subject = facts(_subject(prepared, planning.planner))
+    return Report(subject, verdict, *why, indented(table), *notes_section(prepared))
 
 
 def verify_report(
@@ -403,9 +405,13 @@ def link_facts(run: Run, *, taken: bool) -> list[tuple[str, Cell]]:
     return [("link", link.in_words(run.graph.time_unit) + (" (from the schedule)" if taken else ""))]
 
 
-def planners_report() -> Report:
-    """Return the report of `remat planners`: what each takes and searches, its source, its options and defaults."""
-    return cards_report(planner_cards())
+def planners_report(names: Sequence[str] = ()) -> Report:
+    """Return the report of `remat planners`: what each takes and searches, its source, its options and defaults.
+
+    Args:
+        names: of the planners; empty for all.
+    """
+    return cards_report([card for card in planner_cards() if not names or card.name in names])
 
 
 def cards_report(cards: Sequence[PlannerCard]) -> Report:

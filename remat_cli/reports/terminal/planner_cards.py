@@ -1,4 +1,4 @@
-"""Cards that describe planners: taken from their classes, so that nothing is said twice."""
+"""Cards that describe planners, made from their class docstrings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from typing import Any
 
+from remat_cli.core.problem import Planner
 from remat_cli.generate import Generator
 from remat_cli.planners import PLANNERS
-from remat_cli.problem import Planner
 
 _ENTRY = re.compile(r"(\w+): +(\S.*)")
 _OPTIONS_HEADING = "Attributes:"

@@ -12,13 +12,13 @@ from remat_cli.reports.terminal.layout import Cell, columns, facts, section
 from remat_cli.units import format_bytes, format_share
 
 if TYPE_CHECKING:
-    from remat_cli.runtime.torch.execution import Execution, Peak
+    from remat_cli.runtime.torch.execution import StepExecution, StepPeak
 
 _WITHOUT = "Without parameters, buffers and inputs, which are there before the step{copies}."
 _COPIES = ", and without copies on the host"
 
 
-def executed_step_report(report: RenderableType, execution: Execution) -> RenderableType:
+def executed_step_report(report: RenderableType, execution: StepExecution) -> RenderableType:
     """Return the report of `remat verify` with what came of running the step."""
     style = "green" if execution.holds else "red"
     verdict = "The step runs as planned." if execution.holds else "The step does not run as planned."
@@ -45,13 +45,13 @@ def executed_step_report(report: RenderableType, execution: Execution) -> Render
     )
 
 
-def _overhead(execution: Execution) -> str:
+def _overhead(execution: StepExecution) -> str:
     predicted, measured = format_share(execution.predicted_overhead), format_share(execution.measured_overhead)
     by_turns = "; on the CPU, copies and ops take turns" if execution.moves and execution.device == "cpu" else ""
     return f"{predicted} predicted, {measured} measured{by_turns}"
 
 
-def _peak(label: str, peak: Peak) -> list[Cell]:
+def _peak(label: str, peak: StepPeak) -> list[Cell]:
     if peak.predicted is None:
         return [label, "", format_bytes(peak.measured), ""]
     off = peak.measured - peak.predicted
@@ -59,7 +59,7 @@ def _peak(label: str, peak: Peak) -> list[Cell]:
     return [label, format_bytes(peak.predicted), format_bytes(peak.measured), f"{sign}{format_bytes(abs(off))}"]
 
 
-def _results(execution: Execution) -> str:
+def _results(execution: StepExecution) -> str:
     same = execution.results - len(execution.changed)
     text = f"{same:,} of {execution.results:,} the same bit by bit as by the plain schedule"
     if execution.unrepeatable:
@@ -67,13 +67,13 @@ def _results(execution: Execution) -> str:
     return text
 
 
-def _beside_eager(execution: Execution) -> str:
+def _beside_eager(execution: StepExecution) -> str:
     if not execution.beside_eager:
         return "the same bit by bit"
     return f"{len(execution.beside_eager):,} differ, by at most {execution.eager_difference:.1e} of the largest"
 
 
-def step_execution_summary(execution: Execution) -> dict[str, Any]:
+def step_execution_summary(execution: StepExecution) -> dict[str, Any]:
     """Return what is added to the summary of `remat verify`."""
     peaks = {"eager": execution.eager, "plain": execution.plain, "plan": execution.plan}
     measured = {

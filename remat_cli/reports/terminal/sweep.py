@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from remat_cli.bounds import largest_working_set
+from remat_cli.core.bounds import largest_working_set
+from remat_cli.core.problem import Status
 from remat_cli.formats.schedule_json import scope_columns
+from remat_cli.planning.summary import Summary, graph_summary
 from remat_cli.prepare import Prepared
-from remat_cli.problem import Status
 from remat_cli.reports.safe_text import Report, clean
-from remat_cli.reports.summary import Summary, graph_summary
 from remat_cli.reports.terminal.curve_chart import CurveChart
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import STATUS_STYLES, graph_title, notes_section
@@ -74,20 +74,23 @@ def _verdict(sweep: Sweep) -> str:
 
 def _table_of_one(sweep: Sweep, curve: Curve) -> RenderableType:
     rows: list[list[Cell]] = []
+    with_arenas = any(point.solution.arena is not None for point in curve.points)
     for point in curve.points:
-        trace = point.trace
+        trace, arena = point.trace, point.solution.arena
+        arena_cells = ["" if arena is None else format_bytes(arena.bytes)] if with_arenas else []
         rows.append(
             [
                 *_budget_cells(sweep, point.budget_bytes),
                 overhead_cell(point),
                 "" if trace is None else format_bytes(trace.peak_bytes),
+                *arena_cells,
                 "" if trace is None else f"{trace.recomputations:,}",
                 Text(point.solution.status.value, STATUS_STYLES[point.solution.status]),
                 _remark(curve, point),
             ]
         )
-    headers = ["budget", "of plain", "overhead", "peak", "reruns", "status", ""]
-    return columns(headers, rows, right=(0, 1, 2, 3, 4))
+    headers = ["budget", "of plain", "overhead", "peak", *(["arena"] if with_arenas else []), "reruns", "status", ""]
+    return columns(headers, rows, right=range(headers.index("status")))
 
 
 def _side_by_side(curves: Sequence[Curve]) -> list[list[Curve]]:
@@ -201,6 +204,7 @@ def point_summary(point: Point) -> dict[str, Any]:
         "overhead": solution.overhead,
         "bound_overhead": solution.bound_overhead,
         "peak_bytes": None if trace is None else trace.peak_bytes,
+        "arena_bytes": None if solution.arena is None else solution.arena.bytes,
         "time": None if trace is None else trace.time,
         "recomputations": None if trace is None else trace.recomputations,
         "found_at_bytes": point.found_at,

@@ -1,4 +1,4 @@
-"""A schedule applied to its model: what cannot be is refused, and what comes out is checked and described."""
+"""A schedule applied to its model: misfits are refused, and the rewritten model is checked and described."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from remat_cli import __version__
 from remat_cli.config import GraphOptions
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import Offload, Prefetch, Schedule, Wait
 from remat_cli.errors import UsageError
 from remat_cli.formats.onnx.errors import one_line, onnx_faults
 from remat_cli.formats.onnx.load import FOLD_LIMIT, load_model
@@ -19,9 +21,7 @@ from remat_cli.formats.onnx.walk import all_graphs
 from remat_cli.formats.reader import Aliasing
 from remat_cli.formats.source import Source
 from remat_cli.formats.torch import names_function
-from remat_cli.graph import Graph
 from remat_cli.runtime.onnx.rewrite import Rewritten, rewrite
-from remat_cli.schedule import Offload, Prefetch, Schedule, Wait
 from remat_cli.settings import Setting
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def check_can_apply(path: Path, options: GraphOptions, schedule: Schedule) -> No
         raise UsageError(f"{path} is no ONNX model: there is nothing to run", hint="name the model that was planned")
     if options.mode != "inference":
         raise UsageError(
-            "this is a schedule for training, and the backward pass is not in the model file",
+            "this is for training, and the backward pass is not in the model file",
             hint=(
-                "plan with ",
+                "plan or run it with ",
                 Setting("mode", "inference"),
                 "; a training schedule is for the framework that trains the model",
             ),
@@ -76,7 +76,7 @@ def check_can_apply(path: Path, options: GraphOptions, schedule: Schedule) -> No
 
 def read_for(path: Path, options: GraphOptions, *, keep_data: bool) -> SizedModel:
     """Read the model at `path` as it was read to be planned; `keep_data` keeps what it is rewritten from."""
-    return read_sized(path, replace(options, mode="inference", aliasing=Aliasing.ORT_CPU), keep_data=keep_data)
+    return read_sized(Source(path), replace(options, mode="inference", aliasing=Aliasing.ORT_CPU), keep_data=keep_data)
 
 
 def apply_schedule(
@@ -129,7 +129,7 @@ def checked(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
     complaint = _complaint(model)
     if complaint is None:
         return ()
-    before = _complaint(load_model(path).proto)
+    before = _complaint(load_model(Source(path)).proto)
     if before is None:
         raise RuntimeError(f"the rewritten model does not pass onnx's checker: {complaint}")
     return (f"the model does not pass onnx's checker, before or after: {before}",)

@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Observer
+from remat_cli.core.schedule import Compute, Inplace, Schedule, plain_run, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.onnx.contrib import is_fused
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
@@ -21,30 +26,26 @@ from remat_cli.formats.onnx.reader import SizedModel
 from remat_cli.formats.onnx.structure import Node, stored_names
 from remat_cli.formats.onnx.values import TensorType, Value, type_proto
 from remat_cli.formats.onnx.walk import all_graphs, all_nodes
-from remat_cli.graph import Graph
-from remat_cli.problem import Observer
 from remat_cli.runtime.onnx.external_data import location_of
 from remat_cli.runtime.onnx.memory_divergence import first_parting
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.runtime.onnx.session import import_onnxruntime
-from remat_cli.schedule import Compute, Inplace, Schedule, plain_run, with_frees
 from remat_cli.settings import Setting, Wording
-from remat_cli.simulate import simulate
 from remat_cli.units import format_bytes
 
 if TYPE_CHECKING:
     import onnx
 
-# What a measured peak may differ by from the predicted one: the larger of the two.
+# Tolerance between measured and predicted peak: the larger of the two.
 TOLERANCE_BYTES = 2 * 2**20
 TOLERANCE_SHARE = 0.03
-# What two runs of the same model may differ by; they came to within 130 KiB of each other.
+# Tolerance between two runs of the same model, which came to within 130 KiB of each other.
 NOISE_BYTES = 2**18
 _TIMED_RUNS = 5
 _MEASURED_RUNS = 3
 _ITERATIONS = 2
 _KEEP_NUMBERS = frozenset(("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
-# How often these run, or how much they make, is told by values and not by sizes.
+# The number of runs, or the size of the results, of these depends on values.
 _SIZED_BY_DATA = frozenset(("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique"))
 
 _RANDOM_TYPES = frozenset(
@@ -53,7 +54,7 @@ _RANDOM_TYPES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class ProcessPeak:
     """The peak of a run beside weights and graph inputs, in bytes.
 
     Attributes:
@@ -84,9 +85,48 @@ class UsualRun:
     time_ns: int | None = None
     failure: str = ""
 
+    def beside(self, measured: int) -> str:
+        """Return what this takes beside what was measured with `session_options()`, in a sentence, no full stop."""
+        ours = f"measured at {format_bytes(measured)} with remat_cli.session_options()"
+        if self.peak_bytes is None:
+            return f"{ours}; with its own options onnxruntime does not run it: {self.failure}"
+        return f"{ours}, at {format_bytes(self.peak_bytes)} with onnxruntime's own options, beside weights and inputs"
+
 
 @dataclass(frozen=True)
-class Execution:
+class InBothSessions:
+    """What one model takes in a session with `session_options()`, and in one with onnxruntime's own options.
+
+    Attributes:
+        version: of onnxruntime.
+        ours: with `session_options()`.
+        time_ns: of one run of it.
+        usual: with onnxruntime's own options.
+        random_weights: number of weights whose files are not there, and which were drawn instead.
+    """
+
+    runtime: ClassVar[Literal["onnxruntime"]] = "onnxruntime"
+
+    version: str
+    ours: ProcessPeak
+    time_ns: int
+    usual: UsualRun
+    random_weights: int
+
+    def broken(self, graph: Graph) -> InvalidSchedule | None:
+        """Return the error for a peak that is not the one predicted of `graph`; None where it is."""
+        if self.ours.agrees:
+            return None
+        return InvalidSchedule(
+            f"{graph.name}: the measured peak, {format_bytes(self.ours.measured)}, is not the predicted one, "
+            f"{format_bytes(self.ours.predicted)}",
+            hint="where a file leaves out sizes, onnxruntime shares less memory: plan it, and run what 'remat apply' "
+            "writes; what kernels take for themselves is measured by 'remat measure'",
+        )
+
+
+@dataclass(frozen=True)
+class ModelExecution:
     """What came of running a model as it is and as rewritten, on the same inputs.
 
     Attributes:
@@ -112,8 +152,8 @@ class Execution:
 
     version: str
     usual: UsualRun | None
-    plain: Peak
-    plan: Peak
+    plain: ProcessPeak
+    plan: ProcessPeak
     plain_time_ns: int | None
     plan_time_ns: int | None
     fused: bool
@@ -136,7 +176,7 @@ class Execution:
         return self.plan.measured > self.plain.measured + NOISE_BYTES
 
     def broken(self, graph: Graph) -> InvalidSchedule | None:
-        """Return the error for what the rewritten model does otherwise than `graph` and schedule say; None if all."""
+        """Return the error for the first departure of the rewritten model from graph and schedule; None without one."""
         if self.changed:
             random = [op.name for op in graph.ops if not op.recomputable]
             return InvalidSchedule(
@@ -187,7 +227,7 @@ def execute(
     time_limit: float = 600,
     beside_usual: bool = False,
     observe: Observer | None = None,
-) -> Execution:
+) -> ModelExecution:
     """Run a model as it is and as rewritten.
 
     Args:
@@ -218,24 +258,24 @@ def execute(
         usual = None
         if beside_usual:
             observe.phase("running the model with onnxruntime's own options")
-            usual = _usual_run(child, path)
+            usual = _usual_run(partial(child.run, path))
         try:
             observe.phase("running the rewritten model")
             plan = child.run_proto(rewritten.proto, timed_runs=timed_runs)
             observe.phase("following the order of the rewritten model")
             order = child.run_proto(rewritten.proto, profile=True)["order"]
             schedule = with_frees(graph, computes)
-            peak = Peak(_peak(graph, schedule), plan["peak_bytes"])
+            peak = ProcessPeak(_peak(graph, schedule), plan["peak_bytes"])
             parted_at = None
             if not peak.agrees:
                 parted_at = _parted_at(child, rewritten, graph, schedule, observe)
         except _Failed as failed:
             raise failed.as_error("the rewritten model does not run in onnxruntime", InvalidSchedule) from None
     outputs = {name: found for name, found in plain["outputs"].items() if found is not None}
-    return Execution(
+    return ModelExecution(
         version=plan["version"],
         usual=usual,
-        plain=Peak(_peak(graph, plain_run(graph)), plain["peak_bytes"]),
+        plain=ProcessPeak(_peak(graph, plain_run(graph)), plain["peak_bytes"]),
         plan=peak,
         plain_time_ns=plain["time_ns"],
         plan_time_ns=plan["time_ns"],
@@ -248,6 +288,50 @@ def execute(
         parted_at=parted_at,
         random_weights=len(child.request["random_weights"]),
     )
+
+
+def in_both_sessions(
+    path: Path,
+    model: SizedModel,
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    rewritten: onnx.ModelProto | None = None,
+    seed: int = 0,
+    time_limit: float = 600,
+    observe: Observer | None = None,
+) -> InBothSessions:
+    """Run one model with `session_options()` and with onnxruntime's own options.
+
+    Args:
+        path: the model as it is.
+        model: what was read of it.
+        graph: what predicts.
+        schedule: by which the model runs.
+        rewritten: the model, where it is not the one at `path`.
+        seed: of the random inputs and, where there are none, weights.
+        time_limit: seconds that each process may take.
+        observe: is told what runs.
+
+    Raises:
+        UsageError: as `check_can_measure`, or an input is of a type that cannot be drawn.
+        GraphError: onnxruntime cannot run the model.
+        InvalidSchedule: a process was killed or took too long.
+    """
+    check_can_measure()
+    observe = observe or Observer()
+    with TemporaryDirectory(prefix="remat-") as folder:
+        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        run = partial(child.run, path) if rewritten is None else partial(child.run_proto, rewritten)
+        try:
+            observe.phase("running the model with session_options()")
+            found = run(timed_runs=_TIMED_RUNS)
+        except _Failed as failed:
+            raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
+        observe.phase("running the model with onnxruntime's own options")
+        usual = _usual_run(run)
+    ours = ProcessPeak(_peak(graph, schedule), found["peak_bytes"])
+    return InBothSessions(found["version"], ours, found["time_ns"], usual, len(child.request["random_weights"]))
 
 
 def times_of(
@@ -372,7 +456,7 @@ def _request(path: Path, model: SizedModel, seed: int) -> dict[str, Any]:
 def _trip_counts(model: SizedModel) -> dict[str, int]:
     """Return the inputs that say how often a Loop runs, each with a number that fits the sizes that were planned.
 
-    That is the length of what a Loop collects. Where it collects nothing, two iterations take all that more would.
+    That is the length of what a Loop collects. A Loop that collects nothing takes as much in two iterations as in more.
     """
     maker = {name: node.node for node in model.graph.nodes for name in node.node.outputs}
     counts = {}
@@ -388,7 +472,7 @@ def _trip_counts(model: SizedModel) -> dict[str, int]:
 
 
 def _read_in(model: onnx.ModelProto) -> set[str]:
-    """Return what a model's nodes read: onnxruntime forgets weights that nobody does, and takes no others for them."""
+    """Return what a model's nodes read: onnxruntime drops unread weights and rejects values supplied for them."""
     return {name for node in all_nodes(model.graph.node) for name in node.input}
 
 
@@ -493,9 +577,9 @@ class _Child:
         return answer
 
 
-def _usual_run(child: _Child, path: Path) -> UsualRun:
+def _usual_run(run: Callable[..., dict[str, Any]]) -> UsualRun:
     try:
-        found = child.run(path, as_it_comes=True, timed_runs=_TIMED_RUNS)
+        found = run(as_it_comes=True, timed_runs=_TIMED_RUNS)
     except _Failed as failed:
         return UsualRun(failure=failed.reason)
     return UsualRun(found["peak_bytes"], found["time_ns"])
@@ -544,7 +628,7 @@ def _parted_at(child: _Child, rewritten: Rewritten, graph: Graph, schedule: Sche
 
     def departs(model: onnx.ModelProto, peak: int) -> bool:
         observe.phase(f"looking for the op at which memory departs: {len(model.graph.node)} nodes")
-        return not Peak(peak, child.run_proto(model)["peak_bytes"]).agrees
+        return not ProcessPeak(peak, child.run_proto(model)["peak_bytes"]).agrees
 
     found = first_parting(rewritten, predicted, departs)
     return None if found is None else schedule.computes[found]

@@ -58,7 +58,7 @@ def fuse(path: Path, *, for_this_machine: bool = False) -> Fused:
     runtime = import_onnxruntime()
     if Source(path).is_json:
         raise UsageError(f"{path} is no ONNX model: there are no kernels to fuse", hint="name the ONNX model")
-    model = load_model(path).proto
+    model = load_model(Source(path)).proto
     if absent := absent_files(model, path):
         raise UsageError(
             f"weights that the model refers to are not there: {', '.join(absent)}",
@@ -72,7 +72,7 @@ def fuse(path: Path, *, for_this_machine: bool = False) -> Fused:
         _optimise(runtime, path, path, first, level, weights)
         # Casts for ops without a kernel of float16 are put in at the end: only now those of weights can be computed.
         _optimise(runtime, path, first, second, level, weights)
-        proto = _tidied(load_model(second, keep_data=True).proto)
+        proto = _tidied(load_model(Source(second), keep_data=True).proto)
     if not any(entry.key == FUSED_BY for entry in proto.metadata_props):
         proto.metadata_props.add(key=FUSED_BY, value=f"onnxruntime {runtime.__version__}")
     return Fused(

@@ -1,4 +1,4 @@
-"""What each op of an ONNX model takes in onnxruntime: times by its profile, and memory where no rule tells it."""
+"""The time of each op of an ONNX model in onnxruntime, by its profile, and the workspace where no rule gives it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import median
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Observer
+from remat_cli.core.schedule import plain_run
 from remat_cli.costs import Measurements
 from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.workspace import WITHOUT_RULE
-from remat_cli.graph import Graph
-from remat_cli.problem import Observer
 from remat_cli.runtime.onnx.apply import apply_schedule, read_for
 from remat_cli.runtime.onnx.execution import kernels_of, times_of
-from remat_cli.schedule import plain_run
 
 # The first run is not counted: it touches the weights.
 _RUNS = 6

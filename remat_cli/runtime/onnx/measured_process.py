@@ -1,4 +1,4 @@
-"""What runs in the child process: one model in onnxruntime, its outputs hashed, its memory or its order taken down.
+"""The child process: it runs one model in onnxruntime, hashes its outputs, and records its memory or its order.
 
 `python -m remat_cli.runtime.onnx.measured_process REQUEST RESULT`, both of them JSON files (see `execution`). A process
 of its own, so that nothing else is in its memory, and nothing that goes wrong in a kernel takes the caller with it.

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from remat_cli.core.graph import Graph
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.sized_graph import SizedGraph
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import Value
-from remat_cli.graph import Graph
 from remat_cli.settings import Setting
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class NodeRun:
     """One run of a node.
 
     Attributes:
@@ -37,10 +37,10 @@ class Runs:
     Attributes:
         runs: in order.
         constants: what Shape and Size give, by value name; they do not run.
-        views: number of views that are made again.
+        views: number of views that are refreshed.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[NodeRun, ...]
     constants: Mapping[str, Value]
     views: int
 
@@ -69,7 +69,7 @@ class _Walk:
     """The state between two computes."""
 
     values: Mapping[str, Value]
-    runs: list[Run] = field(default_factory=list)
+    runs: list[NodeRun] = field(default_factory=list)
     constants: dict[str, Value] = field(default_factory=dict)
     views: int = 0
     ops: dict[str, Node] = field(default_factory=dict)  # by name
@@ -108,10 +108,10 @@ class _Walk:
             # A view of a graph input has a storage that no run makes.
             self.storage[name] = self.storage.get(self.viewed[name], -1) if name in self.viewed else len(self.runs)
             self.waiting.pop(name, None)
-        self.runs.append(Run(node, position))
+        self.runs.append(NodeRun(node, position))
 
     def _refresh(self, name: str) -> None:
-        """Make a view again where its storage is not the latest, after whatever it is a view of."""
+        """Refresh a view whose base was recomputed, after refreshing what it is a view of."""
         chain = []
         while name in self.viewed:
             chain.append(name)

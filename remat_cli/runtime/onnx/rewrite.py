@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from remat_cli.formats.onnx.expansion import Names
+from remat_cli.core.graph import Graph
+from remat_cli.formats.onnx.expansion import NodeNames
 from remat_cli.formats.onnx.reader import SizedModel
 from remat_cli.formats.onnx.structure import captured_names, stored_names
 from remat_cli.formats.onnx.values import TensorType, Value, type_proto
 from remat_cli.formats.onnx.walk import bodies_of
-from remat_cli.graph import Graph
-from remat_cli.runtime.onnx.node_order import Run, runs_of
+from remat_cli.runtime.onnx.node_order import NodeRun, runs_of
 
 if TYPE_CHECKING:
     import onnx
@@ -52,7 +52,7 @@ class Rewritten:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Names of the nodes in the order in which they run; constants do not run."""
+        """NodeNames of the nodes in the order in which they run; constants do not run."""
         return tuple(node.name for node in self.proto.graph.node if (node.domain, node.op_type) != ("", "Constant"))
 
 
@@ -88,19 +88,19 @@ def rewrite(model: SizedModel, graph: Graph, computes: Sequence[str]) -> Rewritt
 
 @dataclass
 class _Instances:
-    """Names for the instances of values and nodes.
+    """NodeNames for the instances of values and nodes.
 
     The first instance keeps the name that the file gives; of a value that the graph hands out, the last one does.
     """
 
     results: frozenset[str]
-    names: Names
+    names: NodeNames
     runs: Mapping[str, int]  # of each node, in all
     so_far: Counter[str] = field(default_factory=Counter)
     latest: dict[str, str] = field(default_factory=dict)  # by value: the name of its latest instance
     value_of: dict[str, str] = field(default_factory=dict)  # by name of an instance: the value
 
-    def written(self, run: Run) -> onnx.NodeProto:
+    def written(self, run: NodeRun) -> onnx.NodeProto:
         """Return the node that carries out a run, the next one in order."""
         node = run.node
         self.so_far[node.name] += 1

@@ -3,59 +3,101 @@
 from __future__ import annotations
 
 import logging
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import nn
 
-from remat_cli.config import GraphOptions, PlannerChoice
-from remat_cli.errors import DoesNotFit, GraphError, UsageError
-from remat_cli.formats.native import graph_sha256
-from remat_cli.formats.reader import Reading
-from remat_cli.formats.schedule_json import ScheduleFile, read_schedule, schedule_bytes
-from remat_cli.formats.torch.convert import graph_of, operators_of, trained_parameters
+from remat_cli import __version__
+from remat_cli.config import GraphOptions, load_measurements, measurements_bytes
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Link
+from remat_cli.core.schedule import Schedule
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import Solution, baseline_of
+from remat_cli.costs import Measurements
+from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, ScheduleFileError, UsageError
+from remat_cli.formats.native import canonical_json, graph_sha256
+from remat_cli.formats.schedule_json import ScheduleFile, link_fields, read_schedule
+from remat_cli.formats.torch.convert import graph_of
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
-from remat_cli.formats.torch.reader import unused_bytes
-from remat_cli.formats.writing import write_file
-from remat_cli.graph import Graph
-from remat_cli.link import Link
+from remat_cli.formats.torch.optimizer import optimizer_state_bytes
+from remat_cli.formats.torch.reader import reading_of, unused_bytes
+from remat_cli.formats.writing import write_faults, write_file
+from remat_cli.planning import Request, plan
 from remat_cli.prepare import Prepared, prepare_reading
-from remat_cli.schedule import Schedule
-from remat_cli.simulate import simulate
-from remat_cli.solve import Solution, baseline_of
-from remat_cli.studies.budget_search import plan_at
+from remat_cli.runtime.torch.measure import MEASURED_DEVICES, machine, measure_once
+from remat_cli.runtime.torch.memory import profiler_runs
+from remat_cli.runtime.torch.record import PlannedGraph
+from remat_cli.runtime.torch.watch import standing_bytes
 from remat_cli.training import OPTIMIZERS
-from remat_cli.units import BudgetSpec, format_bytes, format_share
+from remat_cli.units import format_bytes
 
 _log = logging.getLogger("remat")
 
 _NAME = "the captured step"
+# Seconds that a plan may take by default, for graphs of up to so many ops; more for more.
+_SECONDS, _OPS = 3.0, 500
 # Device profiles by what torch calls the device; anything else has the generic one.
 _PROFILES = ("h200", "h100", "a100", "v100")
 
 
-class Choice(Protocol):
-    """Chooses the schedule of a captured step."""
+class ScheduleSource(ABC):
+    """Gives the schedule of a captured step.
 
-    def schedule(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Schedule:
-        """Return a schedule that was verified on the graph of `joint`.
+    Attributes:
+        takes_sizes: its plans can be carried over to other sizes.
+        has_room: it may plan for larger sizes than asked for, as the budget does not grow with them.
+    """
+
+    takes_sizes = False
+    has_room = False
+
+    @abstractmethod
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
+        """Return a schedule that was verified on the graph of `joint`, and what is known of it.
 
         Args:
             joint: what torch has captured.
             captured: the same as torch handed it over.
             modules: whose parameters are in memory, used or not.
         """
-        ...
+
+    def carried(self, planned: PlannedGraph, graph: Graph, schedule: Schedule) -> PlannedGraph | None:
+        """Return a schedule as a plan for the graph at other sizes; None where it is above the budget there.
+
+        Args:
+            planned: the graph's plan at the sizes that it was made for.
+            graph: the graph at the other sizes.
+            schedule: of the plan, or the plain run.
+        """
+        del planned, graph, schedule
+        return None
+
+    def reserve(self, missing_bytes: int, modules: Sequence[nn.Module]) -> bool:
+        """Leave this much of the budget free in what is planned from now on; return whether that can be.
+
+        Args:
+            missing_bytes: what a measured step took beyond the plan's peak.
+            modules: that are called; of what is known of them by now, nothing is reserved.
+        """
+        del missing_bytes, modules
+        return False
+
+    def release(self) -> None:  # noqa: B027  # where nothing is left free, there is nothing to take back
+        """Take back what was left free last, as no plan fits beside it."""
 
 
 @dataclass(frozen=True)
-class FromFile:
+class FromFile(ScheduleSource):
     """The schedule in a file, which must have been made for the same graph.
 
     Attributes:
@@ -81,8 +123,8 @@ class FromFile:
             )
         return cls(path, file)
 
-    def schedule(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Schedule:
-        """Return the schedule.
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
+        """Return the schedule in the file.
 
         Raises:
             GraphError: it was made for another graph; names the first op that differs.
@@ -92,8 +134,10 @@ class FromFile:
         graph = graph_of(joint, _NAME)
         check_structure(graph, self.file.structure or {}, str(self.path))
         # Whether a step holds does not depend on how fast the link is.
-        simulate(graph, self.file.schedule, link=Link(Fraction(1)))
-        return self.file.schedule
+        trace = simulate(graph, self.file.schedule, link=Link(Fraction(1)))
+        planned = PlannedGraph.of(graph, self.file.schedule, trace, self.file.budget_bytes)
+        # The graph has no times here.
+        return replace(planned, overhead=self.file.overhead or 0.0)
 
 
 def check_structure(graph: Graph, structure: Mapping[str, str], where: str) -> None:
@@ -122,80 +166,207 @@ def check_structure(graph: Graph, structure: Mapping[str, str], where: str) -> N
 
 
 @dataclass
-class WithinBudget:
+class WithinBudget(ScheduleSource):
     """A plan made for each graph when it is first captured, and kept.
 
     Attributes:
-        budget: as everywhere; bytes are of total device memory.
-        planner: makes the plan.
+        request: the plan that is wanted.
         graph_options: what else is in memory, the device profile that gives ops their times, and the link to the host.
-        optimizer: name of the optimizer whose state is counted by its bytes; None where it is counted by its name.
-        state_bytes: of that optimizer's state.
-        folder: where plans are kept between runs of Python; None: only in memory.
-        plans: what was planned, by the graph's hash.
+        optimizer: whose state is counted by its bytes; None where it is counted by its name, or there is none.
+        folder: where plans are kept between runs of Python, by several at once or not; None: only in memory.
+        measures: measure each kernel where it will run, before anything is planned.
+        times_given: take only the kernels' memory from that; times are those of the device profile.
+        kernels: what was measured so far: time in nanoseconds and memory of its own in bytes, by the kind of op.
+        plans: what was planned, by the hash of all that it depends on.
+        reserve_bytes: to leave free, as the user says.
+        missed_bytes: to leave free, as measured steps took them beyond the plan.
+        before_bytes: what that was before it was last raised.
+        standing_bytes: of gradients and buckets that were there when a graph was last captured.
+        granted: bytes of the largest budget that a share has come to: smaller inputs may use as much as larger ones.
+
+    Raises:
+        UsageError: the folder is a file, or the optimizer's state cannot be told.
     """
 
-    budget: BudgetSpec
-    planner: PlannerChoice
+    request: Request
     graph_options: GraphOptions
-    optimizer: str | None = None
-    state_bytes: int = 0
+    optimizer: torch.optim.Optimizer | None = None
     folder: Path | None = None
-    plans: dict[str, Schedule] = field(default_factory=dict)
+    measures: bool = True
+    times_given: bool = False
+    kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
+    plans: dict[str, PlannedGraph] = field(default_factory=dict)
+    granted: int = 0
+    reserve_bytes: int = 0
+    missed_bytes: int = 0
+    before_bytes: int = 0
+    standing_bytes: int = 0
 
-    def schedule(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Schedule:
+    def __post_init__(self) -> None:
+        self.state_bytes()
+        self.takes_sizes = not self.request.offload
+        self.has_room = self.request.budget is not None and self.request.budget.device_bytes is not None
+        if self.folder is not None and os.path.isfile(self.folder):
+            raise UsageError(f"plans: {self.folder} is a file", hint="name a folder; it is made where there is none")
+
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
         """Return the plan for this graph, made now or before.
 
         Raises:
             DoesNotFit: there is none.
         """
         prepared = self.prepared(joint, captured, modules)
-        key = graph_sha256(prepared.graph)
+        key = self.key(prepared)
         if key not in self.plans:
             self.plans[key] = self.kept(key, prepared) or self.made(key, prepared)
         return self.plans[key]
 
+    def state_bytes(self) -> int:
+        """Return the bytes of the optimizer's state: of what it has by now, else of what its first step will make."""
+        return 0 if self.optimizer is None else optimizer_state_bytes(self.optimizer)
+
+    def standing(self, modules: Sequence[nn.Module]) -> int:
+        """Return the bytes of gradients and buckets that are there, but for what `accumulate` counts."""
+        return standing_bytes(modules, gradients=not self.graph_options.accumulate)
+
+    def reserve(self, missing_bytes: int, modules: Sequence[nn.Module]) -> bool:
+        """Leave this much of the budget free; see `ScheduleSource.reserve`. The smallest budget leaves nothing free."""
+        if self.request.budget is None or self.request.budget.smallest:
+            return False
+        self.before_bytes = self.missed_bytes
+        self.missed_bytes += max(0, missing_bytes - max(0, self.standing(modules) - self.standing_bytes))
+        return True
+
+    def release(self) -> None:
+        """Take back what was left free last."""
+        self.missed_bytes = self.before_bytes
+
     def prepared(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Prepared:
         """Return the graph that is planned."""
         used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
-        resident = unused_bytes(modules, used) + self.state_bytes
-        reading = Reading(
-            graph_of(joint, _NAME, resident), operators_of(joint), trained_parameters(joint, captured),
-            optimizer=self.optimizer,
-        )  # fmt: skip
-        return prepare_reading(reading, _NAME, self.graph_options)
+        self.standing_bytes = self.standing(modules)
+        free = self.reserve_bytes + self.missed_bytes
+        resident = unused_bytes(modules, used) + self.state_bytes() + self.standing_bytes + free
+        optimizer = None if self.optimizer is None else type(self.optimizer).__name__
+        reading = reading_of(joint, captured, _NAME, resident, optimizer)
+        prepared = prepare_reading(reading, _NAME, self.graph_options)
+        if not self.measures or joint.device not in MEASURED_DEVICES:
+            return prepared
+        if profiler_runs():
+            _log.warning("the memory that kernels take for themselves is not counted: another profiler runs")
+            return prepared
+        measured = self.measured(joint, prepared)
+        if self.times_given:
+            measured = replace(measured, times_ns={})
+        else:
+            measured = replace(measured, times_ns={**measured.missing(prepared.graph), **measured.times_ns})
+        return prepare_reading(reading, _NAME, self.graph_options, measured=measured)
 
-    def kept(self, key: str, prepared: Prepared) -> Schedule | None:
-        """Return the plan that an earlier run of Python left in the folder; None where there is none."""
-        path = self.path(key)
-        if path is None or not path.exists():
+    def measured(self, joint: Joint, prepared: Prepared) -> Measurements:
+        """Return what the kernels of a step take here: as an earlier run of Python has left it, or measured now."""
+        here = {"graph": graph_sha256(prepared.graph), "machine": machine(joint.device), "version": __version__}
+        path = self.path("kernels", sha256(canonical_json(here)).hexdigest())
+        if path is not None and os.path.exists(path):
+            try:
+                found = load_measurements(path)
+                found.check(prepared.graph, {}, str(path))
+            except UsageError as fault:
+                _log.warning("what is kept in %s does not hold, and is measured anew: %s", path, fault.message)
+            else:
+                return found
+        found = measure_once(joint, joint.device, self.kernels)
+        self.keep(path, measurements_bytes(found, _NAME))
+        return found
+
+    def key(self, prepared: Prepared) -> str:
+        """Return a hash of all that a plan depends on."""
+        asked = {
+            "graph": graph_sha256(prepared.graph),
+            "budget_bytes": self.request_for(prepared.graph).budget_bytes(prepared.graph),
+            "planner": self.request.chosen.name,
+            "options": self.request_for(prepared.graph).chosen.all_options(),
+            "offload": self.request.offload,
+            "link": None if prepared.link is None else link_fields(prepared.link),
+            "version": __version__,
+        }
+        return sha256(canonical_json(asked)).hexdigest()
+
+    def kept(self, key: str, prepared: Prepared) -> PlannedGraph | None:
+        """Return the plan that an earlier run of Python left in the folder; None where there is none that holds."""
+        path = self.path("plan", key)
+        if path is None or not os.path.exists(path):
             return None
-        schedule = read_schedule(path).schedule
-        simulate(prepared.graph, schedule, link=prepared.link)
-        return schedule
+        try:
+            file = read_schedule(path)
+            trace = simulate(prepared.graph, file.schedule, link=prepared.link)
+            budget = self.request_for(prepared.graph).budget_bytes(prepared.graph) or file.budget_bytes or 0
+            if trace.peak_bytes > budget:
+                peak = format_bytes(trace.peak_bytes)
+                raise InvalidSchedule(f"its peak of {peak} is above the budget, {format_bytes(budget)}")
+        except (ScheduleFileError, InvalidSchedule) as fault:
+            _log.warning("the plan kept in %s does not hold, and is made anew: %s", path, fault.message)
+            return None
+        return self.granting(PlannedGraph.of(prepared.graph, file.schedule, trace, budget))
 
-    def made(self, key: str, prepared: Prepared) -> Schedule:
+    def made(self, key: str, prepared: Prepared) -> PlannedGraph:
         """Make a plan, and leave it in the folder."""
-        planner = self.planner.planner(source="options")
-        solution = plan_at(prepared.graph, self.budget, planner, link=prepared.link, offload=prepared.options.offload)
-        if solution.result.schedule is None or solution.trace is None:
-            raise no_plan(solution)
-        _log.info(
-            "planned %d ops within %s: peak %s, %s more time",
-            len(prepared.graph.ops),
-            format_bytes(solution.problem.budget.device_bytes),
-            format_bytes(solution.trace.peak_bytes),
-            format_share(solution.overhead or 0),
-        )
-        path = self.path(key)
-        if path is not None:
-            write_file(path, schedule_bytes(solution, prepared.mode, self.planner.name, self.planner.all_options()))
-        return solution.result.schedule
+        planning = plan(prepared, self.request_for(prepared.graph))
+        if planning.schedule is None or planning.trace is None:
+            raise no_plan(planning.solution)
+        self.keep(self.path("plan", key), planning.schedule_file)
+        planned = PlannedGraph.of(prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
+        return self.granting(planned)
 
-    def path(self, key: str) -> Path | None:
-        """Return where the plan for a graph is kept between runs."""
-        budget = str(self.budget).replace("%", "pct").replace(" ", "")
-        return None if self.folder is None else self.folder / f"{key[:16]}-{budget}.json"
+    def request_for(self, graph: Graph) -> Request:
+        """Return what is asked for a graph; a share is one of the largest plain peak there was.
+
+        The first step waits for the plan: a planner whose time limit nobody gave has some seconds.
+        """
+        request, chosen = self.request, self.request.chosen
+        if chosen.has("time_limit") and "time_limit" not in chosen.options:
+            seconds = min(chosen.all_options()["time_limit"], _SECONDS * max(1.0, len(graph.ops) / _OPS))
+            request = replace(request, planner=chosen.with_options({"time_limit": seconds}))
+        if not self.is_share:
+            return request
+        # Memory that steps took beyond their plans does not raise the budget.
+        seen = replace(graph, resident_bytes=graph.resident_bytes - self.missed_bytes)
+        return request.at(max(request.budget_bytes(seen) or 0, self.granted))
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the budget depends on the graph's plain run."""
+        return self.request.budget is not None and self.request.budget.share is not None
+
+    def granting(self, planned: PlannedGraph) -> PlannedGraph:
+        """Let other sizes use as much memory as this plan, where the budget is a share."""
+        if self.is_share:
+            self.granted = max(self.granted, planned.budget_bytes or 0)
+        return planned
+
+    def carried(self, planned: PlannedGraph, graph: Graph, schedule: Schedule) -> PlannedGraph | None:
+        """Return a schedule as a plan for the graph at other sizes; see `ScheduleSource.carried`."""
+        trace = simulate(graph, schedule)
+        # The smallest budget is the one that was found for the plan.
+        budget = self.request_for(graph).budget_bytes(graph) or planned.budget_bytes
+        assert budget is not None
+        if trace.peak_bytes > budget:
+            return None
+        return self.granting(PlannedGraph.of(graph, schedule, trace, budget))
+
+    def keep(self, path: Path | None, content: bytes) -> None:
+        """Leave a file in the folder, as a whole at once; where that cannot be, say so and go on."""
+        if path is None:
+            return
+        try:
+            with write_faults(path.parent, ""):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, content)
+        except UsageError as fault:
+            _log.warning("nothing is kept for the next time: %s", fault.message)
+
+    def path(self, what: str, key: str) -> Path | None:
+        """Return where something is kept between runs, by its key."""
+        return None if self.folder is None else self.folder / f"{what}-{key[:32]}.json"
 
 
 def no_plan(solution: Solution) -> DoesNotFit:
@@ -207,7 +378,8 @@ def no_plan(solution: Solution) -> DoesNotFit:
         why = "that is what is in memory at the end"
     else:
         op = graph.op[working_set.op]
-        why = f"op {op.name!r}{f' ({op.source})' if op.source else ''} alone needs that"
+        own = f", of which its kernel takes {format_bytes(op.workspace_bytes)} for itself" if op.workspace_bytes else ""
+        why = f"op {op.name!r}{f' ({op.source})' if op.source else ''} alone needs that{own}"
     proven = solution.status.value == "infeasible"
     found = (
         "" if solution.closest is None else f"; the closest that was found needs {_exact(solution.closest.peak_bytes)}"
@@ -232,7 +404,6 @@ def graph_options(
     device: str | None,
     measurements: str | None = None,
     link_bandwidth: str | float | None = None,
-    offload: bool = False,
 ) -> GraphOptions:
     """Return how a captured step becomes the graph that is planned.
 
@@ -242,7 +413,6 @@ def graph_options(
         device: a device profile; None: the one for the device that torch would use.
         measurements: a file of what was measured, which gives times instead.
         link_bandwidth: of the link to the host; None: that of the device profile, where there is one.
-        offload: plans may use it.
 
     Raises:
         UsageError: there is no such optimizer.
@@ -260,7 +430,6 @@ def graph_options(
         device=device,
         measurements=measurements,
         link_bandwidth=link_bandwidth,
-        offload=offload,
     )
 
 

@@ -13,30 +13,30 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from remat_cli.core.graph import BOUNDARY_TYPE, Graph
+from remat_cli.core.link import Link
+from remat_cli.core.problem import Observer
+from remat_cli.core.schedule import Compute, Schedule, plain_run
+from remat_cli.core.simulate import Trace, simulate
 from remat_cli.errors import GraphError, InvalidSchedule
 from remat_cli.formats.torch.capture_errors import explained
 from remat_cli.formats.torch.internals import Captured, compiled, forgetting
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import callable_of, explaining_failure, modules_of
-from remat_cli.formats.torch.reference import check_dims, load_function
+from remat_cli.formats.torch.reference import checked_dims, load_function
 from remat_cli.formats.torch.step import Step, as_step
-from remat_cli.graph import BOUNDARY_TYPE, Graph
-from remat_cli.link import Link
-from remat_cli.problem import Observer
 from remat_cli.runtime.torch.choice import check_structure
 from remat_cli.runtime.torch.memory import Allocations, allocations_of, peak_of, time_of
-from remat_cli.runtime.torch.planned import self_test
 from remat_cli.runtime.torch.program import Watch, divided
-from remat_cli.schedule import Compute, Schedule, plain_run
+from remat_cli.runtime.torch.self_test import self_test
 from remat_cli.settings import Setting
-from remat_cli.simulate import Trace, simulate
 from remat_cli.units import format_bytes
 
-# What a measured peak may differ by from the predicted one: the larger of the two.
+# Tolerance between measured and predicted peak: the larger of the two.
 TOLERANCE_BYTES = 2 * 2**20
 TOLERANCE_SHARE = 0.03
-# What results may differ by from eager's, as a share of the largest of their kind: kernels sum in another order. Narrow
-# element types round sooner.
+# Tolerance between results and eager's, as a share of the largest of their kind: kernels sum in another order, and
+# narrow element types round sooner.
 EAGER_TOLERANCE = 1e-4
 _NARROW_TOLERANCE = 3e-2
 _NARROW = ("float16", "bfloat16", "float8")
@@ -44,7 +44,7 @@ _TIMED_RUNS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class StepPeak:
     """The peak of a step beside what is there before it: parameters, buffers, inputs, optimizer state.
 
     Attributes:
@@ -64,7 +64,7 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Execution:
+class StepExecution:
     """What came of running a step from the same state in three ways.
 
     Attributes:
@@ -90,9 +90,9 @@ class Execution:
 
     version: str
     device: str
-    eager: Peak
-    plain: Peak
-    plan: Peak
+    eager: StepPeak
+    plain: StepPeak
+    plan: StepPeak
     results: int
     changed: tuple[str, ...]
     changed_by: str | None
@@ -111,7 +111,7 @@ class Execution:
         return not self.changed and self.plan.agrees and self.eager_difference <= self.eager_tolerance
 
     def broken(self, graph: Graph) -> InvalidSchedule | None:
-        """Return the error for what torch does otherwise than `graph` and schedule say; None if all is so."""
+        """Return the error for the first departure of the run from graph and schedule; None without one."""
         if self.changed:
             at = "" if self.changed_by is None else f"; they first differ at op {_placed(graph, self.changed_by)}"
             return InvalidSchedule(
@@ -150,7 +150,7 @@ def execute_step(
     accumulate: bool = False,
     seed: int = 0,
     observe: Observer | None = None,
-) -> Execution:
+) -> StepExecution:
     """Run the step that a function describes in three ways: as it is, by the plain schedule, and by `schedule`.
 
     Args:
@@ -171,7 +171,7 @@ def execute_step(
     observe = observe or Observer()
     observe.phase("building the model")
     function = load_function(reference)
-    check_dims(function, reference, dims)
+    dims = checked_dims(function, reference, dims)
     torch.manual_seed(seed)
     with explaining_failure(reference):
         step = as_step(function(**dims), reference)
@@ -223,13 +223,13 @@ class StepRuns:
             for name, tensor in (module.named_parameters() if kind == "parameter" else module.named_buffers())
         }
 
-    def compare(self, schedule: Schedule, observe: Observer) -> Execution:
+    def compare(self, schedule: Schedule, observe: Observer) -> StepExecution:
         """Run the step as it is, by the plain schedule and by `schedule`."""
         observe.phase("running the step as it is")
         eager_call = callable_of(self.step.model)
         with explaining_failure(self.where):
             eager = self.results(eager_call)
-        eager_peak = Peak(None, self.peak(eager_call))
+        eager_peak = StepPeak(None, self.peak(eager_call))
         observe.phase("running the plain schedule")
         plain_schedule = plain_run(self.graph)
         plain_call = self.planned(plain_schedule)
@@ -242,11 +242,11 @@ class StepRuns:
         plan_call = self.planned(schedule)
         found = _digests(self.results(plan_call))
         changed = tuple(name for name, digest in expected.items() if found[name] != digest)
-        plan_peak = Peak(self.predicted(schedule), self.peak(plan_call))
-        plain_peak = Peak(self.predicted(plain_schedule), self.peak(plain_call))
+        plan_peak = StepPeak(self.predicted(schedule), self.peak(plan_call))
+        plain_peak = StepPeak(self.predicted(plain_schedule), self.peak(plain_call))
         observe.phase("timing both schedules")
         predicted, measured = self.overheads(schedule, plain_call, plan_call)
-        return Execution(
+        return StepExecution(
             version=torch.__version__,
             device=self.device,
             eager=eager_peak,
@@ -302,7 +302,7 @@ class StepRuns:
             value.grad = None
 
     def results(self, call: Callable[..., Any]) -> dict[str, torch.Tensor]:
-        """Run once from the state before the step, and return copies of all that came of it."""
+        """Run once from the state before the step, and return copies of all results."""
         self.reset()
         returned = {f"output {number}": value.clone() for number, value in enumerate(self.run(call))}
         gradients = {
@@ -401,7 +401,7 @@ def _placed(graph: Graph, name: str) -> str:
 
 
 def _plain(outputs: Any) -> Any:
-    """Return outputs that torch knows to look into: a library's dict of outputs as a dict."""
+    """Convert mapping outputs to plain dicts for pytree."""
     return dict(outputs) if isinstance(outputs, Mapping) else outputs
 
 

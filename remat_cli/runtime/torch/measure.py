@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import prod
 from statistics import median
+from time import time_ns
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
 
+from remat_cli.core.problem import Observer
 from remat_cli.costs import Measurements
 from remat_cli.errors import GraphError
 from remat_cli.formats.torch.convert import signature, written
 from remat_cli.formats.torch.joint import Joint, JointOp
-from remat_cli.formats.torch.ops import arguments, nodes_in, short_name
+from remat_cli.formats.torch.ops import arguments, nodes_in, numbered, short_name
 from remat_cli.formats.torch.places import source_of
-from remat_cli.problem import Observer
-from remat_cli.runtime.torch.memory import peak_of, time_of
+from remat_cli.runtime.torch.memory import allocations_of, peak_of, time_of
 
+_log = logging.getLogger("remat")
+
+MEASURED_DEVICES = ("cpu", "cuda")
 # An op is timed this often, or as often as fits into these nanoseconds, but a few times in any case.
 _MOST_RUNS, _FEWEST_RUNS, _ENOUGH_NS = 21, 3, 50_000_000
 
@@ -51,11 +57,71 @@ def measure_joint(joint: Joint, device: str, observe: Observer | None = None) ->
         if kind not in known:
             known[kind] = (0, 0) if op.node is None else _measured(op, op.node, device)
         times[op.name], workspace[op.name] = known[kind]
-    return Measurements(times, workspace, signatures={op.name: signature(op) for op in ops}, machine=_machine(device))
+    return Measurements(times, workspace, signatures={op.name: signature(op) for op in ops}, machine=machine(device))
+
+
+def measure_once(joint: Joint, device: str, known: dict[str, tuple[int, int]]) -> Measurements:
+    """Measure each kernel of a step that is not known yet by two runs of each, less than two steps.
+
+    Floating-point operands hold one number everywhere, as drawing takes longer than most kernels. What torch cannot run
+    by itself is left out. The random numbers that the user draws next stay what they are.
+
+    Args:
+        joint: the step.
+        device: kind of device to run on: "cpu", or "cuda" (untried).
+        known: what was measured before, by the kind of op: time in nanoseconds, and bytes; what is new is added.
+    """
+    ops = [op for op in joint.ops if op.node is None or _runs_alone(op.node)]
+    kinds = {op.name: "" if op.node is None else written(op.node, named=False) for op in ops}
+    known.setdefault("", (0, 0))
+    new = {kinds[op.name]: op for op in ops if kinds[op.name] not in known}
+    with torch.random.fork_rng(), _disable_current_modes(), torch.autocast(device, enabled=False):
+        taken = _taken_once(new, device)
+        known.update({kind: (_time_once(new[kind].node, device), size) for kind, size in taken.items()})
+    found = {name: known[kind] for name, kind in kinds.items() if kind in known}
+    return Measurements(
+        {name: time for name, (time, _) in found.items()},
+        {name: size for name, (_, size) in found.items()},
+        signatures={op.name: signature(op) for op in ops if op.name in found},
+        machine=machine(device),
+    )
+
+
+def _taken_once(new: Mapping[str, JointOp], device: str) -> dict[str, int]:
+    """Run each op, and return the bytes that it takes beside inputs and outputs; without those that do not run."""
+    runs: dict[str, tuple[int, int]] = {}
+    peaks: dict[str, int] = {}
+
+    def run_all() -> None:
+        for kind, op in new.items():
+            assert op.node is not None
+            try:
+                call = _call(op.node, drawn=False)
+                start = time_ns()
+                if device == "cuda":
+                    peaks[kind] = peak_of(call, device)
+                else:
+                    call()
+                runs[kind] = start, time_ns()
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                reason = (str(error).splitlines() or [""])[0]
+                _log.info("op %s was not measured, as it does not run by itself: %s", op.name, reason)
+
+    if device == "cuda":
+        run_all()
+    else:
+        allocations = allocations_of(run_all)
+        peaks = {kind: allocations.peak_between(*run) - allocations.at(run[0]) for kind, run in runs.items()}
+    return {kind: max(0, peaks[kind] - sum(storage.bytes for storage in new[kind].makes)) for kind in runs}
+
+
+def _time_once(node: fx.Node | None, device: str) -> int:
+    assert node is not None
+    return time_of(_call(node, drawn=False), device)
 
 
 def _runs_alone(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims", "remat")
 
 
 def _measured(op: JointOp, node: fx.Node, device: str) -> tuple[int, int]:
@@ -82,21 +148,31 @@ def median_time(call: Callable[[], object], device: str) -> int:
     return int(median(times))
 
 
-def _call(node: fx.Node) -> Callable[[], object]:
+def _call(node: fx.Node, *, drawn: bool = True) -> Callable[[], object]:
     bounds = dict(_index_bounds(node))
-    drawn = {source: drawn_like(source.meta["val"], bounds.get(source, 1)) for source in node.all_input_nodes}
-    args, kwargs = map_arg((node.args, node.kwargs), drawn.__getitem__)
+    operands = {
+        source: drawn_like(source.meta["val"], bounds.get(source, 1), drawn=drawn) for source in node.all_input_nodes
+    }
+    args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     assert callable(node.target)
     return partial(torch.no_grad()(node.target), *args, **kwargs)
 
 
-def drawn_like(value: Any, bound: int) -> Any:
-    """Return a random tensor of the shape, strides and element type of a fake one; of indices, below `bound`."""
+def drawn_like(value: Any, bound: int, *, drawn: bool = True) -> Any:
+    """Return a random tensor of the shape, strides and element type of a fake one; of indices, below `bound`.
+
+    Args:
+        value: the fake one; what is no tensor is given back.
+        bound: of indices.
+        drawn: draw floating-point numbers; else they are all the same.
+    """
     if not isinstance(value, torch.Tensor):
         return value
     extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     extent = extent if value.numel() else 0
-    if value.dtype.is_floating_point or value.dtype.is_complex:
+    if not drawn and value.dtype.is_floating_point:
+        flat = torch.full((extent,), 0.5, device=value.device).to(value.dtype)
+    elif value.dtype.is_floating_point or value.dtype.is_complex:
         flat = torch.randn(extent, dtype=torch.float32, device=value.device).to(value.dtype)
     else:
         most = 2 if value.dtype == torch.bool else max(1, bound)
@@ -106,7 +182,7 @@ def drawn_like(value: Any, bound: int) -> Any:
 
 def _index_bounds(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
     """Yield the operands of an op that are indices, and what they must be below; 1 is right for any other integer."""
-    operands = arguments(node)
+    operands = {name: numbered(value) for name, value in arguments(node).items()}
     for name, bound in _bounds(short_name(node), operands):
         for place, index in enumerate(nodes_in(operands.get(name))):
             yield index, bound(place)
@@ -133,7 +209,8 @@ def _bounds(kind: str, operands: Mapping[str, Any]) -> Iterator[tuple[str, Calla
         yield "index", lambda _: (shape("self") or (1,))[operands["dim"]]
 
 
-def _machine(device: str) -> str:
+def machine(device: str) -> str:
+    """Return the machine for people: version of torch, kind of processor, number of threads."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
     count = torch.get_num_threads()
     threads = "" if device == "cuda" else f", {count} {'thread' if count == 1 else 'threads'}"

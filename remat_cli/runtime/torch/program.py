@@ -1,13 +1,12 @@
 """A schedule written as the two graphs that torch runs: forward and backward pass, step by step.
 
-Nodes of the joint graph are copied in the order of the schedule, what runs again copied again. A value dies with its
-last reader, as the boxed convention of torch's generated code has it, so frees need no nodes of their own. Views are
-derived anew from the instance of their memory that is there: one that was kept would keep the memory of an instance
-that the schedule has freed.
+Nodes of the joint graph are copied in the order of the schedule, a recomputed one once more for each run. A value dies
+with its last reader, as the boxed convention of torch's generated code has it, so frees need no nodes of their own.
+Views are derived anew from the current instance of their base: a kept view would keep the memory of an instance that
+the schedule has freed.
 
-What is offloaded goes to the host with all the memory that it is in, and comes back as a new instance. A host copy is a
-value like others: what the backward pass prefetches of the forward pass is handed over as such. A wait names the
-tensor, too, which so stays until then.
+Offloading copies a tensor's whole storage to the host; it comes back as a new instance. A host copy is a value like
+others: the forward pass hands over those that the backward pass prefetches. A wait keeps the tensor alive.
 """
 
 from __future__ import annotations
@@ -20,20 +19,48 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
 from remat_cli.errors import InvalidSchedule, UsageError
+from remat_cli.formats.torch import recurrent
 from remat_cli.formats.torch.internals import save_without_version_check
 from remat_cli.formats.torch.joint import BOUNDARY, Joint, JointOp
 from remat_cli.runtime.torch import transfers
-from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
 
 # Is told after each run of an op: its name, and what it made.
 Watch = Callable[[str, tuple[Any, ...]], None]
 
 
-def divided(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return the forward and the backward graph that carry out a schedule.
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """The two graphs that carry out a schedule.
 
-    The forward graph returns its own outputs and, behind them, what the backward graph takes before the tangents.
+    The forward graph takes primals and sizes, and returns its own outputs and what is handed over. The backward graph
+    takes sizes, what was handed over, and tangents.
+
+    Attributes:
+        forward: forward pass.
+        backward: backward pass.
+        copied: values that are handed over as copies on the host; they come first.
+        saved: values that are handed over as they are.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    copied: tuple[fx.Node, ...]
+    saved: tuple[fx.Node, ...]
+
+
+def divided(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return the forward and the backward graph that carry out a schedule; arguments and errors are those of `halves`.
+
+    The sizes of the step are those that it was captured with.
+    """
+    made = halves(joint, schedule, watch)
+    return made.forward, made.backward
+
+
+def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> Halves:
+    """Return the forward and the backward graph that carry out a schedule.
 
     Args:
         joint: what was planned.
@@ -49,12 +76,15 @@ def divided(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> tup
     forward_steps, backward_steps = steps[:boundary], steps[boundary + 1 :]
     _check_transfers(joint, steps, backward_steps)
     told = None if watch is None else _as_function(watch)
-    forward, backward = _Half(joint, told), _Half(joint, told)
-    for primal in joint.primals:
-        forward.input(primal)
+    moved = frozenset(step.tensor for step in steps if isinstance(step, Offload))
+    forward, backward = _Half(joint, told, moved), _Half(joint, told, moved)
+    for node in (*joint.primals, *joint.sizes):
+        forward.input(node)
     forward.run(forward_steps)
     outputs = [forward.read(value) for value in joint.forward_outputs]
     copied, saved = _saved(joint, backward_steps)
+    for size in joint.sizes:
+        backward.input(size)
     for value in copied:
         backward.host_input(value)
     for value in (*saved, *joint.tangents):
@@ -62,7 +92,8 @@ def divided(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> tup
     backward.run(backward_steps)
     gradients = [backward.read(value) for value in joint.backward_outputs]
     handed_over = [*(forward.hosts[value] for value in copied), *(forward.kept(value) for value in saved)]
-    return forward.module([*outputs, *handed_over]), backward.module(gradients)
+    written = forward.module([*outputs, *handed_over]), backward.module(gradients)
+    return Halves(*written, tuple(copied), tuple(saved))
 
 
 def _as_function(watch: Watch) -> Watch:
@@ -178,6 +209,7 @@ class _Half:
     Attributes:
         joint: what is copied from.
         watch: see `divided`.
+        moved: names of the storages that go to the host.
         graph: what is written.
         values: for each value of the joint graph that is there, its copy.
         hosts: for each value that was offloaded, its copy on the host.
@@ -186,6 +218,7 @@ class _Half:
 
     joint: Joint
     watch: Watch | None
+    moved: frozenset[str]
     graph: fx.Graph = field(default_factory=fx.Graph)
     values: dict[fx.Node, fx.Node] = field(default_factory=dict)
     hosts: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -222,6 +255,8 @@ class _Half:
         if op.node is None:
             raise InvalidSchedule(f"the schedule runs {op.name!r} twice", hint="it stands for the caller")
         run = self.copy(op.node)
+        if run.target in recurrent.WITH_FLAT_RESERVE and any(storage.name in self.moved for storage in op.makes):
+            run.target = recurrent.WITH_FLAT_RESERVE[run.target]
         for value in op.values:
             self.values[value] = run if value is op.node else self.item(value, run)
         if self.watch is not None:
@@ -257,11 +292,11 @@ class _Half:
         """Return what stands for a value here: its copy, a view derived from what is there, or a number."""
         if not isinstance(node, fx.Node):
             return node
+        if node in self.values:
+            return self.values[node]
         value = node.meta.get("val")
         if isinstance(value, int | float):
             return value
-        if node in self.values:
-            return self.values[node]
         if node.op == "get_attr":
             self.values[node] = self.graph.node_copy(node)
             return self.values[node]

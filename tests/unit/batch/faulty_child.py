@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from remat_cli.batch import run_job
-from remat_cli.batch.job import Job, Outcome
+from remat_cli.batch.job import Job, JobOutcome
 from remat_cli.batch.job_process import main
-from remat_cli.solve import Solution
-from remat_cli.studies import budget_search
+from remat_cli.planning import Planning, Request, plan
+from remat_cli.prepare import Prepared
 
-_SOLVE = budget_search.plan_at
 _CARRY_OUT = run_job.carry_out
 
 
@@ -69,25 +68,25 @@ FAULTS: Mapping[str, Callable[[], None]] = {
 }
 
 
-def carry_out(job: Job) -> Outcome:
+def carry_out(job: Job) -> JobOutcome:
     """Do what the name of the graph says, then the job."""
     FAULTS.get(job.graph.stem, lambda: None)()
     return _CARRY_OUT(job)
 
 
-def plan_at_leisure(*args: object, **kwargs: object) -> Solution:
+def plan_at_leisure(prepared: Prepared, request: Request) -> Planning:
     """Plan, and then be interrupted, as a planner with a plan is that would search on."""
-    solution: Solution = _SOLVE(*args, **kwargs)  # type: ignore[arg-type]
+    planning = plan(prepared, request)
     try:
         Path(os.environ["AT_LEISURE"]).write_text("planned")
         time.sleep(600)
     except KeyboardInterrupt:
-        return replace(solution, interrupted=True)
-    return solution
+        return replace(planning, solution=replace(planning.solution, interrupted=True))
+    return planning
 
 
 if __name__ == "__main__":
     run_job.carry_out = carry_out
     if os.environ.get("AT_LEISURE"):
-        vars(run_job)["plan_at"] = plan_at_leisure
+        vars(run_job)["plan"] = plan_at_leisure
     main()

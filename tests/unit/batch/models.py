@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from remat_cli.batch.job import Job, Outcome
-from remat_cli.batch.requests import Request, jobs_of
+from remat_cli.batch.job import Job, JobOutcome
+from remat_cli.batch.requests import JobGroup, jobs_of
 from remat_cli.batch.run_job import carry_out
-from remat_cli.config import PlannerChoice, RunConfig
+from remat_cli.config import PlannerChoice, Request, RunConfig
 from remat_cli.units import parse_budget
 from tests.documents import chain_document
 
@@ -31,13 +31,13 @@ def write_graphs(folder: Path, *names: str, size: int = 100) -> list[Path]:
 
 def config_of(planner: str = "keep_all", **options: Any) -> RunConfig:
     """A planner with options."""
-    return RunConfig(planner, PlannerChoice(planner, options))
+    return RunConfig(planner, Request(planner=PlannerChoice(planner, options)))
 
 
 def jobs_on(*graphs: Path, budget: str = "100%", planner: str = "keep_all", **options: Any) -> list[Job]:
     """A job for each graph."""
-    request = Request(graphs, budgets=(parse_budget(budget),), configs=(config_of(planner, **options),))
-    return jobs_of([request], one_worker=True)
+    group = JobGroup(graphs, budgets=(parse_budget(budget),), configs=(config_of(planner, **options),))
+    return jobs_of([group], one_worker=True)
 
 
 class Here:
@@ -45,7 +45,7 @@ class Here:
 
     def __init__(self) -> None:
         self.ran: list[Job] = []
-        self._ended: list[tuple[Job, Outcome]] = []
+        self._ended: list[tuple[Job, JobOutcome]] = []
 
     trouble = ""
 
@@ -57,7 +57,7 @@ class Here:
         self.ran.append(job)
         self._ended.append((job, carry_out(job)))
 
-    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+    def finished(self, seconds: float) -> list[tuple[Job, JobOutcome]]:
         ended, self._ended = self._ended, []
         return ended
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from remat_cli import __version__
 from remat_cli.batch import cluster as module
 from remat_cli.batch import job_process, processes
 from remat_cli.batch.cluster import Cluster, pack, unpack
-from remat_cli.batch.job import Job, Limits, Outcome
+from remat_cli.batch.job import Job, JobLimits, JobOutcome
 from remat_cli.batch.result_lines import Ending
 from remat_cli.batch.run_job import carry_out
 from remat_cli.errors import ClusterLost, GraphError, UsageError
@@ -58,9 +59,9 @@ def test_every_job_ends_once_though_a_worker_is_killed(scheduler: str, tmp_path:
         shutil.copy(GRAPHS / "skip_chain.json", graph)
     waiting = jobs_on(*graphs, budget="60%", planner="retention", time_limit=0.5)
     asked = sorted(job.key for job in waiting)
-    executor = Cluster(scheduler, Limits())
+    executor = Cluster(scheduler, JobLimits())
     killed = process_ids(scheduler)[0]
-    outcomes: list[tuple[Job, Outcome]] = []
+    outcomes: list[tuple[Job, JobOutcome]] = []
     try:
         while waiting and executor.has_room:
             executor.submit(waiting.pop())
@@ -148,7 +149,7 @@ def test_a_job_that_nobody_wants_any_more_is_ended(scheduler: str, tmp_path: Pat
     client = DASK.Client(scheduler, set_as_default=False)
     client.run(use_child, (faulty_child.__file__,))
     try:
-        executor = Cluster(scheduler, Limits())
+        executor = Cluster(scheduler, JobLimits())
         executor.submit(jobs_on(*write_graphs(tmp_path, "slow"))[0])
         while not children_of(process_ids(scheduler)):
             sleep(0.05)
@@ -193,14 +194,14 @@ def command_of(process: int) -> str:
 def test_no_scheduler_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TO_CONNECT", 0.2)
     with pytest.raises(UsageError, match="there is no scheduler at tcp://127"):
-        Cluster("tcp://127.0.0.1:1", Limits())
+        Cluster("tcp://127.0.0.1:1", JobLimits())
     with pytest.raises(UsageError, match="there is no scheduler at carrier-pigeon"):
-        Cluster("carrier-pigeon://loft", Limits())
+        Cluster("carrier-pigeon://loft", JobLimits())
 
 
 def test_a_cluster_without_workers_is_waited_for_and_a_scheduler_that_goes_is_told(tmp_path: Path) -> None:
     cluster = DASK.LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=logging.CRITICAL)
-    executor = Cluster(cluster.scheduler_address, Limits())
+    executor = Cluster(cluster.scheduler_address, JobLimits())
     executor.submit(jobs_on(*write_graphs(tmp_path, "g"))[0])
     assert executor.has_room
     assert executor.trouble == "the cluster has no workers"
@@ -218,8 +219,8 @@ def wait_for_ever(executor: Cluster) -> None:
 
 def test_workers_of_another_version_are_refused(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "__version__", "0.0.1")
-    with pytest.raises(UsageError, match=r"has remat 0\.1\.0, and this is 0\.0\.1"):
-        Cluster(scheduler, Limits())
+    with pytest.raises(UsageError, match=rf"has remat {re.escape(__version__)}, and this is 0\.0\.1"):
+        Cluster(scheduler, JobLimits())
 
 
 def set_version(version: str) -> None:
@@ -237,8 +238,8 @@ def changed(scheduler: str) -> Iterator[Callable[..., None]]:
     client.close()
 
 
-def ended(executor: Cluster, count: int) -> list[Outcome]:
-    outcomes: list[Outcome] = []
+def ended(executor: Cluster, count: int) -> list[JobOutcome]:
+    outcomes: list[JobOutcome] = []
     while len(outcomes) < count:
         outcomes += [outcome for _, outcome in executor.finished(5)]
     return outcomes
@@ -247,7 +248,7 @@ def ended(executor: Cluster, count: int) -> list[Outcome]:
 def test_a_late_worker_of_another_version_runs_nothing_and_the_others_all(
     scheduler: str, changed: Callable[..., None], tmp_path: Path
 ) -> None:
-    executor = Cluster(scheduler, Limits())
+    executor = Cluster(scheduler, JobLimits())
     changed(1)
     jobs = jobs_on(*write_graphs(tmp_path, "a", "b", "c", "d"))
     for job in jobs:
@@ -260,15 +261,15 @@ def test_a_late_worker_of_another_version_runs_nothing_and_the_others_all(
 def test_where_no_worker_has_this_version_jobs_say_so(
     scheduler: str, changed: Callable[..., None], tmp_path: Path
 ) -> None:
-    executor = Cluster(scheduler, Limits())
+    executor = Cluster(scheduler, JobLimits())
     changed(2)
     executor.submit(jobs_on(*write_graphs(tmp_path, "a"))[0])
     (outcome,) = ended(executor, 1)
     executor.close()
     assert (outcome.ended.status, outcome.ended.exit_code) == (Ending.ERROR, 2)
     assert outcome.ended.error is not None
-    assert "has remat 9.9, and this is 0.1.0" in outcome.ended.error
-    assert outcome.ended.hint == "on every worker: pip install 'remat[cluster]==0.1.0'"
+    assert f"has remat 9.9, and this is {__version__}" in outcome.ended.error
+    assert outcome.ended.hint == f"on every worker: pip install 'remat[cluster]=={__version__}'"
     assert outcome.ended.can_differ
 
 
@@ -277,15 +278,17 @@ def test_a_worker_without_remat_is_told_and_a_late_one_left_out(scheduler: str, 
     missing = tmp_path / "without" / "remat_cli.py"
     missing.parent.mkdir()
     missing.write_text("raise ModuleNotFoundError(\"No module named 'remat_cli'\", name='remat_cli')")
-    executor = Cluster(scheduler, Limits())
+    executor = Cluster(scheduler, JobLimits())
     command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler, "--no-nanny", "--no-dashboard"]
     environment = os.environ | {"PYTHONPATH": str(missing.parent)}
     worker = subprocess.Popen([*command, "--nthreads", "4"], env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
         while executor._count_threads() < 6:
             sleep(0.1)
-        with pytest.raises(UsageError, match=r"worker tcp://.* does not have remat, and this is 0.1.0"):
-            Cluster(scheduler, Limits())
+        with pytest.raises(
+            UsageError, match=rf"worker tcp://.* does not have remat, and this is {re.escape(__version__)}"
+        ):
+            Cluster(scheduler, JobLimits())
         jobs = jobs_on(*write_graphs(tmp_path, "a", "b", "c", "d"))
         for job in jobs:
             executor.submit(job)
@@ -300,14 +303,14 @@ def test_a_worker_without_remat_is_told_and_a_late_one_left_out(scheduler: str, 
 def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(UsageError) as caught:
-        Cluster("tcp://127.0.0.1:1", Limits())
+        Cluster("tcp://127.0.0.1:1", JobLimits())
     assert caught.value.hint == "pip install 'remat[cluster]'"
 
 
 def test_a_job_that_the_cluster_gives_up_is_recorded(
     scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = Cluster(scheduler, Limits())
+    executor = Cluster(scheduler, JobLimits())
     monkeypatch.setattr(module, "_RUN", "open('/absent/folder')")
     executor.submit(jobs_on(*write_graphs(tmp_path, "g"))[0])
     (outcome,) = ended(executor, 1)

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 import pytest
 
 from remat_cli.batch import processes
-from remat_cli.batch.job import Job, Limits, Outcome
+from remat_cli.batch.job import Job, JobLimits, JobOutcome
 from remat_cli.batch.processes import Processes
 from remat_cli.batch.result_lines import Ending
 from tests.places import ROOT
@@ -58,11 +58,11 @@ def wait_for(file: Path, executor: Processes) -> None:
         executor.finished(0.02)
 
 
-def run_all(jobs: Sequence[Job], limits: Limits | None = None, slots: int = 2) -> dict[str, Outcome]:
+def run_all(jobs: Sequence[Job], limits: JobLimits | None = None, slots: int = 2) -> dict[str, JobOutcome]:
     """The outcomes by the names of the graphs."""
-    executor = Processes(slots, limits or Limits())
+    executor = Processes(slots, limits or JobLimits())
     waiting = list(jobs)
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, JobOutcome] = {}
     try:
         while len(outcomes) < len(jobs):
             while waiting and executor.has_room:
@@ -99,22 +99,22 @@ def test_what_goes_wrong_with_one_job_is_told_and_the_others_go_on(tmp_path: Pat
 
 
 def test_memory_is_limited(tmp_path: Path) -> None:
-    outcomes = run_all(jobs_on(*write_graphs(tmp_path, "hoard", "well")), Limits(memory_bytes=4 * 10**8))
+    outcomes = run_all(jobs_on(*write_graphs(tmp_path, "hoard", "well")), JobLimits(memory_bytes=4 * 10**8))
     assert outcomes["hoard"].ended.status is Ending.OUT_OF_MEMORY
     assert outcomes["hoard"].ended.error == "out of memory: it may take 400.0 MB"
     assert outcomes["well"].ended.status is Ending.OPTIMAL
 
 
 def test_time_is_limited(tmp_path: Path) -> None:
-    ended = run_all(jobs_on(*write_graphs(tmp_path, "slow")), Limits(seconds=0.5))["slow"].ended
+    ended = run_all(jobs_on(*write_graphs(tmp_path, "slow")), JobLimits(seconds=0.5))["slow"].ended
     assert (ended.status, ended.exit_code) == (Ending.TIMED_OUT, 4)
     assert ended.error == "no plan was found in 0.5 s"
 
 
-def let_time_be_up(executor: Processes) -> Outcome:
+def let_time_be_up(executor: Processes) -> JobOutcome:
     """Let the time of the only job be up now."""
     executor._children[0].deadline = monotonic()
-    outcomes: list[tuple[Job, Outcome]] = []
+    outcomes: list[tuple[Job, JobOutcome]] = []
     while not outcomes:
         outcomes = executor.finished(5)
     executor.close()
@@ -123,7 +123,7 @@ def let_time_be_up(executor: Processes) -> Outcome:
 
 @needs_proc
 def test_a_job_whose_time_is_up_and_that_does_not_listen_is_killed(tmp_path: Path, stray: Path) -> None:
-    executor = Processes(1, Limits(seconds=3600))
+    executor = Processes(1, JobLimits(seconds=3600))
     executor.submit(jobs_on(*write_graphs(tmp_path, "stubborn"))[0])
     wait_for(stray, executor)
     assert let_time_be_up(executor).ended.status is Ending.TIMED_OUT
@@ -134,7 +134,7 @@ def test_a_job_whose_time_is_up_hands_over_its_plan(tmp_path: Path, monkeypatch:
     planned = tmp_path / "planned"
     monkeypatch.setattr(processes, "GRACE", 30)
     monkeypatch.setenv("AT_LEISURE", str(planned))
-    executor = Processes(1, Limits(seconds=3600))
+    executor = Processes(1, JobLimits(seconds=3600))
     executor.submit(jobs_on(*write_graphs(tmp_path, "well"))[0])
     wait_for(planned, executor)
     outcome = let_time_be_up(executor)
@@ -150,7 +150,7 @@ def test_a_job_leaves_requests_to_end_to_the_process_that_wants_it(
     planned = tmp_path / "planned"
     monkeypatch.setattr(processes, "GRACE", 30)
     monkeypatch.setenv("AT_LEISURE", str(planned))
-    executor = Processes(1, Limits(seconds=3600))
+    executor = Processes(1, JobLimits(seconds=3600))
     executor.submit(jobs_on(*write_graphs(tmp_path, "well"))[0])
     wait_for(planned, executor)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -161,7 +161,7 @@ def test_a_job_leaves_requests_to_end_to_the_process_that_wants_it(
 
 @needs_proc
 def test_close_ends_every_process_and_what_it_started(tmp_path: Path, stray: Path) -> None:
-    executor = Processes(2, Limits())
+    executor = Processes(2, JobLimits())
     for job in jobs_on(*write_graphs(tmp_path, "slow", "stubborn")):
         executor.submit(job)
     assert not executor.has_room
@@ -178,10 +178,10 @@ def test_a_job_ends_when_the_process_that_wants_it_is_killed(tmp_path: Path, str
 import sys
 from pathlib import Path
 from remat_cli.batch import processes
-from remat_cli.batch.job import Limits
+from remat_cli.batch.job import JobLimits
 from tests.unit.batch.models import jobs_on
 processes.CHILD = ({faulty_child.__file__!r},)
-executor = processes.Processes(1, Limits())
+executor = processes.Processes(1, JobLimits())
 executor.submit(jobs_on(Path({str(graphs[0])!r}))[0])
 print(executor._children[0].process.pid, flush=True)
 executor.finished(600)

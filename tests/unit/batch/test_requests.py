@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from remat_cli.batch.job import Job
-from remat_cli.batch.requests import Request, jobs_of, matching_files, schedule_name
-from remat_cli.config import GraphOptions
+from remat_cli.batch.requests import JobGroup, jobs_of, matching_files, schedule_name
+from remat_cli.config import GraphOptions, Request
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.units import parse_budget
 from tests.places import ROOT
@@ -19,82 +19,84 @@ from tests.unit.batch.models import config_of, write_graphs
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> Request:
-    return Request(
+def group(tmp_path: Path) -> JobGroup:
+    return JobGroup(
         tuple(write_graphs(tmp_path, "g")), budgets=(parse_budget("80%"),), configs=(config_of("retention"),)
     )
 
 
-def jobs(*requests: Request, one_worker: bool = False) -> list[Job]:
-    return jobs_of(requests, one_worker=one_worker)
+def jobs(*groups: JobGroup, one_worker: bool = False) -> list[Job]:
+    return jobs_of(groups, one_worker=one_worker)
 
 
-def key(request: Request, **changes: Any) -> str:
-    return jobs(replace(request, **changes))[0].key
+def key(group: JobGroup, **changes: Any) -> str:
+    return jobs(replace(group, **changes))[0].key
 
 
 def test_everything_that_the_result_depends_on_is_in_the_identity(
-    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group: JobGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = tmp_path / "times.yaml"
     table.write_text("Relu: 7\n")
     device = tmp_path / "mine.yaml"
     device.write_text((ROOT / "configs" / "devices" / "a100.yaml").read_text())
     keys = [
-        key(request_),
-        key(request_, budgets=(parse_budget("81%"),)),
-        key(request_, budgets=(parse_budget("min"),)),
-        key(request_, max_overhead=Fraction(1, 10)),
-        key(request_, configs=(config_of("keep_all"),)),
-        key(request_, configs=(config_of("retention", seed=1),)),
-        key(request_, options=GraphOptions(mode="inference")),
-        key(request_, options=GraphOptions(measurements=str(table))),
-        key(request_, options=GraphOptions(device=str(device))),
-        key(request_, graphs=tuple(write_graphs(tmp_path, "other_name"))),
+        key(group),
+        key(group, budgets=(parse_budget("81%"),)),
+        key(group, budgets=(parse_budget("min"),)),
+        key(group, request=Request(max_overhead=Fraction(1, 10))),
+        key(group, request=Request(offload=True), configs=(config_of("pofo"),)),
+        key(group, configs=(config_of("pofo"),)),
+        key(group, configs=(config_of("keep_all"),)),
+        key(group, configs=(config_of("retention", seed=1),)),
+        key(group, options=GraphOptions(mode="inference")),
+        key(group, options=GraphOptions(measurements=str(table))),
+        key(group, options=GraphOptions(device=str(device))),
+        key(group, graphs=tuple(write_graphs(tmp_path, "other_name"))),
     ]
     table.write_text("Relu: 8\n")
-    keys.append(key(request_, options=GraphOptions(measurements=str(table))))
+    keys.append(key(group, options=GraphOptions(measurements=str(table))))
     write_graphs(tmp_path, "g", size=101)
-    keys.append(key(request_))
+    keys.append(key(group))
     monkeypatch.setattr("remat_cli.batch.requests.__version__", "99")
-    keys.append(key(request_))
+    keys.append(key(group))
     assert len(set(keys)) == len(keys)
 
 
-def test_what_the_result_does_not_depend_on_is_not_in_the_identity(request_: Request, tmp_path: Path) -> None:
-    same = key(request_)
-    assert key(request_, configs=(config_of("retention", seed=0),)) == same  # the default, written out
-    assert key(request_, graphs=tuple(write_graphs(tmp_path / "elsewhere", "g"))) == same
-    assert jobs(request_, one_worker=True)[0].key == same
+def test_what_the_result_does_not_depend_on_is_not_in_the_identity(group: JobGroup, tmp_path: Path) -> None:
+    same = key(group)
+    assert key(group, configs=(config_of("retention", seed=0),)) == same  # the default, written out
+    assert key(group, graphs=tuple(write_graphs(tmp_path / "elsewhere", "g"))) == same
+    assert jobs(group, one_worker=True)[0].key == same
 
 
-def test_beside_others_a_planner_gets_one_worker_unless_told_otherwise(request_: Request) -> None:
-    told = replace(request_, configs=(config_of("retention", cores=3), config_of("keep_all")))
-    assert [job.planner.options for job in jobs(request_)] == [{}]
-    assert [job.planner.options for job in jobs(request_, one_worker=True)] == [{"cores": 1}]
-    assert [job.planner.options for job in jobs(told, one_worker=True)] == [{"cores": 3}, {}]
+def test_beside_others_a_planner_gets_one_worker_unless_told_otherwise(group: JobGroup) -> None:
+    told = replace(group, configs=(config_of("retention", cores=3), config_of("keep_all")))
+    assert [job.request.chosen.options for job in jobs(group)] == [{}]
+    assert [job.request.chosen.options for job in jobs(group, one_worker=True)] == [{"cores": 1}]
+    assert [job.request.chosen.options for job in jobs(told, one_worker=True)] == [{"cores": 3}, {}]
 
 
-def test_what_is_asked_for_twice_is_done_once(request_: Request) -> None:
-    twice = replace(request_, budgets=(parse_budget("80%"), parse_budget("0.8%"), parse_budget("80.0%")))
-    assert [str(job.budget) for job in jobs(twice, request_)] == ["80%", "0.8%"]
+def test_what_is_asked_for_twice_is_done_once(group: JobGroup) -> None:
+    twice = replace(group, budgets=(parse_budget("80%"), parse_budget("0.8%"), parse_budget("80.0%")))
+    assert [str(job.request.budget) for job in jobs(twice, group)] == ["80%", "0.8%"]
 
 
-def test_a_missing_budget_and_a_missing_device_are_found_before_anything_runs(request_: Request) -> None:
+def test_a_missing_budget_and_a_missing_device_are_found_before_anything_runs(group: JobGroup) -> None:
     with pytest.raises(UsageError, match="retention is to be planned at no budget"):
-        jobs(replace(request_, budgets=()))
+        jobs(replace(group, budgets=()))
     with pytest.raises(UsageError, match="no such file"):
-        jobs(replace(request_, options=GraphOptions(device="a1000")))
+        jobs(replace(group, options=GraphOptions(device="a1000")))
 
 
-def test_a_file_that_cannot_be_read_is_left_for_its_job_to_tell(request_: Request) -> None:
-    request_.graphs[0].chmod(0)
-    assert len(jobs(request_)) == 1
+def test_a_file_that_cannot_be_read_is_left_for_its_job_to_tell(group: JobGroup) -> None:
+    group.graphs[0].chmod(0)
+    assert len(jobs(group)) == 1
 
 
-def test_names_of_schedules_are_safe_and_tell_contents_apart(request_: Request, tmp_path: Path) -> None:
+def test_names_of_schedules_are_safe_and_tell_contents_apart(group: JobGroup, tmp_path: Path) -> None:
     graphs = tuple(write_graphs(tmp_path, "plain", "\u00e9t\u00e9 %7 x"))
-    asked = jobs(replace(request_, graphs=graphs, budgets=(parse_budget("8GB"),)))
+    asked = jobs(replace(group, graphs=graphs, budgets=(parse_budget("8GB"),)))
     names = [schedule_name(job, 64 * digit) for job in asked for digit in "ab"]
     assert names == [
         "plain-8.000GB-retention-aaaaaaaaaaaa.json",

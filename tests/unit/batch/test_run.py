@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from remat_cli.batch.job import Job, Outcome
+from remat_cli.batch.job import Job, JobOutcome
 from remat_cli.batch.loop import Interruption, run_jobs
 from remat_cli.batch.result_lines import JobLine
-from remat_cli.problem import Observer
+from remat_cli.core.problem import Observer
 from tests.plans import Told
 from tests.unit.batch.models import Here, jobs_on, write_graphs
 
@@ -23,11 +23,11 @@ class Slots(Here):
     def has_room(self) -> bool:
         return len(self._ended) < 2
 
-    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+    def finished(self, seconds: float) -> list[tuple[Job, JobOutcome]]:
         return [self._ended.pop(0)] if self._ended else []
 
 
-def record(job: Job, outcome: Outcome) -> JobLine:
+def record(job: Job, outcome: JobOutcome) -> JobLine:
     return JobLine(**vars(outcome.ended), job=job.key, graph=job.graph.stem, budget="", config="", planner="")
 
 
@@ -48,7 +48,7 @@ def test_after_ctrl_c_nothing_is_started_and_what_has_ended_is_recorded(tmp_path
     jobs = jobs_on(*write_graphs(tmp_path, "a", "b", "c"))
     executor = Slots()
 
-    def interrupted(job: Job, outcome: Outcome) -> JobLine:
+    def interrupted(job: Job, outcome: JobOutcome) -> JobLine:
         if job is jobs[0]:
             os.kill(os.getpid(), signal.SIGINT)
         return record(job, outcome)

@@ -7,22 +7,34 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from onnx import TensorProto
 
+from remat_cli.allocation.of_schedule import arena_of
+from remat_cli.allocation.portfolio import Allocation
 from remat_cli.checks.advice import round_up
 from remat_cli.checks.baseline import Figures
-from remat_cli.checks.check import Failure, Outcome, Verdict, check_model, worst_exit_code
+from remat_cli.checks.check import CheckOutcome, Failure, Verdict, check_model, worst_exit_code
 from remat_cli.checks.project import ModelCheck, load_project
+from remat_cli.core.arena import Arena
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Observer, PlanResult, Problem, Status
+from remat_cli.core.schedule import Schedule
+from remat_cli.core.simulate import simulate
 from remat_cli.formats.native import to_document
+from remat_cli.formats.onnx import workspace
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
-from remat_cli.problem import Observer, PlanResult, Problem, Status
+from remat_cli.planning import addresses
+from remat_cli.units import format_share
 from tests.documents import chain_document
 from tests.graphs import training_chain
 from tests.places import GRAPHS
 from tests.plans import told
+from tests.unit.formats.onnx.models import Model, float_input, node, value
 
+FLOAT16 = TensorProto.FLOAT16
 UNET = GRAPHS / "unet.onnx"
 # Takes 10 in 400 bytes, and 11 in 300.
 TEN = to_document(training_chain(3, size=100))
@@ -59,7 +71,7 @@ class Checks:
         path.write_text(json.dumps({"models": [{"path": "chain.json", "planner": "approx_dp"} | keys]}))
         return load_project(path).models[0]
 
-    def __call__(self, before: Mapping[str, Figures] | None = None, /, **keys: object) -> Outcome:
+    def __call__(self, before: Mapping[str, Figures] | None = None, /, **keys: object) -> CheckOutcome:
         return check_model(self.model(**keys), before or {})
 
 
@@ -68,7 +80,7 @@ def check(tmp_path: Path) -> Checks:
     return Checks(tmp_path)
 
 
-def only_failure(outcome: Outcome) -> Failure:
+def only_failure(outcome: CheckOutcome) -> Failure:
     (failure,) = outcome.failures
     return failure
 
@@ -160,6 +172,67 @@ def test_advice_for_the_plain_run_does_not_fail_for_want_of_a_planner(check: Che
     outcome = check(max_peak=200, mode="inference")
     assert outcome.verdict is Verdict.FAILS
     assert only_failure(outcome).remedies == ("raise max_peak to 300B",)
+
+
+class TestUnderstated:
+    """A model of float16, whose ops onnxruntime runs in float32 on the CPU."""
+
+    @pytest.fixture(autouse=True)
+    def half(self, tmp_path: Path) -> None:
+        proto = Model([node("Exp", ["x"], ["a"]), node("Exp", ["a"], ["y"])], [value("x", [512], FLOAT16)]).proto()
+        proto.graph.output[0].type.tensor_type.elem_type = FLOAT16
+        (tmp_path / "half.onnx").write_bytes(proto.SerializeToString())
+
+    @pytest.mark.parametrize("limit", [{"budget": "1MB"}, {"max_peak": "1MB"}])
+    def test_what_is_predicted_to_fit_does_not_hold(self, limit: dict[str, object], check: Checks) -> None:
+        outcome = check(path="half.onnx", mode="inference", **limit)
+        assert (outcome.verdict, outcome.exit_code) == (Verdict.WARNS, 3)
+        failure = only_failure(outcome)
+        assert "2 ops of float16 (Exp and others)" in failure.reason
+        assert "remat fuse" in failure.remedies[0]
+
+    def test_what_is_predicted_not_to_fit_fails(self, check: Checks) -> None:
+        outcome = check(path="half.onnx", mode="inference", max_peak="1kB")
+        assert (outcome.verdict, only_failure(outcome).limit) == (Verdict.FAILS, "max_peak")
+
+    def test_where_memory_is_not_that_of_onnxruntime_it_holds(self, check: Checks) -> None:
+        assert check(path="half.onnx", mode="inference", aliasing="none", max_peak="1MB").verdict is Verdict.HOLDS
+
+
+class TestExecution:
+    """A model that is run as it is, as it has no budget."""
+
+    MODEL = Model(
+        [node("Sin", ["x"], ["a"], "sin"), node("Einsum", ["a", "a"], ["y"], "sum", equation="bij,bkj->bik")],
+        inputs=[float_input("x", 4, 512, 512)],
+    )
+
+    def test_what_runs_as_predicted_holds_and_tells_what_a_default_session_takes(
+        self, tmp_path: Path, check: Checks
+    ) -> None:
+        self.MODEL.save(tmp_path)
+        outcome = check(path="model.onnx", mode="inference", max_peak="100MB", execute=True)
+        assert (outcome.verdict, outcome.failures) == (Verdict.HOLDS, ())
+        assert re.fullmatch(
+            r"'model': measured at .*B with remat_cli\.session_options\(\), at .*B with onnxruntime's own options, "
+            r"beside weights and inputs\.",
+            outcome.session,
+        )
+
+    def test_what_takes_more_than_predicted_fails(
+        self, tmp_path: Path, check: Checks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(workspace._RULES, "Einsum")
+        self.MODEL.save(tmp_path)
+        keys = {"path": "model.onnx", "mode": "inference", "max_peak": "100MB"}
+        silent = check(**keys)
+        assert (silent.verdict, silent.session) == (
+            Verdict.HOLDS,
+            "Peaks hold with session_options(); a default session mostly takes more.",
+        )
+        outcome = check(**keys, execute=True)
+        assert (outcome.verdict, only_failure(outcome).limit) == (Verdict.FAILS, "execute")
+        assert "is not the predicted one" in only_failure(outcome).reason
 
 
 class TestRegression:
@@ -345,3 +418,87 @@ class TestAdvice:
 )
 def test_a_size_is_rounded_up_to_four_digits(size: int, rounded: int) -> None:
     assert round_up(size) == rounded
+
+
+def tight() -> dict[str, Any]:
+    """An inference graph whose plain run holds 10 bytes at once, and for which no arena is smaller than 11."""
+    sizes = {"t0": 6, "t1": 4, "t2": 4, "t3": 3, "t4": 3, "t5": 1, "t6": 1, "t7": 6, "t8": 4, "t9": 4, "out": 1}
+    reads = ["", "t0", "t1", "", "t2", "", "t4 t5", "t3 t6", "t7", "", "t8 t9"]
+    ops = [
+        {"name": f"make_{made}", "type": "Make", "inputs": inputs.split(), "outputs": [made], "time": 1}
+        for made, inputs in zip(sizes, reads, strict=True)
+    ]
+    return {
+        "format": "remat.graph/1",
+        "name": "tight",
+        "kind": "inference",
+        "resident_bytes": 1000,
+        "tensors": [{"name": name, "bytes": size} for name, size in sizes.items()],
+        "ops": ops,
+    }
+
+
+class TestArena:
+    KEYS: ClassVar = {"path": "tight.json", "arena": True, "alignment": 1}
+
+    @pytest.fixture(autouse=True)
+    def tight(self, check: Checks) -> None:
+        (check.folder / "tight.json").write_text(json.dumps(tight()))
+
+    @pytest.mark.parametrize("limit", [{"max_peak": 11}, {"budget": 11}, {"budget": 20, "max_peak": 11}])
+    def test_resident_bytes_lie_beside_an_arena_that_fits(self, limit: dict[str, object], check: Checks) -> None:
+        outcome = check(**self.KEYS, **limit)
+        assert outcome.verdict is Verdict.HOLDS
+        assert outcome.figures is not None
+        assert (outcome.figures.limit_bytes, outcome.figures.arena_bytes) == (11, 11)
+        assert outcome.figures.plain_peak_bytes == 1010
+
+    @pytest.mark.parametrize("limit", [{"max_peak": 10}, {"budget": 10, "planner": "keep_all"}])
+    def test_where_the_sum_fits_and_no_arena_does_the_cost_is_told(
+        self, limit: dict[str, object], check: Checks
+    ) -> None:
+        assert (
+            check(path="tight.json", **{key: 1010 if key != "planner" else "keep_all" for key in limit}).exit_code == 0
+        )
+        failure = only_failure(check(**self.KEYS, **limit))
+        assert failure.limit == next(iter(limit))
+        assert failure.reason == (
+            "the sum fits 10 B, but no arena of that size was found: fragmentation costs 1 B more, as the smallest "
+            "arena that was found takes 11 B"
+        )
+        assert failure.remedies[0].startswith(f"raise {failure.limit} to 11B")
+
+    @pytest.mark.parametrize(
+        "limit", [{"max_peak": 9}, {"budget": 7, "planner": "dtr"}, {"budget": "60%", "planner": "keep_all"}]
+    )
+    def test_what_is_advised_for_a_sum_that_does_not_fit_has_an_arena(
+        self, limit: dict[str, object], check: Checks
+    ) -> None:
+        failure = only_failure(check(**self.KEYS, **limit))
+        assert "beside 1.000 kB of resident bytes" in failure.reason
+        (raised,) = re.findall(r"raise \w+ to (\S+?)(?:,|$)", failure.remedies[0])
+        assert check(**self.KEYS, **{**limit, failure.limit: raised}).verdict is Verdict.HOLDS
+
+    def test_a_share_is_of_the_peak_without_resident_bytes(self, check: Checks) -> None:
+        outcome = check(**self.KEYS, budget="100%", planner="keep_all")
+        assert outcome.figures is not None
+        assert outcome.figures.limit_bytes == 10
+
+    def test_where_the_arena_of_the_plain_run_does_not_fit_another_plan_is_sought(
+        self, check: Checks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def only_below(graph: Graph, schedule: Schedule, *args: Any, **said: Any) -> tuple[Allocation, Arena | None]:
+            if said.get("capacity") and simulate(graph, schedule).peak_bytes > PLAIN_PEAK - 100:
+                return Allocation(Status.UNKNOWN, None, None, PLAIN_PEAK, closest_bytes=PLAIN_PEAK + 1), None
+            return arena_of(graph, schedule, *args, **said)
+
+        monkeypatch.setattr(addresses, "arena_of", only_below)
+        outcome = check(arena=True, alignment=4, budget="100%")
+        assert outcome.verdict is Verdict.HOLDS
+        assert outcome.figures is not None
+        assert outcome.figures.arena_bytes is not None
+        assert outcome.figures.arena_bytes <= PLAIN_PEAK - 100
+        assert outcome.figures.overhead
+        (failure,) = check(arena=True, alignment=4, budget="100%", max_overhead="1%").failures
+        cost = f"{format_share(outcome.figures.overhead)} of it for want of an arena of a faster plan"
+        assert (failure.limit, cost in failure.reason) == ("max_overhead", True)

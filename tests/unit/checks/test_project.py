@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remat_cli.checks.project import Project, load_project
-from remat_cli.config import PlannerChoice
+from remat_cli.config import PlannerChoice, Request
 from remat_cli.errors import UsageError
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.moccasin.planner import Moccasin
@@ -44,11 +44,14 @@ models:
     device: a100
     measurements: times.json
     strict: true
+    arena: true
+    alignment: 128
 """,
     ).models
+    assert (model.request.arena, model.request.alignment) == (True, 128)
     assert (model.name, model.path, model.line) == ("training step", tmp_path / "graphs/m.onnx", 3)
-    assert model.planner == PlannerChoice("approx_dp", {"candidates": 3})
-    assert (model.budget, model.max_overhead) == (BudgetSpec(share=Fraction(4, 5)), Fraction(1, 10))
+    assert model.request.planner == PlannerChoice("approx_dp", {"candidates": 3})
+    assert (model.request.budget, model.request.max_overhead) == (BudgetSpec(share=Fraction(4, 5)), Fraction(1, 10))
     assert (model.max_peak, model.max_regression) == (8 * 10**9, Fraction(1, 50))
     graph = model.graph
     assert (graph.mode, graph.dims, graph.optimizer, graph.strict) == ("training", {"batch": 8}, "adam", True)
@@ -57,8 +60,8 @@ models:
 
 def test_a_model_is_named_after_its_file_and_planned_by_the_default_planner(tmp_path: Path) -> None:
     (model,) = project(tmp_path, "models: [{path: zoo/unet.onnx, max_peak: 100}]").models
-    assert (model.name, model.planner.name) == ("unet", "auto")
-    assert (model.budget, model.max_overhead, model.max_regression) == (None, None, None)
+    assert (model.name, model.request.chosen.name) == ("unet", "auto")
+    assert (model.request.budget, model.request.max_overhead, model.max_regression) == (None, None, None)
 
 
 def test_a_model_inherits_what_it_does_not_say(tmp_path: Path) -> None:
@@ -82,8 +85,9 @@ models:
     ).models
     assert first.graph.dims == {"batch": 8, "seq": 64}
     assert second.graph.dims == {"batch": 1, "seq": 64}
-    assert (first.planner, second.planner) == (PlannerChoice("approx_dp", {"candidates": 3}), PlannerChoice("keep_all"))
-    assert (first.budget, second.budget) == (BudgetSpec(share=Fraction(4, 5)), BudgetSpec(device_bytes=10**9))
+    share, size = BudgetSpec(share=Fraction(4, 5)), BudgetSpec(device_bytes=10**9)
+    assert first.request == Request(share, PlannerChoice("approx_dp", {"candidates": 3}))
+    assert second.request == Request(size, PlannerChoice("keep_all"))
     assert (first.max_regression, second.max_regression) == (Fraction(1, 20), Fraction(1, 100))
     assert first.graph.strict
     assert second.graph.strict
@@ -99,13 +103,13 @@ models:
   - {path: a.onnx, config: own.yaml, budget: 60%}
 """,
     ).models
-    assert (model.planner, model.budget) == (PlannerChoice("keep_all"), BudgetSpec(share=Fraction(3, 5)))
+    assert model.request == Request(BudgetSpec(share=Fraction(3, 5)), PlannerChoice("keep_all"))
     assert model.graph.dims == {"batch": 2, "seq": 64}
 
 
 def test_a_config_that_comes_with_remat_is_found_by_name(tmp_path: Path) -> None:
     (model,) = project(tmp_path, "models: [{path: a.onnx, config: keep_all}]").models
-    assert model.planner == PlannerChoice("keep_all")
+    assert model.request.planner == PlannerChoice("keep_all")
 
 
 def test_a_config_that_asks_for_the_smallest_budget_is_refused(tmp_path: Path) -> None:
@@ -139,7 +143,7 @@ models:
   - {path: d.onnx, planner: {name: moccasin, work_limit: 7}}
   - {path: e.onnx, planner: approx_dp}
 """
-    free, timed, endless, counted, other = (model.planner.planner() for model in project(tmp_path, text).models)
+    free, timed, endless, counted, other = (model.request.chosen.built for model in project(tmp_path, text).models)
     assert free == Retention(time_limit=600, seed=3, cores=0)
     assert timed == Retention(time_limit=5)
     assert endless == Moccasin(time_limit=600, work_limit=30, cores=1)
@@ -199,6 +203,11 @@ FAULTS = {
         f"{ONE}    max_peak: 8GB\n    max_overhead: 5%\n",
         "remat.yaml:4: max_overhead: needs a budget",
         "add 'budget: 80%'",
+    ),
+    "an alignment of nothing": (
+        f"{ONE}    max_peak: 8GB\n    alignment: 0\n",
+        "remat.yaml:2: an alignment of 0",
+        "give 64",
     ),
     "a wrong type": (f"{ONE}    dims: {{batch: many}}\n", "remat.yaml:3: dims.batch: ", "correct the value"),
 }

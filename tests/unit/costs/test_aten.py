@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from remat_cli.core.operators import Operand, Operator, Role
 from remat_cli.costs import annotate_work, apply_costs
 from remat_cli.costs.aten import aten_flops
 from remat_cli.costs.model import Flops
@@ -19,7 +20,6 @@ from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import capture
 from remat_cli.formats.torch.step import as_step
 from remat_cli.formats.torch.weightless import Weightless
-from remat_cli.operators import Operand, Operator, Role
 from tests.torch_steps import CASES, gpt
 
 COUNTED = ("aten.mm", "aten.addmm", "aten.bmm", "aten.convolution", "aten.convolution_backward")

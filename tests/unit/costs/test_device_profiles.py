@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from remat_cli.core.link import Duplex
 from remat_cli.costs import Device
-from remat_cli.link import Duplex
 from tests.places import ROOT
 
 PROFILES = sorted((ROOT / "configs" / "devices").glob("*.yaml"))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from remat_cli.core.graph import Graph, Kind, Op, Tensor, build_graph
 from remat_cli.costs import COST_MODELS, CostModel, Device, Flops, Measured, Roofline, Unit, apply_costs
 from remat_cli.errors import UsageError
-from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
 from tests.graphs import graph_of, op
 
 DEVICE = Device(
@@ -22,7 +22,7 @@ DEVICE = Device(
 
 
 def costed(model: CostModel, *ops: Op, kind: Kind = Kind.INFERENCE, **fields: Any) -> Graph:
-    return apply_costs(graph_of(*ops, kind=kind, **fields), model)
+    return apply_costs(graph_of(*ops, kind=kind, **fields), model).checked()
 
 
 def time_on(device: Device, **fields: Any) -> int:

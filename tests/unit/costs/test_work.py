@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from remat_cli.core.graph import Kind, Op
+from remat_cli.core.operators import AttributeValue, Operand, Role
 from remat_cli.costs import annotate_work
-from remat_cli.graph import Kind, Op
-from remat_cli.operators import AttributeValue, Operand, Role
 from remat_cli.training import annotate_saves
 from tests.operators import Model, constant, value, weight
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from remat_cli.core.graph import Graph, Kind, Phase
 from remat_cli.errors import GraphError
 from remat_cli.formats import read_graph
 from remat_cli.formats.native import from_document, graph_bytes, graph_sha256
-from remat_cli.graph import Graph, Kind, Phase
 from tests.graphs import small_graphs
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from remat_cli.core.graph import Graph, Kind, Phase
 from remat_cli.errors import GraphError
 from remat_cli.formats import Reading, read_graph
-from remat_cli.graph import Graph, Kind, Phase
-from remat_cli.solve import baseline_of
 
 
 def checkmate_style(**changes: Any) -> dict[str, Any]:
@@ -152,22 +150,3 @@ def test_a_fault_is_named_with_its_place_and_a_remedy(fault: str, tmp_path: Path
         read(tmp_path, document)
     assert message in caught.value.message
     assert caught.value.hint
-
-
-@pytest.mark.skipif(
-    "REMAT_DATA" not in os.environ, reason="REMAT_DATA does not name the folder of the public data sets"
-)
-@pytest.mark.parametrize(
-    ("name", "plain_peak"),
-    [
-        ("rl_n100", 46319),
-        ("rl_n250", 146840),
-        ("rl_n500", 284439),
-        ("rl_n1000", 608619),
-        ("cm_resnet50_train", 38059356160),
-        ("cm_fcn8_train", 13484795520),
-    ],
-)
-def test_plain_peaks_of_the_public_data_sets(name: str, plain_peak: int) -> None:
-    graph = read_graph(Path(os.environ["REMAT_DATA"]) / "moccasin" / f"{name}.json").graph
-    assert baseline_of(graph).peak_bytes == plain_peak

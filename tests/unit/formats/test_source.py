@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from remat_cli.checks.baseline import read_baseline
 from remat_cli.errors import GraphError, ScheduleFileError, UsageError
-from remat_cli.formats import read_graph
+from remat_cli.formats import ReadOptions, read_graph
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.formats.source import LARGEST_CONFIG, LARGEST_GRAPH
+from tests.places import ROOT
 
 
 def hollow(folder: Path, size: int) -> Path:
@@ -23,9 +26,23 @@ def hollow(folder: Path, size: int) -> Path:
 
 
 def test_a_graph_of_more_than_two_gigabytes_is_not_read(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"has 2\.000 GB, more than the 2\.000 GB that are read") as caught:
+    with pytest.raises(GraphError, match=r"has 2\.147 GB, more than the 2\.147 GB that are read") as caught:
         read_graph(hollow(tmp_path, LARGEST_GRAPH + 1))
     assert caught.value.hint
+
+
+def test_a_model_is_opened_once_though_its_format_is_to_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ROOT / "graphs" / "unet.onnx"
+    opened: list[Any] = []
+    plain_open = io.open
+
+    def watched(file: Any, *args: Any, **kwargs: Any) -> Any:
+        opened.append(file)
+        return plain_open(file, *args, **kwargs)
+
+    monkeypatch.setattr("io.open", watched)
+    read_graph(model, ReadOptions(dims={"batch": 2}))
+    assert opened.count(model) == 1
 
 
 def test_nor_is_such_a_schedule(tmp_path: Path) -> None:

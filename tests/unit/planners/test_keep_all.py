@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from remat_cli.core.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.solve import baseline_of
 from remat_cli.planners.keep_all import KeepAll
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
-from remat_cli.schedule import plain_run
-from remat_cli.solve import baseline_of
 from tests.graphs import training_chain
 
 GRAPH = training_chain(4)

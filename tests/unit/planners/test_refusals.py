@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from remat_cli.core.graph import Graph, Kind, Phase
+from remat_cli.core.problem import Budget, Observer, Planner, Problem
 from remat_cli.errors import PlannerRefuses, UsageError
-from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners import PLANNERS
 from remat_cli.planners.lower_sets import families, transitions
 from remat_cli.planners.lower_sets.chen import Chen
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP, ExactDP
 from remat_cli.planners.lower_sets.exhaustive import Exhaustive
-from remat_cli.problem import Budget, Observer, Planner, Problem
 from tests.graphs import diamond, graph_of, op, training_chain
 
 

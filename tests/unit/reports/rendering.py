@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 from rich.console import Console, RenderableType
 
-from remat_cli.graph import Graph
-from remat_cli.link import Duplex, Link
+from remat_cli.config import PlannerChoice
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Duplex, Link
+from remat_cli.core.problem import Budget, Observer, PlanResult, Problem
+from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import Solution, solve
+from remat_cli.planning import Planning, Request, SmallestBudget
 from remat_cli.prepare import Prepared
-from remat_cli.problem import Budget, Observer, PlanResult, Problem
 from remat_cli.reports.timeline import Run
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
-from remat_cli.simulate import simulate
-from remat_cli.solve import Solution, solve
 from tests.graphs import chain
+from tests.plans import prepared
 
 
 def rendered(report: RenderableType, width: int = 80) -> str:
@@ -27,18 +29,20 @@ def rendered(report: RenderableType, width: int = 80) -> str:
     return output.getvalue()
 
 
-def prepared(graph: Graph, **fields: Any) -> Prepared:
-    """Return `graph` as if it had been read from a file."""
-    defaults: dict[str, Any] = {
-        "mode": "training",
-        "link": None,
-        "kept": None,
-        "parameter_bytes": 0,
-        "optimizer": None,
-        "costs": "times as given in the file",
-        "notes": (),
-    }
-    return Prepared(graph=graph, **(defaults | fields))
+def planning(
+    solution: Solution,
+    ready: Prepared | None = None,
+    *,
+    request: Request | None = None,
+    search: SmallestBudget | None = None,
+    **options: object,
+) -> Planning:
+    """Return a result as what came of a request; without one, a planner named "hand" was asked, with these options."""
+    if request is None:
+        choice = PlannerChoice("hand", options)
+        vars(choice)["built"] = make_dataclass("Hand", options)(**options)
+        request = Request(planner=choice)
+    return Planning(ready or prepared(solution.problem.graph), request, solution, search)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from fractions import Fraction
 
 import pytest
 
-from remat_cli.link import Link
+from remat_cli.core.link import Link
+from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait
+from remat_cli.core.simulate import simulate
 from remat_cli.reports.peak import Fate, count_fates, tensors_at_peak
 from remat_cli.reports.timeline import Run
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait
-from remat_cli.simulate import simulate
 from tests.graphs import chain, graph_of, op, training_chain
 from tests.unit.reports.rendering import run_of
 

@@ -10,14 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from remat_cli.config import PlannerChoice, Request
 from remat_cli.errors import UsageError
-from remat_cli.planners.dtr.planner import DTR
-from remat_cli.planners.keep_all import KeepAll
-from remat_cli.problem import Planner
 from remat_cli.reports.plot import check_can_plot, sweep_plot
 from remat_cli.studies.sweep import Sweep, sweep
 from remat_cli.units import parse_budgets
 from tests.graphs import training_chain
+from tests.plans import prepared
 
 pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
 
@@ -25,9 +24,8 @@ GRAPH = training_chain(16, size=1_000_000)
 
 
 def swept(budgets: str, *names: str) -> Sweep:
-    planners: dict[str, Planner] = {"dtr": DTR(), "keep_all": KeepAll()}
-    named = {name: planners[name] for name in names or planners}
-    return sweep(GRAPH, named, parse_budgets(budgets))
+    requests = {name: Request(planner=PlannerChoice(name)) for name in names or ("dtr", "keep_all")}
+    return sweep(prepared(GRAPH), requests, parse_budgets(budgets))
 
 
 def texts(picture: bytes) -> list[str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from remat_cli.reports.safe_text import Name, Report, clean, shorten
+from remat_cli.reports.safe_text import Name, Report, clean, shorten, shorten_path
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,14 @@ def test_ordinary_names_stay_as_they_are(text: str) -> None:
 
 def test_shortening_keeps_both_ends() -> None:
     assert shorten("encoder.layer.11.attention.output", 15) == "encoder….output"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "shown"),
+    [("layer.1.act", 11, "layer.1.act"), ("layer.1.act", 7, "….1.act"), ("層層.1", 4, "….1"), ("abc", 0, "")],
+)
+def test_of_a_path_the_end_is_shown(text: str, width: int, shown: str) -> None:
+    assert shorten_path(text, width) == shown
 
 
 @pytest.mark.parametrize("width", [0, 1, 2, 7, 8])

@@ -6,18 +6,19 @@ import json
 
 import pytest
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Duplex
+from remat_cli.core.problem import ModelFigure, PlanResult, Scope, Status
+from remat_cli.core.schedule import Schedule
+from remat_cli.core.simulate import simulate
 from remat_cli.formats.native import graph_sha256
-from remat_cli.graph import Graph
-from remat_cli.link import Duplex
 from remat_cli.planners import PLANNERS
-from remat_cli.problem import ModelFigure, PlanResult, Scope, Status
-from remat_cli.reports.summary import budget_summary, inspect_summary, plan_summary, planners_summary, verify_summary
-from remat_cli.schedule import Schedule
-from remat_cli.simulate import simulate
-from remat_cli.studies.budget_search import SmallestBudget
+from remat_cli.planning import SmallestBudget
+from remat_cli.reports.summary import budget_summary, inspect_summary, planners_summary, verify_summary
 from remat_cli.training import KeptForBackward
 from tests.graphs import training_chain
-from tests.unit.reports.rendering import moving, prepared, solved, two_again
+from tests.plans import prepared
+from tests.unit.reports.rendering import moving, planning, solved, two_again
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def schedule(graph: Graph) -> Schedule:
 def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
     figures = (ModelFigure("paper cost", 4, "bytes"),)
     solution = solved(graph, 6, PlanResult(Status.FEASIBLE, schedule=schedule, model_figures=figures))
-    summary = plan_summary(solution, prepared(graph, notes=("a note",)), planner="hand", options={"blocks": 2})
+    summary = planning(solution, prepared(graph, notes=("a note",)), blocks=2).summary()
     assert summary == {
         "graph": {
             "name": "test",
@@ -65,6 +66,7 @@ def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
         "basis": "counted",
         "warnings": [],
         "gap": pytest.approx(2 / 19),
+        "arena": None,
         "found_by": None,
         "model_figures": [{"name": "paper cost", "value": 4, "unit": "bytes"}],
         "closest_peak_bytes": None,
@@ -75,7 +77,7 @@ def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
 
 def test_without_a_plan_its_figures_are_null_and_the_closest_peak_is_told(graph: Graph, schedule: Schedule) -> None:
     solution = solved(graph, 4, PlanResult(Status.UNKNOWN, closest=schedule, reason="it was late"))
-    summary = plan_summary(solution, prepared(graph), planner="hand", options={})
+    summary = planning(solution).summary()
     assert [summary[key] for key in ("peak_bytes", "time", "recomputed_ops", "overhead", "bound", "gap")] == [None] * 6
     assert (summary["status"], summary["reason"], summary["closest_peak_bytes"]) == ("unknown", "it was late", 5)
 
@@ -95,7 +97,7 @@ def test_the_summary_of_an_inspection(graph: Graph) -> None:
 
 def test_the_summary_of_a_search_gives_both_ends(graph: Graph, schedule: Schedule) -> None:
     solution = solved(graph, 5, PlanResult(Status.FEASIBLE, schedule=schedule))
-    summary = budget_summary(SmallestBudget(3, Scope.PLANNER, solution), prepared(graph), planner="hand")
+    summary = budget_summary(planning(solution, search=SmallestBudget(3, Scope.PLANNER, solution)))
     assert (summary["proven_bytes"], summary["scope"], summary["found_bytes"]) == (3, "planner", 5)
     assert summary["overhead"] == pytest.approx(2 / 19)
 
@@ -129,9 +131,9 @@ def test_all_summaries_are_json(graph: Graph, schedule: Schedule) -> None:
     solution = solved(graph, 6, PlanResult(Status.FEASIBLE, schedule=schedule))
     ready = prepared(graph)
     for summary in (
-        plan_summary(solution, ready, planner="hand", options={"blocks": 2}),
+        planning(solution, ready, blocks=2).summary(),
         inspect_summary(ready),
-        budget_summary(SmallestBudget(3, Scope.PLANNER, solution), ready, planner="hand"),
+        budget_summary(planning(solution, search=SmallestBudget(3, Scope.PLANNER, solution))),
         verify_summary(ready, simulate(graph, schedule), budget_bytes=5),
         planners_summary(),
     ):

@@ -7,10 +7,10 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.link import Link
-from remat_cli.reports.timeline import Lifetime, Run, recomputed_ops
-from remat_cli.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
-from remat_cli.simulate import simulate
+from remat_cli.core.link import Link
+from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
+from remat_cli.core.simulate import simulate
+from remat_cli.reports.timeline import Lifetime, Run
 from tests.graphs import chain, compute_sequences, graph_of, in_place, multi_output, op, small_graphs, training_chain
 
 
@@ -49,7 +49,7 @@ def test_a_recomputed_tensor_stays_twice() -> None:
     graph = training_chain(2)
     schedule = with_frees(graph, ["f1", "f2", "loss", "b2", "f1", "b2", "b1"])
     run = Run(graph, schedule, simulate(graph, schedule))
-    assert recomputed_ops(run.trace) == 2
+    assert run.trace.recomputed_ops == 2
     assert len(run.lifetimes["a1"]) == 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remat_cli.link import Duplex
+from remat_cli.core.link import Duplex
 from remat_cli.reports.timeline import Lifetime, Run
 from remat_cli.reports.transfers import Moved, busy_shares, moved_tensors, queues
 from tests.graphs import chain

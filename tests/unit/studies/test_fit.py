@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import ClassVar
 
@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_cli.core.problem import Observer, Planner, PlanResult, Problem, Scope, Status
+from remat_cli.core.schedule import with_frees
 from remat_cli.errors import GraphError, PlannerRefuses, UsageError
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.prepare import Prepared
-from remat_cli.problem import Observer, Planner, PlanResult, Problem, Scope, Status
-from remat_cli.schedule import with_frees
 from remat_cli.studies.fit import Fit, Question, fit, largest
 from tests.graphs import training_chain
-from tests.plans import Told
-from tests.unit.reports.rendering import prepared
+from tests.plans import Told, asking, prepared
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ def searched(
     multiple_of: int = 1,
     at_most: int = 1000,
 ) -> Fit:
-    question = Question("batch", budget_bytes, max_overhead, multiple_of, at_most)
-    return fit(question, prepare_at, planner or Recomputing())
+    request = asking(planner or Recomputing(), max_overhead=max_overhead).at(budget_bytes)
+    return fit(Question("batch", request, multiple_of, at_most), prepare_at)
 
 
 def values(found: Fit) -> tuple[int | None, int | None, int | None]:
@@ -193,8 +192,8 @@ def test_what_is_wrong_with_the_call_is_said_as_it_is() -> None:
 
 def test_memory_that_does_not_grow_with_the_value_is_told_of() -> None:
     assert searched(100).is_monotone
-    # Of 1 to 64, only 16 needs less than the value before it.
-    assert not searched(100, prepare_at=lambda value: chain(4 if value == 16 else value)).is_monotone
+    # Of the values that are looked at, only 8 needs less than the one before it.
+    assert not searched(100, prepare_at=lambda value: chain(1 if value == 8 else value)).is_monotone
 
 
 def test_a_planner_that_refuses_ends_the_search() -> None:
@@ -234,8 +233,52 @@ def test_an_interruption_with_nothing_found_goes_on() -> None:
 
 def test_progress_names_the_value() -> None:
     told = Told()
-    fit(Question("batch", 4, at_most=1), chain, Recomputing(), told)
+    fit(Question("batch", asking(Recomputing()).at(4), at_most=1), chain, told)
     assert told.phases == ["reading the model at batch=1", "batch=1 · planning"]
+
+
+def test_few_values_are_read_where_memory_grows_in_proportion() -> None:
+    read: list[int] = []
+
+    def read_at(value: int) -> Prepared:
+        read.append(value)
+        return chain(value)
+
+    assert values(searched(100_000, prepare_at=read_at, at_most=10**6))[0] == 20_000
+    # Each is at most four times the one before, until two are known to be on both sides; then the line says where.
+    assert sorted({value for value in read if value <= 20_001}) == [1, 2, 8, 32, 128, 512, 2048, 8192, 20_000, 20_001]
+    assert max(read) < 4 * 20_001
+
+
+@dataclass(frozen=True)
+class Closest(Recomputing):
+    """Says what came closest where nothing fits."""
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        result = super().plan(problem, observe)
+        return result if result.schedule else replace(result, closest=with_frees(problem.graph, self.order))
+
+
+def test_where_the_plan_that_came_closest_fits_is_looked_at_next() -> None:
+    planner = Closest()
+    assert values(searched(100_000, planner, at_most=10**6))[:2] == (20_000, 25_000)
+    first, *others = planner.asked
+    assert first > 25_001
+    assert others == [25_000, 25_001]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6), st.integers(0, 10**6), st.integers(-3, 3))
+def test_guesses_change_how_often_is_asked_but_not_the_answer(threshold: int, most: int, far: int, off: int) -> None:
+    answer = min(threshold, most)
+    for guess in (lambda low, high: far, lambda low, high: answer + off, lambda low, high: low):
+        asked: list[int] = []
+
+        def holds(number: int, asked: list[int] = asked) -> bool:
+            asked.append(number)
+            return number <= threshold
+
+        assert largest(holds, 0, most, guess) == answer
+        assert len(asked) == len(set(asked)) <= 5 * most.bit_length() + 8
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 300))

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_cli.config import PlannerChoice, Request
+from remat_cli.core.problem import Bound, Budget, Observer, Planner, PlanResult, Problem, Scope, Status
+from remat_cli.core.schedule import Schedule, plain_run, with_frees
+from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.errors import PlannerRefuses
-from remat_cli.planners import PLANNERS
 from remat_cli.planners.keep_all import KeepAll
-from remat_cli.problem import Bound, Budget, Observer, Planner, PlanResult, Problem, Scope, Status
-from remat_cli.schedule import Schedule, plain_run, with_frees
-from remat_cli.solve import Solution, baseline_of, solve
 from remat_cli.studies.sweep import Curve, Point, Sweep, sweep
 from remat_cli.units import parse_budgets
 from tests.graphs import training_chain, training_unet
-from tests.plans import Told, told
+from tests.plans import Told, asking, prepared, told
 
 # The plain run peaks at 5 bytes and takes 13; recomputing f1 brings that to 4 and 14; recomputing it twice, to 15.
 GRAPH = training_chain(4)
@@ -50,8 +50,8 @@ class Answers:
 
 
 def swept(*planners: Planner, budgets: str = "4,5,6", share_plans: bool = True) -> Sweep:
-    named = {f"planner{number}": planner for number, planner in enumerate(planners)}
-    return sweep(GRAPH, named, parse_budgets(budgets), share_plans=share_plans)
+    named = {f"planner{number}": asking(planner) for number, planner in enumerate(planners)}
+    return sweep(prepared(GRAPH), named, parse_budgets(budgets), share_plans=share_plans)
 
 
 def figures(curve: Curve) -> list[tuple[int, int | None, int | None]]:
@@ -227,9 +227,10 @@ def solutions_of(result: Sweep) -> list[Solution]:
 
 @pytest.mark.parametrize("name", ["approx_dp", "dtr", "rotor", "acg"])
 def test_no_curve_gets_worse_with_more_memory(name: str) -> None:
-    planner: Planner = PLANNERS[name]()
     graph = training_unet(4)
-    (curve,) = sweep(graph, {name: planner}, parse_budgets("30%..100%:15")).curves
+    (curve,) = sweep(
+        prepared(graph), {name: Request(planner=PlannerChoice(name))}, parse_budgets("30%..100%:15")
+    ).curves
     planned = [point.trace for point in curve.points if point.trace is not None]
     assert len(planned) >= 3
     times = [trace.time for trace in planned]
@@ -242,17 +243,27 @@ def test_rotor_makes_its_table_once_for_all_budgets() -> None:
     from remat_cli.planners.rotor.search import rotor_plans
 
     before = rotor_plans.cache_info().misses
-    result = sweep(training_chain(12), {"rotor": PLANNERS["rotor"]()}, parse_budgets("40%..90%:6"))
+    result = sweep(
+        prepared(training_chain(12)), {"rotor": Request(planner=PlannerChoice("rotor"))}, parse_budgets("40%..90%:6")
+    )
     assert sum(1 for solution in solutions_of(result) if solution.trace is not None) >= 3
     assert rotor_plans.cache_info().misses == before + 1
 
 
 def test_progress_names_the_planner_and_how_far_it_is() -> None:
     told = Told()
-    named: dict[str, Planner] = {"first": Answers({6: PlannerRefuses("no")}), "second": KeepAll()}
-    sweep(GRAPH, named, parse_budgets("4,6"), told)
+    named = {"first": asking(Answers({6: PlannerRefuses("no")})), "second": asking(KeepAll())}
+    sweep(prepared(GRAPH), named, parse_budgets("4,6"), told)
     assert told.phases == [
         "1/4 · first at 6 B: starting",
         "3/4 · second at 6 B: starting",
         "4/4 · second at 4 B: starting",
     ]
+
+
+def test_progress_tells_who_is_asked_and_how_good_the_plans_are_at_each_budget() -> None:
+    told = Told()
+    sweep(prepared(GRAPH), {"auto": Request(planner=PlannerChoice("auto"))}, parse_budgets("4,5"), told)
+    assert told.begun == 2
+    assert len(told.asked) >= 1
+    assert {round(overhead, 3) for overhead, _, _ in told.standings} >= {0, round(1 / 13, 3)}

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from remat_cli.graph import Graph, Op
-from remat_cli.operators import AttributeValue, Operand
+from remat_cli.core.graph import Graph, Op
+from remat_cli.core.operators import AttributeValue, Operand
 from remat_cli.training import annotate_saves, trainable_parameters
 from tests.operators import Model, constant, value, weight
 
 
 def annotated(model: Model, *outputs: Operand) -> Graph:
-    graph, guessed = annotate_saves(model.graph(*outputs), model.operators)
+    draft, guessed = annotate_saves(model.graph(*outputs), model.operators)
     assert guessed == ()
-    return graph
+    return draft.checked()
 
 
 def op_after_conv(

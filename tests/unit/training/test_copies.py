@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from remat_cli.operators import Operand
+from remat_cli.core.operators import Operand
 from remat_cli.training.copies import copied_operands
-from tests.operators import Model, value, weight
+from tests.operators import Model, constant, value, weight
 
 Step = tuple[str, tuple[int, ...]]
 
@@ -95,6 +95,84 @@ def test_each_linear_layer_keeps_a_copy_of_what_is_no_matrix_in_memory(steps: Se
         f"MatMul.{layer.name}": [made.name] for layer in layers if storages - own
     }
     assert len(storages - own) == sum(map(len, found.values()))
+
+
+# Equations with the shapes of two operands, and for each the order in which its axes lie in memory.
+EINSUMS = [
+    ("bsd,edf->bsef", (2, 8, 6), (0, 1, 2), (4, 6, 10), (0, 1, 2)),
+    ("bsec,bsd->becd", (2, 8, 4, 3), (0, 1, 2, 3), (2, 8, 6), (0, 1, 2)),
+    ("bsec,becd->bsd", (2, 8, 4, 3), (0, 1, 2, 3), (2, 4, 3, 6), (0, 1, 2, 3)),
+    ("bclhn,bcshn->bclsh", (2, 2, 4, 8, 3), (0, 1, 2, 3, 4), (2, 2, 4, 8, 3), (0, 1, 2, 3, 4)),
+    ("bzch,bzhpn->bchpn", (2, 3, 5, 8), (0, 1, 2, 3), (2, 3, 8, 4, 6), (0, 1, 2, 3, 4)),
+    ("bqhd,bkhd->bhqk", (2, 5, 4, 6), (0, 1, 2, 3), (2, 7, 4, 6), (0, 2, 1, 3)),
+    ("bhqk,bkhd->bqhd", (2, 4, 5, 6), (0, 1, 2, 3), (2, 6, 4, 7), (0, 2, 1, 3)),
+    ("bij,bjk", (2, 3, 4), (0, 1, 2), (2, 4, 5), (0, 1, 2)),
+    ("abc,abd->bd", (2, 3, 4), (0, 1, 2), (2, 3, 5), (0, 1, 2)),
+    ("ab,bc->abc", (2, 3), (0, 1), (3, 4), (0, 1)),
+    ("abc,bcd->ad", (2, 3, 1), (0, 1, 2), (3, 1, 4), (1, 0, 2)),
+]
+
+
+@pytest.mark.parametrize(("equation", "first", "first_order", "second", "second_order"), EINSUMS)
+def test_einsum_keeps_the_copies_that_pytorch_makes(
+    equation: str,
+    first: tuple[int, ...],
+    first_order: tuple[int, ...],
+    second: tuple[int, ...],
+    second_order: tuple[int, ...],
+) -> None:
+    model = Model()
+    operands: list[Operand] = []
+    tensors: list[torch.Tensor] = []
+    for name, shape, order in (("a", first, first_order), ("b", second, second_order)):
+        base = value(f"{name}_base", *(shape[axis] for axis in order))
+        made = model.add("Relu", [value(f"{name}_in", *base.shape or ())], base)
+        axes = tuple(order.index(axis) for axis in range(len(order)))
+        attributes = {"perm": axes}
+        operands.append(model.add("Transpose", [made], value(name, *shape), view_of=base, attributes=attributes))
+        tensors.append(torch.zeros(base.shape or (), requires_grad=True).permute(axes))
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that nothing else comes to lie there
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = torch.einsum(equation, *tensors)
+    y = model.add("Einsum", operands, value("y", *result.shape), attributes={"equation": equation})
+    # How the result lies in memory tells whether the next product copies it.
+    columns = result.shape[-1]
+    model.add("MatMul", [y, weight("w", columns, 3)], value("z", *result.shape[:-1], 3))
+    found = copied_operands(model.graph(), model.operators)
+    copies = [copy.bytes for copy in found.get("Einsum.y", {}).values()]
+    assert sorted(copies) == sorted(kept[storage].untyped_storage().nbytes() for storage in kept.keys() - own)
+    flat = result.reshape(-1, columns)
+    is_copied = result.ndim > 2 and flat.untyped_storage().data_ptr() != result.untyped_storage().data_ptr()
+    assert bool(found.get("MatMul.z")) == is_copied
+
+
+@pytest.mark.parametrize("in_row_major_order", [True, False])
+def test_the_result_of_attention_is_copied_where_its_queries_are_in_row_major_order(in_row_major_order: bool) -> None:
+    model = Model()
+    shape, turned = (2, 4, 6, 3), {"perm": (0, 2, 1, 3)}
+    tensor = torch.zeros(shape if in_row_major_order else (2, 6, 4, 3))
+    query = made = model.add("Relu", [value("in", *tensor.shape)], value("made", *tensor.shape))
+    if not in_row_major_order:
+        tensor = tensor.transpose(1, 2)
+        query = model.add("Transpose", [made], value("turned", *shape), view_of=made, attributes=turned)
+        query = model.add("Mul", [query, constant("scale")], value("scaled", *shape))
+    y = model.add("Attention", [query, value("k", *shape), value("v", *shape)], value("y", *shape))
+    back = model.add("Transpose", [y], value("back", 2, 6, 4, 3), view_of=y, attributes=turned)
+    rows = model.add("Reshape", [back], value("rows", 2, 6, 12), view_of=y)
+    for n in range(2):
+        model.add("MatMul", [rows, weight(f"w{n}", 12, 3)], value(f"z{n}", 2, 6, 3))
+    result = torch.nn.functional.scaled_dot_product_attention(tensor, torch.zeros(shape), torch.zeros(shape))
+    reshaped = result.transpose(1, 2).reshape(2, 6, 12)
+    assert (reshaped.untyped_storage().data_ptr() != result.untyped_storage().data_ptr()) is in_row_major_order
+    # Both layers read one copy.
+    expected = {"MatMul.z0": ["rows"]} if in_row_major_order else {}
+    assert {op: list(copies) for op, copies in copied_operands(model.graph(), model.operators).items()} == expected
 
 
 def test_a_single_matrix_is_not_copied() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.core.schedule import input_order, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
-from remat_cli.schedule import input_order, with_frees
-from remat_cli.simulate import simulate
 from remat_cli.training import training_graph
 from tests.graphs import graph_of, op
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
 from remat_cli.training import annotate_saves, kept_for_backward, training_graph
 from tests.operators import Model, constant, value, weight
 
@@ -54,11 +54,30 @@ def test_attention_keeps_copies_of_keys_and_values_instead_of_the_row_that_they_
     weights = model.add("Softmax", [score], value("weights", *scores))
     model.add("MatMul", [weights, v], value("y", *heads))
     kept = kept_for_backward(trained(model))
-    # The queries are kept scaled; the scores are not kept.
-    copies = {"MatMul.score.copy of k_heads", "MatMul.y.copy of v_heads"}
-    assert set(kept.tensors) == {"scaled", "weights", *copies}
+    # The queries are kept scaled, which leaves their dimensions in the same order; the scores are not kept.
+    copies = {f"MatMul.{copy}" for copy in ("score.copy of scaled", "score.copy of k_heads", "y.copy of v_heads")}
+    assert set(kept.tensors) == {"weights", *copies}
     assert kept.float_bytes == 1024 + 2048 + 2 * 1024
     assert kept.integer_bytes == 0
+
+
+def test_gather_keeps_what_it_gathers_from() -> None:
+    model = Model()
+    x = model.add("MatMul", [value("in", 4, 8), weight("w", 8, 8)], value("x", 4, 8))
+    indices = constant("indices", 4, 2, dtype="int64")
+    model.add("GatherElements", [x, indices], value("y", 4, 2), attributes={"axis": 1})
+    assert kept_for_backward(trained(model)).tensors == ("x",)
+
+
+def test_the_weights_of_a_recurrent_layer_are_no_activations_in_whatever_order_a_file_needs_them() -> None:
+    model = Model()
+    x = model.add("MatMul", [value("in", 5, 2, 4), weight("w", 4, 4)], value("x", 5, 2, 4))
+    ordered = [
+        model.add("Concat", [weight(f"{name}_new", 1, 8, 4), weight(f"{name}_reset", 1, 4, 4)], value(name, 1, 12, 4))
+        for name in ("input_weights", "state_weights")
+    ]
+    model.add("GRU", [x, *ordered], value("y", 5, 1, 2, 4), attributes={"hidden_size": 4})
+    assert set(kept_for_backward(trained(model)).tensors) == {"x", "y", "GRU.y.gates"}
 
 
 def test_graph_inputs_and_what_only_the_loss_reads_do_not_count() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from remat_cli.operators import Operand
+from remat_cli.core.operators import Operand
 from remat_cli.training import FusedGraph, Kernels, annotate_saves, kept_for_backward, training_graph, with_kernels
 from tests.operators import Model, constant, value, weight
 

@@ -1,8 +1,8 @@
 """Cuts of a training graph's forward pass, between the layers of a chain.
 
-The forward ops are taken in the input order. A cut lies after one of them; what it hands on are the tensors that are
-made before it and that forward ops behind it read, or the loss. Tensors that cannot be made again, and those that the
-graph wants at the end, are *pinned*: they stay from their first run to their last use, and no cut hands them on.
+The forward ops are taken in the input order. A cut lies after one of them; it hands on the tensors that are made before
+it and read after it, by forward ops or by the loss. Tensors that cannot be recomputed, and the graph's outputs, are
+*pinned*: they stay alive from their first run to their last use, and no cut hands them on.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
 from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.forward_part import ForwardPart
 
-# Of what a cut hands on anew, at most one part in this many may be bytes that no backward op reads: a chain keeps them
-# where the plain run does not.
+# At most one part in this many of the bytes that a cut newly hands on may be unread by the backward: a chain keeps such
+# bytes, the plain run does not.
 _UNREAD_PART = 4
 
 
@@ -34,7 +34,7 @@ class Cut:
 
 
 class ForwardValues:
-    """The forward ops in their order, and from where to where each of their tensors is needed.
+    """The forward ops in their order, and the lifetime of each of their tensors.
 
     Attributes:
         graph: the training graph.
@@ -103,7 +103,7 @@ class ForwardValues:
         return handed_on
 
     def thinned(self, cuts: Sequence[Cut], most: int) -> list[int]:
-        """Give up cuts where little lies around and much is handed on, until no more than `most` segments are left.
+        """Drop cuts between small segments that hand on many bytes, until at most `most` segments are left.
 
         Returns:
             The places of the cuts that are left.
@@ -138,7 +138,7 @@ class ForwardValues:
         return self.is_read(tensor) and not self.graph.ops[int(self._arrays.producer[tensor])].recomputable
 
     def _loss_reads(self, op: int) -> list[int]:
-        """Return what a backward op reads of what the forward ends with; nothing if it reads anything else."""
+        """Return the final forward values that a backward op reads; nothing if it reads any other value."""
         produced = [t for t in self._arrays.inputs[op] if self._arrays.producer[t] >= 0]
         is_loss = all(t in self.made_at and self.last_read[t] == self.made_at[t] for t in produced)
         return produced if is_loss else []

@@ -2,7 +2,7 @@
 
 Each segment between two cuts is a layer, and the tensors that it hands on are its activation. The loss is a layer of
 its own, N, without forward ops. A backward op belongs to the layer whose forward values it reads; it may read those of
-its own segment and what was handed to that. Where a graph does not keep to that, the segments in between become one.
+its own segment and what was handed to that segment. Where a graph breaks this rule, the segments in between are joined.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
 from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.cuts import ForwardValues
 
@@ -41,9 +41,10 @@ class Layers:
 
     Attributes:
         graph: the training graph.
-        layers: [N + 1] by number. Layer 0 is empty: the graph's inputs are always there. Layer N is the loss.
+        layers: [N + 1] by number. Layer 0 is empty: the graph's inputs never leave memory. Layer N is the loss.
         pinned: numbers of forward tensors that stay from their first run to their last use.
-        once: numbers of forward ops that run exactly once: they must, or nothing but pinned tensors is read of theirs.
+        once: numbers of forward ops that run exactly once: they may not run again, or only pinned outputs of theirs are
+            read.
     """
 
     graph: Graph
@@ -83,7 +84,7 @@ class _Segments:
         self._graph = values.graph
         self._arrays = values.graph.arrays
         self._made_in = {t: self._layer_at(place) for t, place in values.made_at.items()}
-        # A layer's input is still there for its backward.
+        # A layer's input stays alive for its backward.
         self._last_reader = {t: self._layer_at(place) for t, place in values.last_read.items()}
         self._layer_of = {op: self._layer_at(place) for place, op in enumerate(values.ops)}
         for op in values.backward:
@@ -101,10 +102,10 @@ class _Segments:
         return [t for t in self._arrays.inputs[op] if t in self._made_in and t not in self._values.pinned]
 
     def _layer_of_backward(self, op: int) -> int:
-        """Return the layer whose backward runs an op: the first, from the last one down, that can.
+        """Return the layer whose backward runs an op: the highest one that can.
 
-        The gradients that it reads must be there, and the forward values too. An op that says which forward op it
-        differentiates waits for that one's layer, if the values that it reads are still there then.
+        The gradients and forward values that it reads must be in memory. An op with `grad_of` waits for the layer of
+        that forward op, if the values that it reads are still alive then.
         """
         reads = self._reads(op)
         sources = (int(self._arrays.producer[t]) for t in self._arrays.inputs[op] if t not in self._made_in)

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
 from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.layers import Layer, Layers, cut_into_layers
 from remat_cli.planners.shared.chain.measures import Gauge
@@ -61,7 +61,7 @@ class Linearised:
 
     @property
     def without_plan(self) -> str:
-        """Why no plan of the chain may fit where others do, for people."""
+        """Why plans of the chain may not fit where others do, for people."""
         return (
             "no plan of the chain was found that fits, which proves nothing; the largest of its "
             f"{len(self)} layers, which is run as a whole, has {self.largest_described}; "
@@ -71,8 +71,8 @@ class Linearised:
     def runs(self, steps: Sequence[ChainStep]) -> list[tuple[int, ...]]:
         """Return, for each step of a plan of the chain, the numbers of the ops that it runs.
 
-        What need not be run is left out: ops that run once, after their first run; and runs none of whose outputs
-        anybody reads before they are made again, as long as another run of the op is left.
+        Needless runs are left out: reruns of ops that run once, and runs none of whose outputs is read before it is
+        recomputed, as long as the op has another run.
         """
         done: set[int] = set()
         runs = []
@@ -96,11 +96,11 @@ class Linearised:
                 return self.gauge.no_grad_runs[step.layer].ops
 
     def _useful(self, runs: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        """Leave out runs none of whose outputs is needed; an op of which no run is of use keeps its first one."""
+        """Leave out runs none of whose outputs is needed; an op without a useful run keeps its first one."""
         arrays, pinned = self.graph.arrays, self.cut.pinned
         earlier = Counter(op for ops in runs for op in ops)
         is_kept = [False] * len(self.graph.ops)
-        # Walking backwards: a tensor in `needed` is read later, before it is made again. A pinned one is made by the
+        # Walking backwards: a tensor in `needed` is read later, before it is recomputed. A pinned one is made by the
         # first run, and stays.
         needed = set(np.flatnonzero(arrays.is_output).tolist())
         useful: list[tuple[int, ...]] = []

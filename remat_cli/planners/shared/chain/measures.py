@@ -18,7 +18,7 @@ from remat_cli.planners.shared.chain.layers import Layer, Layers
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """Some ops, one after the other.
 
     Attributes:
@@ -59,14 +59,14 @@ class Gauge:
         """Return the bytes of some tensors."""
         return sum(self._size[t] for t in tensors)
 
-    def run(self, ops: Sequence[int], kept: Set[int], given: Set[int], always: Collection[int] = ()) -> Run:
+    def run(self, ops: Sequence[int], kept: Set[int], given: Set[int], always: Collection[int] = ()) -> MeasuredRun:
         """Run ops that find their inputs, freeing each tensor at its last use.
 
         Args:
             ops: their numbers.
-            kept: tensors that must be there afterwards.
-            given: tensors that are there all the time and not counted.
-            always: those of the ops that are run even if nothing that is kept depends on them.
+            kept: tensors that must be in memory afterwards.
+            given: tensors that stay in memory throughout and are not counted.
+            always: ops that are run even if no kept tensor depends on them.
         """
         arrays, size = self._arrays, self._size
         needed = set(kept | given)
@@ -86,16 +86,16 @@ class Gauge:
             live_before = live_after - made + self.bytes(new)
             peak = max(peak, live_before + self.bytes(outputs) + self._workspace[op] - shared)
             live_after = live_before
-        return Run(peak, tuple(reversed(run)))
+        return MeasuredRun(peak, tuple(reversed(run)))
 
     @cached_property
-    def no_grad_runs(self) -> tuple[Run, ...]:
+    def no_grad_runs(self) -> tuple[MeasuredRun, ...]:
         """[N + 1] F_ck of each layer, for the first time; bytes beyond its input."""
         return tuple(
             self.run(layer.forward, layer.activation | layer.pinned, before.activation) for before, layer in self.pairs
         )
 
-    def closing_runs(self, given: Iterable[Set[int]]) -> list[Run]:
+    def closing_runs(self, given: Iterable[Set[int]]) -> list[MeasuredRun]:
         """Return [N + 1] F_all of each layer after B of the next; bytes beyond what is given of its input.
 
         Ops that run once are run here where what F_ck is for does not depend on them.
@@ -123,12 +123,12 @@ class Gauge:
 
     @cached_property
     def gradient(self) -> NDArray[np.int64]:
-        """[N + 1] bytes of what the backward of later layers leaves, less the pinned tensors that nobody needs then."""
+        """[N + 1] bytes that the backward of later layers leaves, less the pinned tensors that are dead by then."""
         return array_of(map(self.bytes, self._gradients)) - self._released_bytes
 
     @cached_property
     def backward_need(self) -> NDArray[np.int64]:
-        """[N + 1] bytes of B beyond its input, with all gradients that wait or pass by."""
+        """[N + 1] bytes of B beyond its input, with all gradients that are alive then."""
         peaks = [0]
         for after, (before, layer) in zip(self._gradients, self.pairs[1:], strict=False):
             peaks.append(self.run(layer.backward, after, before.activation, always=layer.backward).peak)
@@ -160,7 +160,7 @@ class Gauge:
 
     @cached_property
     def _released_bytes(self) -> NDArray[np.int64]:
-        """[N + 1] bytes of the pinned tensors that nobody needs once the backward of later layers is done."""
+        """[N + 1] bytes of the pinned tensors that are dead once the backward of later layers is done."""
         last_use = self._last_use((*layer.forward, *layer.backward) for layer in self.layers)
         released = np.zeros(len(self.layers), dtype=np.int64)
         for tensor, size in self._pinned.items():

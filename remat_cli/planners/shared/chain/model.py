@@ -1,4 +1,4 @@
-"""The chain of layers that `rotor` and `pofo` plan, as their papers have it, and what is done with a layer.
+"""The chain of layers that `rotor` and `pofo` plan, as in their papers, and the operations on a layer.
 
 Source: Beaumont et al., the model of rotor and of POFO. Layers are numbered 1 to N; layer N is the loss; a_0 is
 the chain's input. There are four operations, and memory during each is all that is stored, plus what the operation
@@ -9,7 +9,7 @@ makes, plus its overhead:
     F_none(l)   reads a_(l-1), makes a_l, and discards a_(l-1)
     B(l)        reads delta_l, abar_l and a_(l-1), makes delta_(l-1), and frees delta_l, abar_l and a plain a_(l-1)
 
-Of a training graph more is known than that: see `rotor.needs`.
+Training graphs need more detail: see `rotor.needs`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import heapq
 
 import numpy as np
 
-from remat_cli.graph import Graph
-from remat_cli.planners.shared.stages import Ints
+from remat_cli.core.graph import Graph
+from remat_cli.planners.shared.numbering import Ints
 
 
 def greedy_order(graph: Graph) -> Ints:
@@ -19,7 +19,7 @@ def greedy_order(graph: Graph) -> Ints:
 
 
 class _ListScheduling:
-    """One run. What an op adds: its outputs that are still needed, less the inputs that nobody else has yet to read."""
+    """One run. An op adds its outputs that are still needed, less the inputs that it is the last to read."""
 
     def __init__(self, graph: Graph) -> None:
         arrays = graph.arrays
@@ -32,7 +32,7 @@ class _ListScheduling:
             for tensor in inputs:
                 self._readers[tensor].append(op)
         self._unread = [len(readers) for readers in self._readers]
-        # Sum of the numbers of the ops that have yet to read a tensor: once there is one, its number.
+        # Sum of the numbers of the ops that have yet to read a tensor: with one op left, the number of that op.
         self._to_read = [sum(readers) for readers in self._readers]
         self._unmade = [sum(is_made[tensor] for tensor in inputs) for inputs in self._inputs]
         needed = (arrays.is_output | np.array([count > 0 for count in self._unread], dtype=np.bool_)).tolist()
@@ -51,7 +51,7 @@ class _ListScheduling:
         while self._queue:
             adds, op = heapq.heappop(self._queue)
             if adds != self._adds[op]:
-                continue  # it was offered again when another op's reads made it a better choice
+                continue  # outdated: it was queued again when another op's reads lowered what it adds
             order.append(op)
             for tensor in self._inputs[op]:
                 self._read(tensor, op)

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.graph import Graph
-from remat_cli.planners.shared.stages import Bools, Ints, Ragged, Stages
+from remat_cli.core.graph import Graph
+from remat_cli.planners.shared.numbering import Bools, GraphReads, Ints, Ragged
+from remat_cli.planners.shared.stages import Stages
 
 # Bytes less the room, as floating-point numbers: whole and exact below 2^53.
 Bytes = NDArray[np.float64]
@@ -28,7 +29,7 @@ _MOST_READERS = 256
 
 
 class Uses(NamedTuple):
-    """What bounds the places of an item, and which tensors end with it; items are ops, or runs of ops.
+    """The dependencies that bound the places of an item, and the tensors that can end with it; items are ops, or runs.
 
     Attributes:
         before: items that make what it reads.
@@ -91,9 +92,7 @@ class Dependencies:
         """Gather the dependencies of `graph`."""
         arrays = graph.arrays
         count = len(graph.ops)
-        lengths = np.fromiter((len(inputs) for inputs in arrays.inputs), dtype=np.int64, count=count)
-        readers = np.repeat(np.arange(count), lengths)
-        read = np.fromiter((t for inputs in arrays.inputs for t in inputs), dtype=np.int64, count=len(readers))
+        readers, read = GraphReads.of(graph).every_read
         is_made = arrays.producer[read] >= 0
         readers, read = readers[is_made], read[is_made]
         pairs = np.unique(readers * count + arrays.producer[read])
@@ -185,9 +184,9 @@ class Places(NamedTuple):
         item: the op, or run of an op.
         first: stage of place 0.
         now: the place that it has.
-        excess: [3, P] memory less the room: of the op now at each place, were it run before the moved op; were it run
+        excess: [3, P] memory less the room: of the op now at each place, if it runs before the moved op; if it runs
             after it; and of the moved op at that place.
-        rise: [P + 1] what having run the moved op adds to the memory before each place, and after the last.
+        rise: [P + 1] bytes that the moved op, once it has run, adds to memory before each place, and after the last.
         cost: [P] excess over the stages of all places, up to a constant, with the op at each of them.
     """
 
@@ -220,7 +219,7 @@ def levels(made_at: Ints, last_read: Ints, sizes: Ints | Bytes, count: int) -> B
 
 
 class Line(ABC):
-    """Items in a row, and the memory of each: of the places of an item it tells at once what each would do to memory.
+    """Items in a row, and the memory of each; it gives the memory for all places of an item at once.
 
     Attributes:
         order: [N] item of each stage.
@@ -325,7 +324,7 @@ class Line(ABC):
 
 
 def _rise(uses: Uses, ends: Ints, count: int) -> Bytes:
-    """What having run the item adds before each place: its outputs, less the inputs that only it still reads."""
+    """Bytes that the item, once it has run, adds before each place: its outputs, less the inputs that end with it."""
     held = uses.held_bytes
     if not len(ends):
         return np.full(count + 1, held)

@@ -12,21 +12,22 @@ from typing import NamedTuple
 
 import numpy as np
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Observer
 from remat_cli.cores import leave_ctrl_c_to_parent
-from remat_cli.graph import Graph
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.orders.greedy import greedy_order
 from remat_cli.planners.shared.orders.moves import Dependencies, Layout, Places
-from remat_cli.planners.shared.stages import Ints, Stages
-from remat_cli.problem import Observer
+from remat_cli.planners.shared.stages import Stages
 
-# Moves are counted in multiples of how many ops the dependencies leave any choice. First a descent, then runs from
-# these temperatures in turn, each as long as its entry here says, the last entry for all further ones.
+# Numbers of moves, for each op that the dependencies let move. First a descent, then annealing from these temperatures
+# in turn; the first anneal has the first number of moves, the last number serves all further ones.
 _DESCENT = 10
 _COLD = 0.04
 _HEATS = (4.0, 1.0)
 _MOVES = (50, 100, 200)
-# A run with fewer moves would spoil more by its heat than its cooling mends.
+# With fewer moves, an anneal loses more while it is hot than it gains while it cools.
 _FEWEST = 20
 # The search ends after so many runs in a row that do not lower the least excess by this factor.
 _PATIENCE = 2
@@ -46,9 +47,9 @@ class Cooling:
     """How a run of annealing goes.
 
     Attributes:
-        heat: first temperature, in units of how much the cost of an op's places differs at the start.
+        heat: first temperature, in units of the spread of the cost over an op's places at the start.
         moves: how many may be tried.
-        seconds: on the clock; where they are too few for the moves, cooling is the faster.
+        seconds: on the clock; where they are too few for the moves, it cools faster.
         seed: of the random choices.
     """
 
@@ -66,10 +67,10 @@ class Annealed(NamedTuple):
 
 
 def anneal(layout: Layout, cooling: Cooling) -> Annealed:
-    """Search for an order of little excess, until one has none or the run has cooled down.
+    """Search for an order of little excess, until one has none or the temperature is at its end.
 
-    An op is moved as in Gibbs sampling: one of all its places is drawn with weights exp(-cost / temperature), and no
-    move is ever rejected. Only ops that can pass a stage which lacks memory take part: others would move at random.
+    An op is moved as in Gibbs sampling: one of its places is drawn with weights exp(-cost / temperature), and no move
+    is rejected. Only ops that can pass a stage that lacks memory take part: others would move at random.
 
     Args:
         layout: the order to begin with.
@@ -110,7 +111,7 @@ def _draw(places: Places, temperature: float, draw: float) -> int:
 
 
 def _scale(layout: Layout) -> float:
-    """Return by how much the cost of an op's places differs, on average over some of the ops for which it does."""
+    """Return the mean spread of the cost over an op's places, over some of the ops for which it differs."""
     ops = layout.restless()
     sample = (layout.places(op) for op in ops[:: -(-len(ops) // _SAMPLE) or 1].tolist())
     spreads = [spread for places in sample if places is not None and (spread := np.ptp(places.cost)) > 0]
@@ -119,7 +120,7 @@ def _scale(layout: Layout) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """An order of first runs, and what running in it takes if nothing is recomputed.
+    """An order of first runs, and the memory that it takes if nothing is recomputed.
 
     Attributes:
         order: [N] numbers of the graph's ops, each after those whose outputs it reads.
@@ -141,8 +142,8 @@ class Order:
 def search_orders(graph: Graph, room: int, limits: Limits, observe: Observer) -> list[Order]:
     """Return orders that need little memory, those of the least excess first.
 
-    The input order is always among them. The others differ from each other, so that a planner may try several: which of
-    them needs the least recomputation is not told by the excess alone. Nothing is proven.
+    The input order is always among them. The others differ from each other, so that a planner can try several: the
+    excess alone does not say which of them needs the least recomputation. Nothing is proven.
 
     Args:
         graph: what is planned.
@@ -156,12 +157,12 @@ def search_orders(graph: Graph, room: int, limits: Limits, observe: Observer) ->
     if given.excess == 0 or limits.is_over:
         return [given]
     observe.phase("searching orders")
-    search = _Search(graph, room, limits, given)
+    search = _OrderSearch(graph, room, limits, given)
     search.run()
     return search.found()
 
 
-class _Search:
+class _OrderSearch:
     """A descent from the better of the input order and a greedy one, then runs of annealing until they do not pay."""
 
     def __init__(self, graph: Graph, room: int, limits: Limits, given: Order) -> None:
@@ -202,7 +203,7 @@ class _Search:
         return annealed.moves > 0 and self._best.excess > 0
 
     def _anneal(self, start: Layout, loose: int, fewest: int) -> None:
-        # As long as nothing was gained, one run decides: in most training graphs the input order is as good as any.
+        # Until something is gained, one anneal decides: in most training graphs the input order is as good as any.
         fruitless = 0 if self._pays(self._given) else _PATIENCE - 1
         with ExitStack() as stack:
             run_all = _runner(self._limits.cores, stack)

@@ -122,9 +122,9 @@ function gutterText(context, ui, text, y, colour, font) {
 
 function drawMemory(canvas, ui) {
   const queues = ui.run.link.length * QUEUE;
-  const width = canvas.clientWidth, height = (canvas.clientWidth < 600 ? 220 : 280) + queues;
+  const width = canvas.clientWidth, height = (canvas.clientWidth < 600 ? 226 : 286) + queues;
   const context = prepared(canvas, width, height), { colours, scale } = ui;
-  const bottom = height - AXIS - STRIP - 6 - queues, top = 14;
+  const bottom = height - AXIS - STRIP - 6 - queues, top = 20;
   const y = (size) => bottom - size / ui.top * (bottom - top);
   context.lineWidth = 1;
   for (const size of ticksOf(0, ui.top, 5)) {

@@ -11,9 +11,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from remat_cli.core.graph import Op, Tensor
 from remat_cli.formats.onnx import read
 from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
-from remat_cli.graph import Op, Tensor
+from remat_cli.formats.source import Source
 
 Dims = Sequence[int | str | None] | None
 
@@ -108,7 +109,7 @@ class Model:
 
     def read(self, folder: Path, **options: Any) -> Reading:
         """Write the model, and read it with these options."""
-        return read(self.save(folder), ReadOptions(**{"aliasing": Aliasing.NONE, **options}))
+        return read(Source(self.save(folder)), ReadOptions(**{"aliasing": Aliasing.NONE, **options}))
 
 
 def tensor(reading: Reading, name: str) -> Tensor:

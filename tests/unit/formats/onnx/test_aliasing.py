@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from remat_cli.core.schedule import Inplace, input_order, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.formats.reader import Aliasing
-from remat_cli.schedule import Inplace, input_order, with_frees
-from remat_cli.simulate import simulate
 from tests.unit.formats.onnx.models import Model, float_input, integers, node, op, scalar, tensor, value, weight
 
 TORCH, ORT, NONE = Aliasing.TORCH, Aliasing.ORT_CPU, Aliasing.NONE

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from remat_cli.core.graph import Kind
+from remat_cli.core.operators import Operand, Role
 from remat_cli.errors import GraphError
-from remat_cli.graph import Kind
-from remat_cli.operators import Operand, Role
 from tests.unit.formats.onnx.models import Model, elsewhere, float_input, integers, node, tensor, value, weight
 
 

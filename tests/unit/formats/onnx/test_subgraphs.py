@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from remat_cli.core.operators import Role
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.structure import captured_names
-from remat_cli.operators import Role
 from tests.unit.formats.onnx.models import (
     Model,
     body,

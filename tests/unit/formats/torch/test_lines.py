@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.core.operators import Operand, Operator, Role
 from remat_cli.formats.reader import Reading
 from remat_cli.formats.torch.lines import followed
-from remat_cli.graph import Graph, Kind, Op, Phase, Tensor, build_graph
-from remat_cli.operators import Operand, Operator, Role
 
 
 def counted(kind: str, number: int) -> str:

@@ -8,17 +8,17 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
+from remat_cli.core.graph import Graph, Kind, Phase
+from remat_cli.core.problem import Budget, ModelFigure, Observer, Problem, Status
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.errors import PlannerRefuses, UsageError
-from remat_cli.graph import Graph, Kind, Phase
 from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree
 from remat_cli.planners.acg.planner import ACG
 from remat_cli.planners.acg.search import SegmentRuns
-from remat_cli.planners.acg.solver import Division, StoredSets
+from remat_cli.planners.acg.solver import ForwardDivision, StoredSets
 from remat_cli.planners.shared.forward_part import ForwardPart
-from remat_cli.problem import Budget, ModelFigure, Observer, Problem, Status
-from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of, solve
 from tests.graphs import chain, graph_of, op, training_chain, training_graphs, training_unet
 
 
@@ -169,7 +169,7 @@ class TestOrders:
     @given(graph=training_graphs(max_forward_ops=8))
     def test_every_stored_set_becomes_plans_that_run_nothing_three_times(self, graph: Graph) -> None:
         forward = ForwardPart.of(graph, "a test")
-        paper = Division.of(forward)
+        paper = ForwardDivision.of(forward)
         other = paper.without_shared_inputs()
         runs = SegmentRuns(forward)
         for division in [paper] if other is None else [paper, other]:

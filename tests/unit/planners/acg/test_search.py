@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from remat_cli.core.problem import Budget, Observer, PlanResult, Problem, Status
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of
 from remat_cli.planners.acg.planner import ACG
-from remat_cli.planners.acg.search import ACGSearch, acg_plans
-from remat_cli.problem import Budget, Observer, PlanResult, Problem, Status
-from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of
+from remat_cli.planners.acg.search import acg_plans
 from tests.graphs import training_chain, training_unet
 
 GRAPH = training_unet(4)
@@ -15,7 +15,7 @@ GRAPH = training_unet(4)
 
 def searched(missing: int, **options: object) -> PlanResult:
     budget = Budget(baseline_of(GRAPH).peak_bytes - missing)
-    return ACGSearch(Problem(GRAPH, budget), ACG(**options), Observer()).run()  # type: ignore[arg-type]
+    return ACG(**options).plan(Problem(GRAPH, budget), Observer())  # type: ignore[arg-type]
 
 
 def test_a_plain_run_that_fits_costs_what_storing_everything_does() -> None:

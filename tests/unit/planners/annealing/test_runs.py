@@ -8,36 +8,36 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_cli.core.simulate import simulate
 from remat_cli.planners.annealing.remaking import Remaking
-from remat_cli.planners.annealing.runs import Runs
-from remat_cli.planners.annealing.search import Sweep
+from remat_cli.planners.annealing.runs import RunLine
+from remat_cli.planners.annealing.search import MoveSweep
 from remat_cli.planners.shared.orders.moves import above
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.simulate import simulate
 from tests.graphs import small_graphs, training_graphs
 from tests.plans import sequences
 
 SEQUENCES = sequences(small_graphs() | training_graphs())
 
 
-def excess_by_hand(runs: Runs, saved: list[int], room: int) -> list[float]:
+def excess_by_hand(runs: RunLine, saved: list[int], room: int) -> list[float]:
     """Memory less the room of each stage, by who makes and reads which instance."""
-    facts = runs.facts
+    lists = runs.lists
     stages = runs.order.tolist()
     excess = []
     for at, run in enumerate(stages):
         alive = sum(
-            facts.size[runs.tensor[instance]]
+            lists.size[runs.tensor[instance]]
             for maker in stages[: at + 1]
             for instance in runs.outputs[maker]
             if runs.last_read(instance) >= at
         )
-        workspace = facts.own_bytes[runs.op[run]] - sum(facts.size[t] for t in facts.makes[runs.op[run]])
+        workspace = lists.own_bytes[runs.op[run]] - sum(lists.size[t] for t in lists.makes[runs.op[run]])
         excess.append(alive + workspace - (saved[run] if run < len(saved) else 0) - room)
     return excess
 
 
-def is_exact(runs: Runs, sequence: RematSequence, room: int) -> bool:
+def is_exact(runs: RunLine, sequence: RematSequence, room: int) -> bool:
     by_hand = excess_by_hand(runs, sequence.shared_bytes.tolist(), room)
     own = [runs._own[run] for run in runs.order.tolist()]
     return bool((runs.excess == by_hand).all() and (runs.between[:-1] + own == by_hand).all())
@@ -48,9 +48,9 @@ def test_sweeps_keep_count_of_memory_and_leave_valid_sequences(
     sequence: RematSequence, room: int, seed: int, price: float
 ) -> None:
     for number in range(3):
-        runs = Runs(sequence, room)
+        runs = RunLine(sequence, room)
         assert (runs.excess == sequence.memory - sequence.graph.fixed_bytes - room).all() or number == 0
-        Sweep(runs, price, 5.0, np.random.default_rng([seed, number])).run(lambda: False)
+        MoveSweep(runs, price, 5.0, np.random.default_rng([seed, number])).run(lambda: False)
         assert is_exact(runs, sequence, room)
         sequence = runs.sequence
         trace = simulate(sequence.graph, sequence.schedule())
@@ -59,7 +59,7 @@ def test_sweeps_keep_count_of_memory_and_leave_valid_sequences(
 
 @given(SEQUENCES, st.integers(0, 10), st.randoms(use_true_random=False))
 def test_what_leaving_a_run_out_does_is_told_before(sequence: RematSequence, room: int, rng: random.Random) -> None:
-    runs = Runs(sequence, room)
+    runs = RunLine(sequence, room)
     twins = runs.twins()
     omission = runs.omission(rng.choice(twins)) if twins else None
     if omission is not None:
@@ -71,7 +71,7 @@ def test_what_leaving_a_run_out_does_is_told_before(sequence: RematSequence, roo
 
 @given(SEQUENCES, st.integers(0, 10), st.randoms(use_true_random=False))
 def test_what_making_again_does_is_told_before(sequence: RematSequence, room: int, rng: random.Random) -> None:
-    runs = Runs(sequence, room)
+    runs = RunLine(sequence, room)
     for pause in rng.sample(pauses := runs.pauses(), min(1, len(pauses))):
         begin, end = runs.span(pause) or (0, 0)
         remake = Remaking(runs, pause.instance, begin, end, price=100.0, loss=100.0).remake() if end else None
@@ -81,5 +81,5 @@ def test_what_making_again_does_is_told_before(sequence: RematSequence, room: in
         runs.add(remake)
         assert above(runs.excess) - before == remake.lacking
         assert len(runs.order) == length + len(remake.ops)
-        assert remake.time == sum(runs.facts.time[op] for op in remake.ops)
+        assert remake.time == sum(runs.lists.time[op] for op in remake.ops)
         assert is_exact(runs, sequence, room)

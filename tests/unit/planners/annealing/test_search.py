@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from remat_cli.core.problem import Observer, Status
+from remat_cli.core.solve import solve
 from remat_cli.errors import UsageError
 from remat_cli.generate.layered import Layered
 from remat_cli.planners.annealing.planner import Annealing
-from remat_cli.problem import Observer, Status
-from remat_cli.solve import solve
 from remat_cli.synthesis import synthesize
 from tests.graphs import training_chain
 from tests.plans import at_share

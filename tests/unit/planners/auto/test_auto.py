@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from remat_cli.core.link import Link
+from remat_cli.core.problem import Basis, Bound, Budget, Observer, Problem, Scope, Status
+from remat_cli.core.schedule import Offload, Schedule, plain_run
+from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.errors import UsageError
 from remat_cli.generate.unet import UNet
-from remat_cli.link import Link
 from remat_cli.planners.auto import portfolio
+from remat_cli.planners.auto.members import Listener, Members
 from remat_cli.planners.auto.planner import Auto
-from remat_cli.planners.auto.portfolio import Portfolio
+from remat_cli.planners.auto.portfolio import Stage, Turn
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.planner import MinCut
@@ -23,9 +27,8 @@ from remat_cli.planners.retention.cut_bound import CutProof, CutSearch
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.shared import limits, second_solver
-from remat_cli.problem import Basis, Bound, Budget, Observer, Problem, Scope, Status
-from remat_cli.schedule import Offload, Schedule, plain_run
-from remat_cli.solve import Solution, baseline_of, solve
+from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.synthesis import synthesize
 from tests.graphs import diamond, graph_of, op, training_chain, training_unet
 from tests.oracle import least_peak
@@ -126,14 +129,16 @@ def test_that_nothing_fits_a_small_graph_is_proven_by_trying_everything() -> Non
 
 
 def test_what_only_the_search_did_not_find_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portfolio, "_MOST_FOR_SHORTEST_PATH", 0)
+    monkeypatch.setattr(portfolio.Standing, "is_tiny", False)
     graph = diamond()
     solution = solve(Problem(graph, Budget(least_peak(graph).peak_bytes - 1)), Auto())
     assert solution.status is Status.UNKNOWN
 
 
 def test_what_a_small_graph_needs_more_than_a_moment_for_is_settled_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portfolio, "_FEW_STATES", 3)
+    few, *others = portfolio.RECOMPUTING
+    quick = (Turn("shortest_path", Members.settle, work=3),)
+    monkeypatch.setattr(portfolio, "RECOMPUTING", (Stage(few.when, quick, few.why), *others))
     graph = diamond()
     told = Told()
     solution = solve(Problem(graph, Budget(least_peak(graph).peak_bytes - 1)), Auto(), told)
@@ -144,12 +149,12 @@ def test_what_a_small_graph_needs_more_than_a_moment_for_is_settled_in_the_end(m
 def test_bounds_of_a_planners_own_plans_are_not_passed_on() -> None:
     told = Told()
     problem = at_share(training_unet(4), 0.8)
-    portfolio = Portfolio(problem, Auto(), told)
+    listener = Listener(Incumbent(problem, told, Scope.ANY_ORDER))
     time = problem.graph.total_time
-    portfolio.bound(Bound(2 * time, Scope.PLANNER))
+    listener.bound(Bound(2 * time, Scope.PLANNER))
     assert told.bounds == []
     for bound in (Bound(time + 2, Scope.FIXED_ORDER), Bound(time + 1, Scope.ANY_ORDER)):
-        portfolio.bound(bound)
+        listener.bound(bound)
         assert told.bounds[-1] == bound
 
 
@@ -243,6 +248,13 @@ def test_what_one_solver_says_of_several_moments_is_checked_by_another(
     assert solution.status is Status.OPTIMAL
     foremost = solution.result.bounds[0]
     assert (foremost.scope, foremost.basis) == (Scope.ANY_ORDER, Basis.TWO_SOLVERS if agrees else Basis.ONE_SOLVER)
+
+
+def test_planners_hand_plans_over_without_naming_their_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RematSequence, "of_names", lambda *_: pytest.fail("a plan was made of names again"))
+    told = Told()
+    Auto(time_limit=NO_CLOCK).plan(unet(0.6), told)
+    assert len(set(told.asked)) > 3
 
 
 def test_a_limit_of_work_gives_the_same_plan_again() -> None:

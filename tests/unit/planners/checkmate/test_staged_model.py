@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Observer, Problem, Status
+from remat_cli.core.solve import baseline_of
 from remat_cli.planners.checkmate import staged_choices
 from remat_cli.planners.checkmate.mip_solvers import installed_solver
-from remat_cli.planners.checkmate.planner import SolverName
+from remat_cli.planners.checkmate.options import SolverName
 from remat_cli.planners.checkmate.staged_choices import StagedChoices
 from remat_cli.planners.checkmate.staged_holds import gap, least_holds, least_runs, reads, rerun_time
 from remat_cli.planners.checkmate.staged_model import StagedModel
@@ -19,8 +21,6 @@ from remat_cli.planners.checkmate.staged_variables import largest_size
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.stages import Stages
-from remat_cli.problem import Budget, Observer, Problem, Status
-from remat_cli.solve import baseline_of
 from tests.graphs import (
     graph_of,
     op,

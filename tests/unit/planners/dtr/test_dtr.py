@@ -10,19 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.bounds import largest_working_set
 from remat_cli.config import GraphOptions
+from remat_cli.core.bounds import largest_working_set
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Problem, Status
+from remat_cli.core.schedule import input_order, plain_run, with_frees
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.errors import UsageError
-from remat_cli.graph import Graph
 from remat_cli.planners.dtr.costs import ClassCosts, NeighbourhoodCosts, RegionCosts
-from remat_cli.planners.dtr.planner import DTR, Heuristic
+from remat_cli.planners.dtr.options import Heuristic
+from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.dtr.run import GreedyRun, RunLimits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.prepare import prepare
-from remat_cli.problem import Budget, Problem, Status
-from remat_cli.schedule import input_order, plain_run, with_frees
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of, solve
 from tests.graphs import chain, graph_of, in_place, multi_output, op, small_graphs, training_chain, training_unet
 from tests.places import GRAPHS
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from remat_cli.planners.dtr.planner import DTR, Heuristic
-from remat_cli.planners.dtr.search import GreedySearch
-from remat_cli.problem import Budget, Observer, PlanResult, Problem, Status
-from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of
+from remat_cli.core.problem import Budget, Observer, PlanResult, Problem, Status
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of
+from remat_cli.planners.dtr.options import Heuristic
+from remat_cli.planners.dtr.planner import DTR
 from tests.graphs import chain, training_chain, training_unet
 from tests.plans import Told
 
@@ -19,7 +19,7 @@ PLAIN = baseline_of(GRAPH).peak_bytes
 
 def searched(budget: int, observe: Observer | None = None, **options: object) -> PlanResult:
     planner = DTR(**options)  # type: ignore[arg-type]
-    return GreedySearch(Problem(GRAPH, Budget(budget)), planner, observe or Observer()).run()
+    return planner.plan(Problem(GRAPH, Budget(budget)), observe or Observer())
 
 
 def test_where_the_plain_run_fits_no_run_is_tried() -> None:
@@ -46,13 +46,13 @@ def test_no_more_runs_than_allowed_once_one_fits(candidates: int) -> None:
 def test_runs_that_evict_and_make_again_without_end_are_given_up() -> None:
     graph = training_chain(8)
     least = Budget(2)  # no op can run in it
-    result = GreedySearch(Problem(graph, least), DTR(), Observer()).run()
+    result = DTR().plan(Problem(graph, least), Observer())
     assert result.status is Status.UNKNOWN
     assert 0 < result.stats["given_up"] <= result.stats["greedy_runs"]
 
 
 def test_without_time_there_is_the_plain_run_only() -> None:
     graph = chain(1, 9, 9, 1)
-    result = GreedySearch(Problem(graph, Budget(17)), DTR(time_limit=0.0), Observer()).run()
+    result = DTR(time_limit=0.0).plan(Problem(graph, Budget(17)), Observer())
     assert (result.status, result.stats["greedy_runs"]) == (Status.UNKNOWN, 0)
     assert result.closest == plain_run(graph)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from remat_cli.core.problem import Budget, Observer, Problem
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of
 from remat_cli.planners.lower_sets.chain_plans import ChainPlans, canonical_phases
 from remat_cli.planners.lower_sets.families import pruned_family
 from remat_cli.planners.shared.forward_part import ForwardPart
-from remat_cli.problem import Budget, Observer, Problem
-from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of
 from tests.graphs import training_chain
 
 GRAPH = training_chain(4)

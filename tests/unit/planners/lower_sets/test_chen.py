@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from remat_cli.graph import Graph, Kind, Op, Phase
+from remat_cli.core.graph import Graph, Kind, Op, Phase
+from remat_cli.core.problem import Budget, Observer, Problem
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.planners.lower_sets.chen import BudgetRule, Chen, all_segmentations, prefixes_at_cuts, segments
 from remat_cli.planners.shared.forward_part import ForwardPart
-from remat_cli.problem import Budget, Observer, Problem
-from remat_cli.solve import baseline_of, solve
 from tests.graphs import graph_of, op, training_chain
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.lower_sets import transitions
 from remat_cli.planners.lower_sets.dp import LowerSetDP, pareto_front, scaled_times
-from remat_cli.planners.lower_sets.dp_planners import Strategy
 from remat_cli.planners.lower_sets.families import all_lower_sets, pruned_family
+from remat_cli.planners.lower_sets.options import Strategy
 from remat_cli.planners.lower_sets.transitions import Steps, StepsInto
 from remat_cli.planners.shared.forward_part import ForwardPart
 from tests.graphs import training_chain, training_unet

@@ -8,10 +8,10 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import Compute, Free, Inplace, Schedule, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.planners.lower_sets.chain_plans import with_late_frees
-from remat_cli.schedule import Compute, Free, Inplace, Schedule, with_frees
-from remat_cli.simulate import simulate
 from tests.graphs import chain, in_place, small_graphs
 
 

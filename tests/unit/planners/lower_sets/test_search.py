@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from remat_cli.core.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of
 from remat_cli.errors import PlannerRefuses, UsageError
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP, BudgetModel, ExactDP, Strategy
+from remat_cli.planners.lower_sets.dp_planners import ApproxDP, ExactDP
 from remat_cli.planners.lower_sets.exhaustive import Chains, Exhaustive
 from remat_cli.planners.lower_sets.families import pruned_family
+from remat_cli.planners.lower_sets.options import BudgetModel, Strategy
 from remat_cli.planners.lower_sets.search import LowerSetSearch
 from remat_cli.planners.shared.forward_part import ForwardPart
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of
 from tests.graphs import training_chain, training_unet
 from tests.plans import Told
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from remat_cli.planners.min_cut.exact_choice import Window
+from remat_cli.core.problem import Basis, Budget, Observer, Problem, Status
+from remat_cli.planners.min_cut.exact_choice import ChoiceWindow
 from remat_cli.planners.min_cut.priced_cut import CutPoint, scaled_down, worth_of_flow
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Basis, Budget, Observer, Problem, Status
 from tests.graphs import small_graphs, training_graphs
 from tests.plans import judged, sequences
 
@@ -67,7 +67,7 @@ def test_window_of_everything_is_the_best_choice_that_fits(sequence: RematSequen
     every = closures(cut_point)
     room = data.draw(st.integers(0, max(size for _, size, _ in every)))
     none = np.zeros(cut_point.at, dtype=np.bool_)
-    outcome = Window(cut_point, none, ~none).prove(room, Limits.of(60.0), known=0)
+    outcome = ChoiceWindow(cut_point, none, ~none).prove(room, Limits.of(60.0), known=0)
     fitting = [time for _, size, time in every if size <= room]
     assert outcome.bound == min(fitting, default=None)
     assert outcome.basis is Basis.TWO_SOLVERS or outcome.bound == 0
@@ -80,7 +80,7 @@ def test_window_leaves_other_runs_as_they_were(sequence: RematSequence, data: st
     again, size, time = data.draw(st.sampled_from(closures(cut_point)))
     is_free = np.array(data.draw(st.lists(st.booleans(), min_size=cut_point.at, max_size=cut_point.at)), dtype=np.bool_)
     weights = np.ones(len(sequence.reads.graph.tensors))
-    outcome = Window(cut_point, again, is_free).solve(size, Limits.of(60.0), weights)
+    outcome = ChoiceWindow(cut_point, again, is_free).solve(size, Limits.of(60.0), weights)
     assert outcome.values is not None
     chosen = outcome.values[: cut_point.at].astype(np.bool_)
     assert (chosen == again)[~is_free].all()
@@ -126,8 +126,8 @@ def test_search_is_never_worse_than_its_start_and_repeatable(sequence: RematSequ
 def searched_from(problem: Problem, start: RematSequence) -> RematSequence:
     search = MinCutSearch(Incumbent(problem, Observer()), Limits.of(60.0, 50_000), start=start)
     search.run()
-    assert search.best is not None
-    return search.best
+    assert search.current is not None
+    return search.current
 
 
 @given(sequence=sequences(GRAPHS), data=st.data())

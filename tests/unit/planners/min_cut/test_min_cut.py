@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from remat_cli.core.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import solve
 from remat_cli.errors import UsageError
 from remat_cli.generate.chain import Chain
 from remat_cli.generate.layered import Layered
@@ -15,10 +19,6 @@ from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
-from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
-from remat_cli.solve import solve
 from remat_cli.synthesis import synthesize
 from tests.graphs import graph_of, op, training_chain
 from tests.plans import Told, at_share
@@ -73,8 +73,8 @@ def test_a_search_that_begins_anew_may_find_more_and_keeps_the_best_plan() -> No
     search.run()
     times = []
     for work in (0, 2e5, 0):
-        assert search.best is not None
-        times.append(search.best.time)
+        assert search.current is not None
+        times.append(search.current.time)
         search.limits = Limits(work=work)
         search.restart()
     assert times[0] == times[1] > times[2]

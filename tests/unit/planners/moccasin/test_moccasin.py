@@ -8,17 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.errors import UsageError
-from remat_cli.graph import Graph
 from remat_cli.planners.moccasin.model import IntervalModel
-from remat_cli.planners.moccasin.planner import Moccasin, Order
-from remat_cli.planners.moccasin.slots import Slots, line_slots, staged_slots
+from remat_cli.planners.moccasin.options import FirstRuns
+from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.moccasin.slots import EventSlots, line_slots, staged_slots
 from remat_cli.planners.shared.cp_sat import solve_model
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import Rounding
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
-from remat_cli.schedule import plain_run
-from remat_cli.solve import baseline_of, solve
 from tests.graphs import (
     chain,
     diamond,
@@ -55,46 +56,52 @@ def lists(places: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def test_staged_slots_are_where_a_run_can_be_of_use() -> None:
-    slots = staged_slots(skip(), 10, Order.INPUT, 2)
+    slots = staged_slots(skip(), 10, FirstRuns.INPUT, 2)
     assert lists(slots.first) == [[0], [1], [2], [3], [4]]
     # `e` reads what `b` made before stages 2 and 3, which are over budget; `b` made again reads what `a` makes again.
     assert lists(slots.again) == [[4], [4], [], [], []]
     assert slots.most_runs == [2, 2, 1, 1, 1]
-    assert lists(staged_slots(skip(), 10, Order.INPUT, 2, depth=1).again) == [[], [4], [], [], []]
+    assert lists(staged_slots(skip(), 10, FirstRuns.INPUT, 2, depth=1).again) == [[], [4], [], [], []]
 
 
 def test_no_stage_over_budget_leaves_no_slot_for_further_runs() -> None:
-    slots = staged_slots(skip(), 13, Order.INPUT, 2)
+    slots = staged_slots(skip(), 13, FirstRuns.INPUT, 2)
     assert slots.most_runs == [1] * 5
     assert slots.count == 5
 
 
 def test_further_runs_keep_to_recomputable_ops_and_their_number() -> None:
     graph = graph_of(op("a", "", "ta", recomputable=False), op("b", "ta", "tb"), op("c", "ta tb", "tc"))
-    assert line_slots(graph, Order.FREE, 3).most_runs == [1, 3, 3]
-    assert line_slots(graph, Order.FREE, 1).most_runs == [1, 1, 1]
-    assert staged_slots(skip(), 10, Order.INPUT, 1).most_runs == [1] * 5
+    assert line_slots(graph, FirstRuns.FREE, 3).most_runs == [1, 3, 3]
+    assert line_slots(graph, FirstRuns.FREE, 1).most_runs == [1, 1, 1]
+    assert staged_slots(skip(), 10, FirstRuns.INPUT, 1).most_runs == [1] * 5
 
 
 def test_line_slots_leave_room_for_what_must_come_before_and_after() -> None:
     graph = diamond()
-    free = line_slots(graph, Order.FREE, 2)
+    free = line_slots(graph, FirstRuns.FREE, 2)
     assert free.end == 8
     assert list(free.first) == [range(0, 5), range(1, 7), range(1, 7), range(3, 8)]
-    assert list(line_slots(graph, Order.INPUT, 2).first) == [range(0, 5), range(1, 6), range(2, 7), range(3, 8)]
+    assert list(line_slots(graph, FirstRuns.INPUT, 2).first) == [range(0, 5), range(1, 6), range(2, 7), range(3, 8)]
 
 
 def test_first_runs_wait_in_a_free_order_only() -> None:
-    free = staged_slots(skip(), 10, Order.FREE, 2)
+    free = staged_slots(skip(), 10, FirstRuns.FREE, 2)
     # The last stage comes after all ops' own.
     assert lists(free.first) == [[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [2, 3, 4, 5], [3, 4, 5], [4, 5]]
-    assert lists(staged_slots(skip(), 10, Order.FREE, 2, depth=1).first) == [[0, 1], [1, 2, 4], [2, 3], [3, 4], [4, 5]]
+    assert lists(staged_slots(skip(), 10, FirstRuns.FREE, 2, depth=1).first) == [
+        [0, 1],
+        [1, 2, 4],
+        [2, 3],
+        [3, 4],
+        [4, 5],
+    ]
 
 
-def all_slots(graph: Graph, budget: int, max_retentions: int) -> list[Slots]:
+def all_slots(graph: Graph, budget: int, max_retentions: int) -> list[EventSlots]:
     return [
         slots
-        for order in Order
+        for order in FirstRuns
         for slots in (
             line_slots(graph, order, max_retentions),
             staged_slots(graph, budget, order, max_retentions),
@@ -142,7 +149,7 @@ def test_plans_are_complete_hints(problem: Problem, max_retentions: int, which: 
     ids=["chain", "diamond", "in-place", "multi-output", "workspace"],
 )
 def test_peak_of_the_model_is_the_peak_of_the_judge(graph: Graph) -> None:
-    model = IntervalModel(graph, staged_slots(graph, 0, Order.INPUT, 1))
+    model = IntervalModel(graph, staged_slots(graph, 0, FirstRuns.INPUT, 1))
     unit = model.minimise_peak(0, 100)
     outcome = solve_model(model.model, LIMITS, rounding=Rounding.RELAX)
     assert outcome.bound is not None
@@ -189,8 +196,8 @@ def test_infeasible_speaks_of_this_kind_of_plan_only() -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-@pytest.mark.parametrize("order", Order)
-def test_same_work_gives_the_same_result(order: Order, cores: int) -> None:
+@pytest.mark.parametrize("order", FirstRuns)
+def test_same_work_gives_the_same_result(order: FirstRuns, cores: int) -> None:
     planner = Moccasin(order=order, work_limit=0.02, cores=cores)
     first, second = (planner.plan(tight_unet(), Observer()) for _ in range(2))
     assert first == second

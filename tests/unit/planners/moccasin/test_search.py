@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from remat_cli.planners.moccasin.planner import Moccasin, Order
+from remat_cli.core.problem import Budget, Observer, PlanResult, Problem, Scope, Status
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.solve import baseline_of
+from remat_cli.planners.moccasin.options import FirstRuns
+from remat_cli.planners.moccasin.planner import Moccasin
 from remat_cli.planners.moccasin.search import MoccasinSearch
-from remat_cli.problem import Budget, Observer, PlanResult, Problem, Scope, Status
-from remat_cli.schedule import plain_run
-from remat_cli.solve import baseline_of
 from tests.graphs import graph_of, op, training_chain, training_unet
 from tests.plans import Told
 
@@ -45,7 +46,7 @@ def test_what_no_plan_can_free_settles_it_in_any_order() -> None:
 
 
 def test_work_is_counted_so_that_the_clock_does_not_matter() -> None:
-    planner = Moccasin(order=Order.FREE, work_limit=0.1, time_limit=600.0)
+    planner = Moccasin(order=FirstRuns.FREE, work_limit=0.1, time_limit=600.0)
     problem = Problem(training_chain(12), Budget(8))
     first, second = (MoccasinSearch(problem, planner, Observer()).run() for _ in range(2))
     assert first == second

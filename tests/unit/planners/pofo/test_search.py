@@ -7,21 +7,22 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from remat_cli.core.link import Link
+from remat_cli.core.problem import Budget, Observer, Problem, Status
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of
 from remat_cli.errors import PlannerRefuses, UsageError
-from remat_cli.link import Link
 from remat_cli.planners.pofo import dp
 from remat_cli.planners.pofo.dp import PofoTable
 from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
-from remat_cli.planners.pofo.planner import Pofo, Rounding
+from remat_cli.planners.pofo.options import StateRounding
+from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.pofo.search import PofoSearch
 from remat_cli.planners.pofo.structure import Block, Checkpoint, KeepFirst, Structure, fluid_time, recomputed
 from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import linearise
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
-from remat_cli.problem import Budget, Observer, Problem, Status
-from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of
 from tests.graphs import training_chain
 
 GRAPH = training_chain(6)
@@ -57,7 +58,7 @@ def test_without_recomputation_the_fluid_time_is_that_of_all_operations() -> Non
 
 def test_the_table_of_ample_memory_recomputes_nothing() -> None:
     needs = FluidNeeds.measured(linearise(GRAPH, "a test", Cuts.EVERY, 100).gauge)
-    ample, short = (PofoTable(needs, memory, 0.01, 100, Rounding.UP) for memory in (1000, 4))
+    ample, short = (PofoTable(needs, memory, 0.01, 100, StateRounding.UP) for memory in (1000, 4))
     assert np.isclose(ample.time(), GRAPH.total_time)
     assert short.time() > ample.time()
     assert fluid_time(FluidModel(needs, 1000, Fraction(1)), ample.structure()) == GRAPH.total_time

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Basis, Status
+from remat_cli.core.solve import baseline_of
 from remat_cli.planners.retention.any_order_bound import Ancestry, any_order_bound
-from remat_cli.planners.retention.cover_bound import NO_BOUND, Gaps, RerunBound, cheapest_cover, cover_bound
+from remat_cli.planners.retention.cover_bound import NO_BOUND, CoverGaps, RerunBound, cheapest_cover, cover_bound
 from remat_cli.planners.retention.cut_bound import CutSearch
 from remat_cli.planners.shared import cp_sat
-from remat_cli.planners.shared.cp_sat import Outcome
+from remat_cli.planners.shared.cp_sat import SolverOutcome
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planners.shared.stages import Stages, sums
-from remat_cli.problem import Basis, Status
-from remat_cli.solve import baseline_of
+from remat_cli.planners.shared.numbering import sums
+from remat_cli.planners.shared.stages import Stages
 from tests.graphs import diamond, graph_of, op, scaled, small_graphs, training_chain
 
 AMPLE = Limits.of(1e5)
@@ -30,12 +31,12 @@ def test_of_two_bounds_the_one_that_says_more_is_stronger() -> None:
 @pytest.mark.parametrize(
     ("outcome", "bound"),
     [
-        (Outcome(Status.INFEASIBLE, basis=Basis.TWO_SOLVERS), RerunBound(None, Basis.TWO_SOLVERS)),
-        (Outcome(Status.OPTIMAL, bound=7), RerunBound(7, Basis.ONE_SOLVER)),
-        (Outcome(Status.UNKNOWN), RerunBound(0, Basis.ONE_SOLVER)),
+        (SolverOutcome(Status.INFEASIBLE, basis=Basis.TWO_SOLVERS), RerunBound(None, Basis.TWO_SOLVERS)),
+        (SolverOutcome(Status.OPTIMAL, bound=7), RerunBound(7, Basis.ONE_SOLVER)),
+        (SolverOutcome(Status.UNKNOWN), RerunBound(0, Basis.ONE_SOLVER)),
     ],
 )
-def test_what_a_model_proves_is_a_bound(outcome: Outcome, bound: RerunBound) -> None:
+def test_what_a_model_proves_is_a_bound(outcome: SolverOutcome, bound: RerunBound) -> None:
     assert RerunBound.of(outcome) == bound
 
 
@@ -72,7 +73,7 @@ def test_the_cheapest_gaps_that_save_enough_are_chosen() -> None:
         op("a", "", "ta", time=3), op("b", "", "tb", time=5), op("c", "ta tb", "tc"), sizes={"ta": 4, "tb": 4, "tc": 1}
     )
     stages = Stages.of(graph)
-    gaps = Gaps(*(np.array(values) for values in ([0, 1], [1, 1], [2, 2], [0, 0])))
+    gaps = CoverGaps(*(np.array(values) for values in ([0, 1], [1, 1], [2, 2], [0, 0])))
     for lacking, least in ((0, 0), (1, 3), (4, 3), (5, 8), (8, 8), (9, None)):
         assert cheapest_cover(stages, gaps, np.array([0, lacking, 0]), AMPLE).extra == least
 
@@ -107,7 +108,7 @@ def test_what_is_needed_later_in_any_order_is_lacking() -> None:
 def test_where_no_room_is_left_bounds_end_without_asking_a_solver(
     limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cp_sat._Search, "run", lambda self: pytest.fail("the solver was asked"))
+    monkeypatch.setattr(cp_sat._CpSatSearch, "run", lambda self: pytest.fail("the solver was asked"))
     graph = training_chain(30)
     room = baseline_of(graph).peak_bytes // 2
     stages = Stages.of(graph)

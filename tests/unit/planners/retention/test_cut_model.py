@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from remat_cli.core.problem import Basis
 from remat_cli.planners.retention import any_order_bound
 from remat_cli.planners.retention.any_order_bound import Ancestry
 from remat_cli.planners.retention.cover_bound import NO_BOUND
@@ -16,9 +17,9 @@ from remat_cli.planners.shared import second_solver
 from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.cp_sat import first_opinion
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shared.stages import Ints, Stages
-from remat_cli.problem import Basis
+from remat_cli.planners.shared.stages import Stages
 from tests.graphs import diamond, training_chain
 
 AMPLE = Limits.of(1e5)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
 from remat_cli.planners.retention.model import RetentionModel
 from remat_cli.planners.retention.need_times import NeedTimes
+from remat_cli.planners.shared.numbering import Ragged
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.planners.shared.stages import Ragged, Stages
+from remat_cli.planners.shared.stages import Stages
 from tests.graphs import graph_of, in_place, op, training_chain
 
 

@@ -6,12 +6,15 @@ from math import inf
 
 import pytest
 
+from remat_cli.core.problem import Budget, Observer, Problem, Scope, Status
+from remat_cli.core.solve import baseline_of
 from remat_cli.errors import UsageError
-from remat_cli.planners.retention.planner import OrderChoice, Retention
-from remat_cli.planners.retention.search import Known, RetentionSearch
+from remat_cli.planners.retention.options import OrderChoice, RetentionOptions
+from remat_cli.planners.retention.planner import Retention
+from remat_cli.planners.retention.search import RetentionSearch
+from remat_cli.planners.shared.incumbent import Incumbent
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Budget, Observer, Problem, Scope, Status
-from remat_cli.solve import baseline_of
 from tests.graphs import training_chain, training_unet
 from tests.plans import Told
 
@@ -22,7 +25,7 @@ NO_CLOCK = 600.0
 
 def test_counted_work_alone_gives_the_same_twice() -> None:
     planner = Retention(time_limit=NO_CLOCK, work_limit=0.5)
-    first, second = (RetentionSearch(PROBLEM, planner, Observer()).run() for _ in range(2))
+    first, second = (planner.plan(PROBLEM, Observer()) for _ in range(2))
     assert first == second
     assert first.schedule is not None
 
@@ -30,7 +33,7 @@ def test_counted_work_alone_gives_the_same_twice() -> None:
 @pytest.mark.parametrize("order", OrderChoice)
 def test_bounds_come_and_grow(order: OrderChoice) -> None:
     told = Told()
-    result = RetentionSearch(PROBLEM, Retention(order=order, time_limit=NO_CLOCK), told).run()
+    result = Retention(order=order, time_limit=NO_CLOCK).plan(PROBLEM, told)
     assert "proving a bound" in told.phases
     for scope in Scope:
         times = [bound.time for bound in told.bounds if bound.scope is scope]
@@ -42,14 +45,18 @@ def test_bounds_come_and_grow(order: OrderChoice) -> None:
 def test_a_plan_that_meets_what_is_known_ends_it_at_once() -> None:
     graph = training_chain(4)
     start = RematSequence.of_names(graph, ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "b2", "b1"))
-    known = Known(start, time_bound=start.time)
-    result = RetentionSearch(Problem(graph, Budget(4)), Retention(), Observer(), known).run()
-    assert (result.status, result.stats["turns"]) == (Status.OPTIMAL, 0)
+    incumbent = Incumbent(Problem(graph, Budget(4)), Observer(), Scope.ANY_ORDER)
+    incumbent.offer(start)
+    incumbent.prove(start.time, Scope.ANY_ORDER)
+    search = RetentionSearch(incumbent, Limits.of(NO_CLOCK), RetentionOptions(), is_prepared=True)
+    search.run()
+    result = incumbent.result()
+    assert (result.status, search.turns) == (Status.OPTIMAL, 0)
     assert result.schedule == start.schedule()
 
 
 def test_without_work_there_is_no_turn() -> None:
-    result = RetentionSearch(PROBLEM, Retention(time_limit=inf, work_limit=0.0), Observer()).run()
+    result = Retention(time_limit=inf, work_limit=0.0).plan(PROBLEM, Observer())
     assert (result.status, result.stats["turns"]) == (Status.UNKNOWN, 0)
 
 

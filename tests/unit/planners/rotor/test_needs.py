@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remat_cli.graph import Kind, Phase
+from remat_cli.core.graph import Kind, Phase
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import linearise

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_cli.core.graph import Phase
 from remat_cli.errors import PlannerRefuses, UsageError
-from remat_cli.graph import Phase
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.planners.shared.option_checks import check_least
 from tests.graphs import chain, graph_of, op, training_unet

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_cli.core.problem import Basis, Bound, Budget, ModelFigure, Observer, Plan, Problem, Scope, Status
+from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.core.simulate import simulate
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.problem import Basis, Bound, Budget, ModelFigure, Observer, Plan, Problem, Scope, Status
-from remat_cli.schedule import Schedule, plain_run
-from remat_cli.simulate import simulate
 from tests.graphs import chain, training_chain
 from tests.plans import Told
 
@@ -52,7 +52,8 @@ def test_what_is_offered_is_measured_as_the_judge_measures_it(as_schedule: bool)
     sequence = RematSequence.of_names(GRAPH, ("f1", "f2", "f3", "f4", "loss", "b4", "f1", "f2", "b3", "b2", "b1"))
     incumbent = Incumbent(ANYTHING, Observer())
     figures = (ModelFigure("stored", 3, "bytes"),)
-    plan = incumbent.offer(sequence.schedule() if as_schedule else sequence, figures, found_by="rotor")
+    incumbent.finder = "rotor"
+    plan = incumbent.offer(sequence.schedule() if as_schedule else sequence, figures)
     trace = simulate(GRAPH, sequence.schedule())
     assert (plan.time, plan.peak_bytes) == (trace.time, trace.peak_bytes)
     assert incumbent.best is plan

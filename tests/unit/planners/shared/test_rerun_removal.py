@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
 from remat_cli.planners.shared.rerun_removal import _ShrinkingSequence, without_needless_reruns
 from remat_cli.planners.shared.sequence import RematSequence
 from tests.graphs import graph_of, in_place, op, small_graphs, training_graphs

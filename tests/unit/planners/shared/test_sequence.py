@@ -7,10 +7,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import Compute, Inplace, with_frees
+from remat_cli.core.simulate import Trace, simulate
 from remat_cli.planners.shared.sequence import RematSequence
-from remat_cli.schedule import Compute, Inplace, with_frees
-from remat_cli.simulate import Trace, simulate
 from tests.graphs import chain, compute_sequences, graph_of, multi_output, op, small_graphs, training_graphs
 
 

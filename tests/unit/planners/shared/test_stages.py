@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.graph import Graph, Op
-from remat_cli.planners.shared.stages import Ragged, Stages, sums
-from remat_cli.schedule import Compute, Inplace, with_frees
-from remat_cli.simulate import simulate
+from remat_cli.core.graph import Graph, Op
+from remat_cli.core.schedule import Compute, Inplace, with_frees
+from remat_cli.core.simulate import simulate
+from remat_cli.planners.shared.numbering import Ragged, sums
+from remat_cli.planners.shared.stages import Stages
 from tests.graphs import small_graphs, topological_orders, training_graphs
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.graph import Graph, Kind, Phase
-from remat_cli.link import Link
+from remat_cli.core.graph import Graph, Kind, Phase
+from remat_cli.core.link import Link
+from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
+from remat_cli.core.simulate import Trace, simulate
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.transfers import OffloadSequence
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
-from remat_cli.simulate import Trace, simulate
 from tests.graphs import compute_sequences, graph_of, op, small_graphs, training_chain, training_graphs
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from remat_cli.core.problem import Basis, Budget, Observer, Problem, Scope, Status
+from remat_cli.core.solve import baseline_of, solve
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shortest_path.planner import ShortestPath
-from remat_cli.planners.shortest_path.search import Front, ShortestPathSearch
-from remat_cli.planners.shortest_path.states import State, StateSpace
-from remat_cli.problem import Basis, Budget, Observer, Problem, Scope, Status
-from remat_cli.solve import baseline_of, solve
+from remat_cli.planners.shortest_path.search import ShortestPathSearch, StateFront
+from remat_cli.planners.shortest_path.states import DeviceState, StateSpace
 from tests.graphs import diamond, graph_of, op, training_chain
 from tests.oracle import least_peak, least_time
 from tests.plans import Told, at_share
@@ -154,11 +154,11 @@ def test_the_time_left_counts_what_must_be_made_again() -> None:
     space = StateSpace(graph, 100)
     x, y, z = 1, 2, 4
     a, b, c = 1, 2, 4
-    assert space.least_time_left(State(0, 0)) == 23
-    assert space.least_time_left(State(x | y, a | b)) == 11
-    assert space.least_time_left(State(y, a | b)) == 16
-    assert space.least_time_left(State(x, a | b)) is None
-    assert space.least_time_left(State(z, a | b | c)) == 0
+    assert space.least_time_left(DeviceState(0, 0)) == 23
+    assert space.least_time_left(DeviceState(x | y, a | b)) == 11
+    assert space.least_time_left(DeviceState(y, a | b)) == 16
+    assert space.least_time_left(DeviceState(x, a | b)) is None
+    assert space.least_time_left(DeviceState(z, a | b | c)) == 0
 
 
 def test_room_is_made_by_every_smallest_set_of_tensors() -> None:
@@ -167,19 +167,19 @@ def test_room_is_made_by_every_smallest_set_of_tensors() -> None:
     )
     space = StateSpace(graph, 11)
     p, q, r, s, t = 1, 2, 4, 8, 16
-    after = {state.live for op, _, state in space.moves(State(p | q | r | s, 1)) if op == 1}
+    after = {state.live for op, _, state in space.moves(DeviceState(p | q | r | s, 1)) if op == 1}
     # 5 bytes must go: `p`, or `q` and `r`; never one of 0 bytes.
     assert after == {q | r | s | t, p | s | t}
 
 
 def test_what_must_run_once_does_not_run_again() -> None:
     graph = graph_of(op("a", "", "x", recomputable=False), op("b", "x", "y"), op("c", "y", "z"))
-    nothing_there = State(0, 0b111)
+    nothing_there = DeviceState(0, 0b111)
     assert list(StateSpace(graph, 100).moves(nothing_there)) == []
 
 
 def test_more_in_memory_makes_up_for_no_time() -> None:
-    front = Front()
+    front = StateFront()
     assert front.add(0b11, 10)
     assert not front.add(0b01, 10)
     assert front.add(0b01, 9)

@@ -13,9 +13,9 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from remat_cli.checks.baseline import Figures
-from remat_cli.checks.check import Failure, Outcome
+from remat_cli.checks.check import UNDERSTATED, CheckOutcome, Failure
 from remat_cli.checks.project import ModelCheck, Project
-from remat_cli.config import GraphOptions, PlannerChoice
+from remat_cli.config import GraphOptions, PlannerChoice, Request
 from remat_cli.errors import ExitCode
 from remat_cli.reports.check.forms import (
     check_github,
@@ -40,18 +40,16 @@ def model(name: str = "unet", line: int = 3) -> ModelCheck:
         path=Path("graphs/unet.onnx"),
         line=line,
         graph=GraphOptions(),
-        planner=PlannerChoice("keep_all"),
-        budget=BudgetSpec(share=Fraction(3, 5)),
-        max_overhead=Fraction(1, 10),
+        request=Request(BudgetSpec(share=Fraction(3, 5)), PlannerChoice("keep_all"), Fraction(1, 10)),
     )
 
 
-def project(*outcomes: Outcome, path: str = "graphs/remat.yaml") -> Project:
+def project(*outcomes: CheckOutcome, path: str = "graphs/remat.yaml") -> Project:
     return Project(Path(path), Path("graphs/remat.baseline.json"), tuple(outcome.model for outcome in outcomes))
 
 
-HOLDS = Outcome(model(), FIGURES, seconds=0.25)
-FAILS = Outcome(
+HOLDS = CheckOutcome(model(), FIGURES, seconds=0.25)
+FAILS = CheckOutcome(
     model("gpt", 7),
     replace(FIGURES, overhead=0.25),
     failures=(
@@ -63,10 +61,16 @@ FAILS = Outcome(
     exit_code=ExitCode.NO_FIT,
     seconds=1.5,
 )
-BROKEN = Outcome(
+BROKEN = CheckOutcome(
     model("lost", 9), failures=(Failure("error", "x.onnx: no such file", ("check the path",)),), exit_code=6
 )
-NAMED = Outcome(model(NASTY), FIGURES, failures=(Failure("budget", NASTY, (NASTY,)),), exit_code=ExitCode.NO_FIT)
+WARNS = CheckOutcome(
+    model("half", 8),
+    FIGURES,
+    failures=(Failure(UNDERSTATED, "the run takes more memory than predicted", ("plan what 'remat fuse' writes",)),),
+    exit_code=ExitCode.NO_FIT,
+)
+NAMED = CheckOutcome(model(NASTY), FIGURES, failures=(Failure("budget", NASTY, (NASTY,)),), exit_code=ExitCode.NO_FIT)
 ALL = (HOLDS, FAILS, BROKEN)
 
 
@@ -79,9 +83,12 @@ ALL = (HOLDS, FAILS, BROKEN)
         ((HOLDS, FAILS, FAILS), "2 of 3 models fail."),
         ((HOLDS, BROKEN), "1 of 2 models could not be checked."),
         (ALL, "1 of 3 models fails, 1 could not be checked."),
+        ((WARNS,), "1 of 1 model ends with a warning."),
+        ((HOLDS, WARNS, WARNS), "2 of 3 models end with a warning."),
+        ((WARNS, *ALL), "1 of 4 models fails, 1 ends with a warning, 1 could not be checked."),
     ],
 )
-def test_the_conclusion_counts(outcomes: Sequence[Outcome], said: str) -> None:
+def test_the_conclusion_counts(outcomes: Sequence[CheckOutcome], said: str) -> None:
     assert conclusion(outcomes) == said
 
 
@@ -160,7 +167,7 @@ class TestJUnit:
 
 
 class TestGitHub:
-    def commands(self, *outcomes: Outcome, path: str = "graphs/remat.yaml") -> list[str]:
+    def commands(self, *outcomes: CheckOutcome, path: str = "graphs/remat.yaml") -> list[str]:
         return check_github(project(*outcomes, path=path), outcomes).decode().splitlines()
 
     def test_each_failure_is_an_annotation_of_its_line(self) -> None:
@@ -198,6 +205,35 @@ class TestGitHub:
         assert "file=sub/remat.yaml," in self.commands(FAILS, path="remat.yaml")[0]
 
 
+def test_a_warning_is_one_in_every_form() -> None:
+    both = (project(WARNS, FAILS), (WARNS, FAILS))
+    assert (
+        "warns  half     3.266 GB  1.960 GB  1.953 GB    5.55 %\n"
+        "       The run takes more memory than predicted.\n"
+        "       · Plan what 'remat fuse' writes.\n"
+    ) in rendered(check_report(both[1]))
+    github = check_github(*both).decode().splitlines()
+    assert github[0].startswith("::warning file=graphs/remat.yaml,line=8,title=remat check%3A half ends with a warning")
+    assert github[0].endswith("- Plan what 'remat fuse' writes.")
+    markdown = check_markdown(*both).decode()
+    assert "| ⚠️ warns | half |" in markdown
+    assert "\n- Plan what 'remat fuse' writes.\n" in markdown
+    suite = fromstring(check_junit(*both))[0]
+    assert (suite.get("failures"), suite.get("errors")) == ("2", "0")
+    assert "remat fuse" in str(suite.findtext("testcase/failure"))
+    summary = json.loads(check_json(project(WARNS), (WARNS,)))
+    assert (summary["holds"], summary["models"][0]["verdict"]) == (False, "warns")
+    assert "remat fuse" in summary["models"][0]["failures"][0]["remedies"][0]
+
+
+def test_every_form_says_once_for_which_session_the_figures_hold() -> None:
+    said = "Peaks hold with some options."
+    both = tuple(replace(outcome, session=said) for outcome in (HOLDS, WARNS))
+    for form in (check_github, check_markdown, check_junit, check_text):
+        assert form(project(*both), both).decode().count(said) == 1
+    assert [one["session"] for one in json.loads(check_json(project(*both), both))["models"]] == [said, said]
+
+
 class TestMarkdown:
     def test_a_pull_request_shows_a_table_and_the_failures(self) -> None:
         text = check_markdown(project(*ALL), ALL).decode()
@@ -231,6 +267,7 @@ class TestJSON:
             "max_overhead": 0.1,
             "max_peak_bytes": None,
             "max_regression": None,
+            "arena": None,
         }
         assert holds["figures"]["plan_peak_bytes"] == 1_953_335_824
         assert fails["failures"][0]["remedies"] == ["raise budget to 2GB", "allow it: max_overhead: 25%"]

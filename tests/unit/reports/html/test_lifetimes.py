@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.graph import Graph
-from remat_cli.link import Link
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Link
+from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.reports.html.lifetimes import Arrival, Doing, Rerun, Stay, Story, reruns_by_op, reruns_by_type
 from remat_cli.reports.timeline import Run
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
-from remat_cli.simulate import simulate
 from tests.graphs import chain, compute_sequences, graph_of, in_place, op, small_graphs, training_chain
 
 

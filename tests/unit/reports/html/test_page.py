@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from remat_cli.graph import Graph
-from remat_cli.problem import PlanResult, Status
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import PlanResult, Status
+from remat_cli.core.schedule import with_frees
 from remat_cli.reports.html.page import plan_page
-from remat_cli.schedule import with_frees
 from tests.graphs import graph_of, op, training_chain
-from tests.unit.reports.rendering import prepared, solved
+from tests.plans import prepared
+from tests.unit.reports.rendering import planning, solved
 
 NASTY = "</script><!--<script>alert(1)</script>\x1b[31m\u202e\u2028\"'&${data} $title"
 
@@ -63,7 +64,7 @@ class _Page(HTMLParser):
 def page_of(graph: Graph, *computes: str, notes: tuple[str, ...] = ()) -> bytes:
     result = PlanResult(Status.FEASIBLE, schedule=with_frees(graph, computes))
     solution = solved(graph, 2**40, result)
-    return plan_page(solution, prepared(graph, notes=notes), planner="hand", options={})
+    return plan_page(planning(solution, prepared(graph, notes=notes)))
 
 
 def small_page() -> bytes:
@@ -123,7 +124,7 @@ def test_names_stay_harmless_and_short(name: str) -> None:
 def test_without_a_plan_it_says_why() -> None:
     graph = training_chain(4, size=1000)
     solution = solved(graph, 1, PlanResult(Status.UNKNOWN))
-    page = _Page(plan_page(solution, prepared(graph), planner="hand", options={}))
+    page = _Page(plan_page(planning(solution, prepared(graph))))
     assert {"Why", "What could be done"} <= set(page.texts["h2"])
     assert [run["label"] for run in page.data["runs"]] == ["plain run"]
     assert page.data["budget"] == 1

@@ -7,15 +7,15 @@ from dataclasses import replace
 from rich.text import Text
 
 from remat_cli.reports.terminal.execution import executed_report
-from remat_cli.runtime.onnx.execution import Execution, Peak, UsualRun
+from remat_cli.runtime.onnx.execution import ModelExecution, ProcessPeak, UsualRun
 from tests.unit.reports.rendering import rendered
 
 MB = 10**6
-RUN = Execution(
+RUN = ModelExecution(
     version="1.31",
     usual=UsualRun(peak_bytes=90 * MB, time_ns=MB),
-    plain=Peak(60 * MB, 60 * MB),
-    plan=Peak(40 * MB, 40 * MB),
+    plain=ProcessPeak(60 * MB, 60 * MB),
+    plan=ProcessPeak(40 * MB, 40 * MB),
     plain_time_ns=2 * MB,
     plan_time_ns=3 * MB,
     fused=False,
@@ -31,7 +31,7 @@ FUSE = "plan the model of fused ops that `remat fuse` writes"
 SIZES = "where a file leaves out sizes"
 
 
-def said(run: Execution) -> str:
+def said(run: ModelExecution) -> str:
     return " ".join(rendered(executed_report(Text(""), run)).split())
 
 
@@ -68,12 +68,12 @@ def test_fused_ops_are_named_where_they_would_take_less_time() -> None:
 
 
 def test_a_model_that_leaves_out_sizes_needs_more_than_predicted() -> None:
-    more = replace(RUN, plain=Peak(60 * MB, 70 * MB))
+    more = replace(RUN, plain=ProcessPeak(60 * MB, 70 * MB))
     assert "The model as it is needs 10.00 MB more than predicted" in said(more)
     assert SIZES in said(more)
     for other in (
         RUN,
-        replace(RUN, plain=Peak(60 * MB, 50 * MB)),  # less
-        replace(more, plan=Peak(40 * MB, 50 * MB)),  # a kernel that is not known
+        replace(RUN, plain=ProcessPeak(60 * MB, 50 * MB)),  # less
+        replace(more, plan=ProcessPeak(40 * MB, 50 * MB)),  # a kernel that is not known
     ):
         assert SIZES not in said(other)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
 from remat_cli.reports.safe_text import Report
 from remat_cli.reports.terminal.memory_chart import MemoryTimeline, StaysBar, largest_per_column, marks
 from remat_cli.reports.timeline import Lifetime, Run

@@ -11,18 +11,19 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from remat_cli.config import ReportOptions
-from remat_cli.graph import Graph, Kind, Op, Tensor, build_graph
-from remat_cli.link import Duplex
-from remat_cli.problem import Bound, Budget, ModelFigure, PlanResult, Problem, Scope, Status
+from remat_cli.config import PlannerChoice, ReportOptions
+from remat_cli.core.graph import Graph, Kind, Op, Tensor, build_graph
+from remat_cli.core.link import Duplex
+from remat_cli.core.problem import Bound, Budget, ModelFigure, PlanResult, Problem, Scope, Status
+from remat_cli.core.schedule import Schedule, plain_run, with_frees
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import Solution, baseline_of, solve
+from remat_cli.planning import Request, SmallestBudget, at_budget
 from remat_cli.reports.terminal.plan import budget_report, inspect_report, plan_report, planners_report, verify_report
-from remat_cli.schedule import Schedule, plain_run, with_frees
-from remat_cli.simulate import simulate
-from remat_cli.solve import Solution, baseline_of, solve
-from remat_cli.studies.budget_search import SmallestBudget, at_budget
 from remat_cli.training import KeptForBackward
 from tests.graphs import chain, graph_of, op, training_chain
-from tests.unit.reports.rendering import Claims, moving, prepared, rendered, solved, two_again
+from tests.plans import prepared
+from tests.unit.reports.rendering import Claims, moving, planning, rendered, solved, two_again
 
 MB = 1_000_000
 WIDTHS = (80, 100, 120, 200)
@@ -46,7 +47,7 @@ def feasible(graph: Graph, schedule: Schedule) -> Solution:
 
 def plan(solution: Solution, *, shown: ReportOptions | None = None, optimizer: str | None = None) -> str:
     ready = prepared(solution.problem.graph, optimizer=optimizer)
-    return rendered(plan_report(solution, ready, planner="hand", options={"blocks": 2}, shown=shown))
+    return rendered(plan_report(planning(solution, ready, blocks=2), shown=shown))
 
 
 def flat(report: str) -> str:
@@ -180,7 +181,7 @@ def test_as_many_tensors_are_listed_as_asked_for(feasible: Solution) -> None:
 
 
 def test_a_wide_terminal_has_room_for_the_step_at_which_a_tensor_is_dropped(feasible: Solution) -> None:
-    report = plan_report(feasible, prepared(feasible.problem.graph), planner="hand", options={})
+    report = plan_report(planning(feasible))
     assert "dropped at step 2, recomputed" in rendered(report, 100)
     assert "dropped" not in rendered(report, 99)
 
@@ -332,9 +333,7 @@ def test_an_unfinished_search_is_not_called_infeasible(graph: Graph) -> None:
 
 def test_what_the_reader_noted_is_passed_on(feasible: Solution, graph: Graph) -> None:
     ready = prepared(graph, notes=("sizes of 2 ops are estimates",))
-    assert rendered(plan_report(feasible, ready, planner="hand", options={})).endswith(
-        "\nNotes\n  · sizes of 2 ops are estimates\n"
-    )
+    assert rendered(plan_report(planning(feasible, ready))).endswith("\nNotes\n  · sizes of 2 ops are estimates\n")
 
 
 def test_an_inspection_tells_apart_what_is_kept_and_what_is_resident(graph: Graph) -> None:
@@ -374,14 +373,14 @@ def test_an_inspection_says_where_there_is_no_room() -> None:
 def test_a_search_that_meets_its_proof_is_exact(feasible: Solution, graph: Graph) -> None:
     at_peak = replace(feasible, problem=Problem(graph, Budget(5 * MB)))
     search = SmallestBudget(5 * MB, Scope.PLANNER, at_peak)
-    report = rendered(budget_report(search, prepared(graph), planner="hand", options={}))
+    report = rendered(budget_report(planning(search.solution, search=search)))
     assert "The smallest budget is 5.000 MB, proven to the byte." in report
     assert row(report, "proven") == ["5.000 MB", "5,000,000", "71.43 %", "none of this planner fits less"]
 
 
 def test_a_search_that_leaves_a_gap_shows_both_ends(feasible: Solution, graph: Graph) -> None:
     search = SmallestBudget(3 * MB, Scope.ANY_ORDER, at_budget(feasible, 5 * MB), max_overhead=Fraction(1, 5))
-    report = rendered(budget_report(search, prepared(graph), planner="hand", options={}))
+    report = rendered(budget_report(planning(search.solution, search=search)))
     assert "The smallest budget found at no more than 20.00 % overhead is 5.000 MB." in report
     assert row(report, "plain run") == ["7.000 MB", "7,000,000", "100.0 %", "recomputes nothing"]
     assert row(report, "proven") == ["3.000 MB", "3,000,000", "42.86 %", "none in any order fits less"]
@@ -391,7 +390,7 @@ def test_a_search_that_leaves_a_gap_shows_both_ends(feasible: Solution, graph: G
 def test_a_search_without_a_plan_says_why(graph: Graph) -> None:
     refusal = solved(graph, 4 * MB, PlanResult(Status.UNKNOWN, reason="nothing was tried"))
     search = SmallestBudget(3 * MB, Scope.ANY_ORDER, refusal)
-    report = rendered(budget_report(search, prepared(graph), planner="hand", options={}))
+    report = rendered(budget_report(planning(search.solution, search=search)))
     assert "No budget was found for which there is a plan." in report
     assert "Nothing was tried." in report
     assert "found  " not in report
@@ -454,11 +453,12 @@ def reports_on(graph: Graph) -> list[RenderableType]:
     fits = solved(graph, 10**9, PlanResult(Status.FEASIBLE, schedule=plain))
     too_large = solved(graph, 1, PlanResult(Status.UNKNOWN))
     closest = solved(graph, 9_000, PlanResult(Status.UNKNOWN, closest=plain, reason=HOSTILE[2]))
-    options = {HOSTILE[0]: HOSTILE[5]}
+    request = Request(planner=PlannerChoice(HOSTILE[2], {HOSTILE[0]: HOSTILE[5]}))
+    search = SmallestBudget(1, Scope.PLANNER, fits)
     return [
         inspect_report(ready),
-        *(plan_report(each, ready, planner=HOSTILE[2], options=options) for each in (fits, too_large, closest)),
-        budget_report(SmallestBudget(1, Scope.PLANNER, fits), ready, planner=HOSTILE[2], options=options),
+        *(plan_report(planning(each, ready, request=request)) for each in (fits, too_large, closest)),
+        budget_report(planning(fits, ready, request=request, search=search)),
         verify_report(ready, plain, baseline_of(graph), budget_bytes=9_000),
         planners_report(),
     ]
@@ -478,7 +478,7 @@ def test_nothing_in_a_name_reaches_the_terminal_as_a_command(hostile: Graph) -> 
 
 
 def test_an_output_that_cannot_do_unicode_gets_ascii(hostile: Graph, feasible: Solution) -> None:
-    for report in (*reports_on(hostile), plan_report(feasible, prepared(hostile), planner="hand", options={})):
+    for report in (*reports_on(hostile), plan_report(planning(feasible, prepared(hostile)))):
         raw = io.BytesIO()
         output = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
         Console(width=80, file=output).print(report)
@@ -488,7 +488,7 @@ def test_an_output_that_cannot_do_unicode_gets_ascii(hostile: Graph, feasible: S
 
 
 def test_a_terminal_gets_colour_unless_it_asks_for_none(feasible: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = plan_report(feasible, prepared(feasible.problem.graph), planner="hand", options={})
+    report = plan_report(planning(feasible))
 
     def on_terminal() -> str:
         output = io.StringIO()

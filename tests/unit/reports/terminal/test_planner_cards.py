@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from remat_cli.core.problem import Observer, PlanResult, Problem
 from remat_cli.planners import PLANNERS
-from remat_cli.problem import Observer, PlanResult, Problem
 from remat_cli.reports.terminal.planner_cards import Option, planner_cards
 
 

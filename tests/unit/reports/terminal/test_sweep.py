@@ -12,10 +12,14 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from remat_cli.config import PlannerChoice, Request
+from remat_cli.core.problem import Budget, Problem
+from remat_cli.core.simulate import Trace
+from remat_cli.core.solve import solve
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.keep_all import KeepAll
-from remat_cli.problem import Budget, Problem
+from remat_cli.planning import at_budget
 from remat_cli.reports.terminal.compare import (
     Contest,
     compare_csv,
@@ -27,14 +31,12 @@ from remat_cli.reports.terminal.compare import (
 from remat_cli.reports.terminal.curve_chart import MARKS, CurveChart
 from remat_cli.reports.terminal.fit import fit_report, fit_summary
 from remat_cli.reports.terminal.sweep import sweep_csv, sweep_report, sweep_summary
-from remat_cli.simulate import Trace
-from remat_cli.solve import solve
-from remat_cli.studies.budget_search import at_budget
-from remat_cli.studies.fit import Question, fit
+from remat_cli.studies.fit import Fit, Question, fit
 from remat_cli.studies.sweep import Curve, Point, Sweep, sweep
 from remat_cli.units import parse_budgets
 from tests.graphs import training_chain
-from tests.unit.reports.rendering import prepared, rendered
+from tests.plans import asking, prepared
+from tests.unit.reports.rendering import rendered
 
 HOSTILE = "\x1b[31mred\x1b[0m [bold]x[/bold] \N{RIGHT-TO-LEFT OVERRIDE}|`a`"
 GRAPH = training_chain(16, size=1_000_000)
@@ -44,7 +46,13 @@ MB = 1_000_000
 
 @pytest.fixture(scope="module")
 def swept() -> Sweep:
-    return sweep(GRAPH, {"dtr": DTR(), "keep_all": KeepAll()}, parse_budgets("10%,30%..100%:8"))
+    return sweep(READY, {"dtr": asking(DTR()), "keep_all": asking(KeepAll())}, parse_budgets("10%,30%..100%:8"))
+
+
+def largest_batch(budget_bytes: int, dim: str = "batch") -> Fit:
+    """What dtr comes to on a chain whose tensors have as many bytes as the batch."""
+    request = Request(planner=PlannerChoice("dtr")).at(budget_bytes)
+    return fit(Question(dim, request, at_most=100), lambda value: prepared(training_chain(8, size=value)))
 
 
 def one(result: Sweep, number: int = 0) -> Sweep:
@@ -152,7 +160,7 @@ def test_json_and_csv_say_the_same(swept: Sweep) -> None:
 
 
 def test_a_sweep_without_any_plan_has_no_chart() -> None:
-    found = sweep(GRAPH, {"keep_all": KeepAll()}, parse_budgets("50%,60%"))
+    found = sweep(READY, {"keep_all": asking(KeepAll())}, parse_budgets("50%,60%"))
     report = rendered(sweep_report(found, READY))
     assert "No plan was found at any of 2 budgets." in report
     assert "Overhead against budget" not in report
@@ -249,29 +257,29 @@ def test_markdown_holds_one_line_a_plan_and_the_best_in_bold(swept: Sweep) -> No
 
 
 def test_the_report_of_a_fit_shows_all_three_values() -> None:
-    found = fit(Question("batch", 34, at_most=100), lambda value: prepared(training_chain(8, size=value)), DTR())
+    found = largest_batch(34)
     assert found.plain is not None
     assert found.found is not None
     assert (found.plain.value, found.found.value) == (3, 11)
-    report = rendered(fit_report(found, planner="dtr", options={}))
+    report = rendered(fit_report(found, PlannerChoice("dtr")))
     assert "The largest batch that fits 34 B with a plan is 11; without, 3." in report
     rows = [line.split() for line in report.splitlines()]
     assert ["plain", "run", "3", "27", "B", "27", "B", "8"] in rows
     assert ["with", "a", "plan", "11", "99", "B", "33", "B", "84.00", "%", "4", "×", "3.67"] in rows
     assert ["hard", "limit", "11", "99", "B"] in rows
-    summary = fit_summary(found, planner="dtr", options={})
+    summary = fit_summary(found)
     assert [summary[key]["value"] for key in ("plain", "found", "limit")] == [3, 11, 11]
     assert summary["plan"]["peak_bytes"] == 33
 
 
 def test_the_report_of_a_fit_in_which_nothing_fits_says_why() -> None:
-    found = fit(Question("batch", 2, at_most=100), lambda value: prepared(training_chain(8, size=value)), DTR())
-    report = rendered(fit_report(found, planner="dtr", options={}))
+    found = largest_batch(2)
+    report = rendered(fit_report(found, PlannerChoice("dtr")))
     assert "Not even batch=1 fits 2 B." in report
     assert "alone needs 3 B" in report
-    assert fit_summary(found, planner="dtr", options={})["found"] is None
+    assert fit_summary(found)["found"] is None
 
 
 def test_a_name_of_a_dimension_stays_harmless() -> None:
-    found = fit(Question(HOSTILE, 34, at_most=100), lambda value: prepared(training_chain(8, size=value)), DTR())
-    assert "\x1b" not in rendered(fit_report(found, planner="dtr", options={}))
+    found = largest_batch(34, HOSTILE)
+    assert "\x1b" not in rendered(fit_report(found, PlannerChoice("dtr")))

@@ -12,11 +12,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from remat_cli.config import GraphOptions
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
 from remat_cli.prepare import prepare
 from remat_cli.runtime.onnx.apply import apply_schedule
-from remat_cli.schedule import plain_run
-from remat_cli.simulate import simulate
 from tests.unit.formats.onnx.models import integers, node
 
 Array = np.ndarray[Any, Any]

@@ -13,11 +13,11 @@ import onnxruntime
 
 from remat_cli import session_options
 from remat_cli.config import GraphOptions
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import with_frees
 from remat_cli.prepare import prepare
 from remat_cli.runtime.onnx.apply import apply_schedule, checked
 from remat_cli.runtime.onnx.rewrite import Rewritten
-from remat_cli.schedule import with_frees
 from tests.unit.formats.onnx.models import Model
 
 Array = np.ndarray[Any, Any]

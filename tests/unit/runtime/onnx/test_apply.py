@@ -10,10 +10,10 @@ import onnx
 import pytest
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait
 from remat_cli.errors import UsageError
 from remat_cli.formats.reader import Aliasing
 from remat_cli.runtime.onnx.apply import check_can_apply, checked
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait
 from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node, value, weight
 from tests.unit.runtime.onnx.rewriting import rewritten_model
 

@@ -14,6 +14,7 @@ from remat_cli import session_options
 from remat_cli.formats import Aliasing, ReadOptions
 from remat_cli.formats.onnx.dropped_casts import dropped_casts
 from remat_cli.formats.onnx.reader import read_sized
+from remat_cli.formats.source import Source
 from tests.unit.formats.onnx.models import Model, node, value
 from tests.unit.runtime.onnx.test_execution import run
 
@@ -41,7 +42,7 @@ def assert_drops_what_onnxruntime_drops(model: Model, folder: Path) -> set[str]:
     for output in proto.graph.output:
         output.ClearField("type")
     onnx.save(proto, path)
-    sized = read_sized(path, ReadOptions(aliasing=Aliasing.ORT_CPU)).graph
+    sized = read_sized(Source(path), ReadOptions(aliasing=Aliasing.ORT_CPU)).graph
     dropped = set(dropped_casts((one.node for one in sized.nodes), sized.values, sized.outputs))
     casts = {one.name for one in model.nodes if one.op_type == "Cast"}
     assert dropped == casts - run_by_onnxruntime(path, folder)

@@ -17,13 +17,13 @@ from onnx import TensorProto
 
 from remat_cli import session_options
 from remat_cli.config import GraphOptions
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import input_order, with_frees
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
-from remat_cli.graph import Graph
 from remat_cli.runtime.onnx import measured_process
 from remat_cli.runtime.onnx.apply import apply_schedule, read_for
-from remat_cli.runtime.onnx.execution import NOISE_BYTES, Execution, Peak, UsualRun, execute
+from remat_cli.runtime.onnx.execution import NOISE_BYTES, ModelExecution, ProcessPeak, UsualRun, execute
 from remat_cli.runtime.onnx.rewrite import Rewritten
-from remat_cli.schedule import input_order, with_frees
 from tests.places import GRAPHS
 from tests.unit.formats.onnx.models import Model, body, elsewhere, float_input, node, value
 from tests.unit.runtime.onnx.rewriting import planned
@@ -56,7 +56,7 @@ def run(
     time_limit: float = 600,
     beside_usual: bool = False,
     **options: Any,
-) -> Execution:
+) -> ModelExecution:
     """Execute a model by a schedule, by default the plain run.
 
     Args:
@@ -77,12 +77,12 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def found() -> Execution:
+def found() -> ModelExecution:
     """The long-skip network with few skips kept."""
     return run(LONG_SKIP, few_kept(), dims=DIMS)
 
 
-def test_a_schedule_runs_in_the_memory_that_was_predicted(found: Execution) -> None:
+def test_a_schedule_runs_in_the_memory_that_was_predicted(found: ModelExecution) -> None:
     assert found.holds
     assert (found.plain.predicted, found.plan.predicted) == (13 * 4 * MIB, 7 * 4 * MIB)
     assert found.plain.agrees
@@ -186,7 +186,7 @@ def test_a_loop_runs_as_often_as_was_planned(collects: bool, tmp_path: Path) -> 
 def test_that_a_size_depends_on_data_is_told() -> None:
     found = run(LONG_SKIP, dims={"batch": 1, "height": 8, "width": 8})
     graph = planned(LONG_SKIP, dims={"batch": 1, "height": 8, "width": 8})
-    far = replace(found, plan=Peak(0, 100 * MIB), plain=Peak(0, 100 * MIB), parted_at="up5.conv")
+    far = replace(found, plan=ProcessPeak(0, 100 * MIB), plain=ProcessPeak(0, 100 * MIB), parted_at="up5.conv")
     kernel = far.broken(graph)
     assert kernel is not None
     assert "report it" in kernel.hint
@@ -196,7 +196,7 @@ def test_that_a_size_depends_on_data_is_told() -> None:
     assert "drawn at random" in loop.hint
 
 
-def test_a_plan_that_takes_more_than_the_model_as_it_is_does_not_hold(found: Execution) -> None:
+def test_a_plan_that_takes_more_than_the_model_as_it_is_does_not_hold(found: ModelExecution) -> None:
     as_much = replace(found, plain=replace(found.plain, measured=found.plan.measured - NOISE_BYTES))
     assert as_much.holds
     more = replace(found, plain=replace(found.plain, measured=found.plan.measured - NOISE_BYTES - 1))
@@ -340,4 +340,4 @@ class TestFailures:
     ],
 )
 def test_the_tolerance_is_2_mib_or_3_percent(predicted: int, measured: int, agrees: bool) -> None:
-    assert Peak(predicted, measured).agrees == agrees
+    assert ProcessPeak(predicted, measured).agrees == agrees

@@ -10,9 +10,9 @@ import onnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_cli.graph import Graph
-from remat_cli.schedule import Compute, Inplace, with_frees
-from remat_cli.simulate import simulate
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import Compute, Inplace, with_frees
+from remat_cli.core.simulate import simulate
 from tests.unit.formats.onnx.models import Model, float_input, integers, node, value, weight
 from tests.unit.runtime.onnx.memory import memory_bytes
 from tests.unit.runtime.onnx.rewriting import assert_follows, planned, rewritten

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,6 @@ import pytest
 from remat_cli.planners.dtr.planner import DTR
 from tests.bench.execution import executed
 from tests.places import GRAPHS
-
-DATA = Path(os.environ.get("REMAT_DATA", "")) / "onnx"
-ONLY_WITH_DATA = pytest.mark.skipif(
-    "REMAT_DATA" not in os.environ, reason="REMAT_DATA does not name the folder with the exported models"
-)
 
 
 @pytest.mark.parametrize(
@@ -24,9 +18,6 @@ ONLY_WITH_DATA = pytest.mark.skipif(
         (GRAPHS / "unet.onnx", {"batch": 1}),
         (GRAPHS / "resnet50.onnx", {"batch": 1}),
         (GRAPHS / "gpt.onnx", {"batch": 1, "seq": 64}),
-        pytest.param(DATA / "densenet121.onnx", {"batch": 1}, marks=ONLY_WITH_DATA),
-        pytest.param(DATA / "mobilenetv3_large.onnx", {"batch": 1}, marks=ONLY_WITH_DATA),
-        pytest.param(DATA / "gpt2.onnx", {"batch": 1, "seq": 64}, marks=ONLY_WITH_DATA),
     ],
     ids=lambda given: given.stem if isinstance(given, Path) else "",
 )

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.link import Link
+from remat_cli.core.schedule import Schedule, with_frees
 from remat_cli.errors import GraphError
-from remat_cli.link import Link
 from remat_cli.prepare import prepare
 from remat_cli.runtime.torch import execution as execution_module
-from remat_cli.runtime.torch.execution import Execution, execute_step
+from remat_cli.runtime.torch.execution import StepExecution, execute_step
 from remat_cli.runtime.torch.memory import allocations_of, peak_of
 from remat_cli.runtime.torch.program import divided
-from remat_cli.schedule import Schedule, with_frees
 from tests.torch_steps import moved, run_again
 
 # Wide enough that activations, not parameters, make the peak.
@@ -42,7 +42,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def execution(reference: str) -> Execution:
+def execution(reference: str) -> StepExecution:
     return executed(f"{reference}:mlp")
 
 
@@ -52,12 +52,12 @@ def planned_again(reference: str) -> tuple[Any, Schedule]:
     return graph, with_frees(graph, run_again(graph))
 
 
-def executed(reference: str) -> Execution:
+def executed(reference: str) -> StepExecution:
     graph, schedule = planned_again(reference)
     return execute_step(reference, {}, graph, schedule)
 
 
-def test_measured_peaks_are_the_predicted_ones(execution: Execution) -> None:
+def test_measured_peaks_are_the_predicted_ones(execution: StepExecution) -> None:
     assert execution.holds
     for peak in (execution.plain, execution.plan):
         assert peak.predicted is not None
@@ -143,7 +143,7 @@ def test_schedule_for_another_step_is_refused(reference: str) -> None:
         execute_step(f"{reference}:mlp", {"batch": 8}, graph, schedule)
 
 
-def test_results_beside_eager_beyond_rounding_are_an_error(execution: Execution, reference: str) -> None:
+def test_results_beside_eager_beyond_rounding_are_an_error(execution: StepExecution, reference: str) -> None:
     graph, _ = planned_again(f"{reference}:mlp")
     assert execution.broken(graph) is None
     apart = replace(execution, beside_eager=("output 0",), eager_difference=0.1)

@@ -12,16 +12,19 @@ import pytest
 import torch
 from torch import fx, nn
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.link import Link
+from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch.convert import graph_of
-from remat_cli.graph import Graph
-from remat_cli.link import Link
-from remat_cli.runtime.torch import planned as planned_module
+from remat_cli.runtime.torch import call as call_module
 from remat_cli.runtime.torch import transfers
-from remat_cli.runtime.torch.planned import PlannedCall
+from remat_cli.runtime.torch.call import PlannedCall
+from remat_cli.runtime.torch.choice import ScheduleSource
 from remat_cli.runtime.torch.program import divided
-from remat_cli.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run
-from remat_cli.simulate import simulate
+from remat_cli.runtime.torch.record import PlannedGraph
+from remat_cli.runtime.torch.self_test import self_test
 from tests.streams import LateCopies
 from tests.torch_steps import MLP, Case, ChangingBuffer, Moved, awkward, changing_buffer, conv, gpt, mlp, outcome
 
@@ -34,7 +37,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LateCopies:
 
 
 @dataclass
-class Edited:
+class Edited(ScheduleSource):
     """The plain run with other steps.
 
     Attributes:
@@ -43,12 +46,11 @@ class Edited:
 
     edit: Callable[[Graph, list[Step]], list[Step]]
 
-    def schedule(self, joint: Any, captured: Any, modules: Any) -> Schedule:
+    def planned(self, joint: Any, captured: Any, modules: Any) -> PlannedGraph:
         del captured, modules
         graph = graph_of(joint, "step")
         schedule = Schedule(tuple(self.edit(graph, list(plain_run(graph).steps))))
-        simulate(graph, schedule, link=Link(Fraction(1)))
-        return schedule
+        return PlannedGraph.of(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
 
 
 def at(steps: list[Step], op: str) -> int:
@@ -73,8 +75,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
         graphs.extend(divided(*arguments))
         return tuple(graphs[-2:])
 
-    planned_module.self_test()  # which would be noted, too
-    monkeypatch.setattr(planned_module, "divided", noted)
+    self_test()  # which would be noted, too
+    monkeypatch.setattr(call_module, "divided", noted)
     return graphs
 
 
@@ -121,8 +123,8 @@ def test_tensor_that_is_given_back_while_it_is_copied_gives_wrong_gradients(
                 node.args = (node.args[0], node.args[0])
         return graphs
 
-    planned_module.self_test()
-    monkeypatch.setattr(planned_module, "divided", names_nothing)
+    self_test()
+    monkeypatch.setattr(call_module, "divided", names_nothing)
     assert outcome(mlp, Moved()).differences(outcome(mlp)) != []
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from remat_cli.core.graph import Graph, Kind, Op, Phase
+from remat_cli.core.schedule import with_frees
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of
 from remat_cli.errors import PlannerRefuses
-from remat_cli.graph import Graph, Kind, Op, Phase
 from remat_cli.planners.rotor.needs import RotorNeeds
 from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.chain.linearisation import Linearised, linearise
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
-from remat_cli.schedule import with_frees
-from remat_cli.simulate import simulate
-from remat_cli.solve import baseline_of
 from tests.graphs import diamond, graph_of, op, training_chain, training_graphs, training_unet
 
 

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_cli.formats import read_graph
-from remat_cli.graph import Graph
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Observer
+from remat_cli.core.schedule import Compute, Inplace, with_frees
+from remat_cli.core.simulate import simulate
+from remat_cli.generate.layered import Layered
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.orders.greedy import greedy_order
 from remat_cli.planners.shared.orders.moves import Dependencies, Layout
 from remat_cli.planners.shared.orders.search import Cooling, Order, anneal, search_orders
 from remat_cli.planners.shared.stages import Stages
-from remat_cli.problem import Observer
-from remat_cli.schedule import Compute, Inplace, with_frees
-from remat_cli.simulate import simulate
 from tests.graphs import chain, diamond, graph_of, in_place, op, scaled, small_graphs, training_chain, training_graphs
 from tests.plans import Told
 
-DATA = os.environ.get("REMAT_DATA")
 NO_CLOCK = float("inf")
 
 
@@ -303,11 +300,10 @@ class TestWhenThereIsNothingToSearch:
         assert best.excess < excess_of(graph, range(len(graph.ops)), 0)
 
 
-@pytest.mark.skipif(DATA is None, reason="REMAT_DATA does not name the folder of the public data sets")
-@pytest.mark.parametrize("name", ["rl_n100", "rl_n250"])
+@pytest.mark.parametrize(("nodes", "width"), [(100, 0.27), (250, 0.43)])
 @pytest.mark.parametrize("percent", [90, 80])
-def test_published_graphs_fit_without_recomputation(name: str, percent: int) -> None:
-    graph = read_graph(Path(str(DATA)) / "moccasin" / f"{name}.json").graph
+def test_layered_graphs_fit_without_recomputation(nodes: int, width: float, percent: int) -> None:
+    graph = Layered(nodes, width).generate().graph
     room = (plain_peak(graph) + graph.fixed_bytes) * percent // 100 - graph.fixed_bytes
     best = search(graph, room, work=100_000)[0]
     assert max(judged(graph, best.order.tolist())) == best.peak_bytes <= room

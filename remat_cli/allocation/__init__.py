@@ -1,0 +1,1 @@
+"""Addresses for buffers: one block of memory in which all that is needed together lies apart."""

@@ -1,0 +1,284 @@
+"""Offsets for buffers: a bound, greedy orders, then beams over skylines, with CP-SAT beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import inf
+from threading import Event
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_cli.allocation.cp_sat import solved
+from remat_cli.allocation.greedy import greedy_offsets
+from remat_cli.allocation.instance import Instance
+from remat_cli.allocation.skyline import Beam, search
+from remat_cli.core.buffers import Buffer
+from remat_cli.core.problem import Basis, Observer, Status
+from remat_cli.planners.shared.limits import Limits
+
+Ints = NDArray[np.int64]
+
+# States times buffers times sections up to which skylines are searched: their arrays have as many entries.
+_MOST_FOR_BEAMS = 8_000_000
+# Buffers up to which CP-SAT is asked.
+_MOST_FOR_SOLVER = 5_000
+# Buffers up to which all skylines are searched, and the states that are then kept at once.
+_MOST_FOR_PROOF = 24
+_WIDTH_FOR_PROOF = 4096
+_WIDEST = 256
+# Searches of beams before the solver, where both share a core.
+_FIRST_BEAMS = 3
+# Of the heights between bound and best, those are searched first that differ by more than this share of the bound.
+_TOLERANCE = 1 / 200
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a search for offsets came to.
+
+    Attributes:
+        status: optimal (no arena is smaller, or none was asked for that is), feasible, infeasible (proven) or unknown.
+        offsets: [buffers] in bytes, in the order of the buffers; None without any.
+        bytes: size of the arena that they take, a multiple of the alignment; None without any.
+        bound_bytes: no arena of these buffers is smaller.
+        basis: what the bound, or that none fits, rests on.
+        interrupted: the user stopped the search.
+        closest_bytes: size of the smallest arena that was found, where that is above the capacity.
+    """
+
+    status: Status
+    offsets: tuple[int, ...] | None
+    bytes: int | None
+    bound_bytes: int
+    basis: Basis = Basis.COUNTED
+    interrupted: bool = False
+    closest_bytes: int | None = None
+
+
+def allocate(
+    buffers: Sequence[Buffer],
+    limits: Limits,
+    *,
+    capacity: int | None = None,
+    alignment: int = 1,
+    observe: Observer | None = None,
+) -> Allocation:
+    """Search offsets at which buffers that are needed together lie apart.
+
+    Args:
+        buffers: what is needed when; there may be none.
+        limits: where the search stops. With more than one core and no limit of work, a solver runs beside it.
+        capacity: largest arena, in bytes; None: the smallest that is found.
+        alignment: offsets and the size of the arena are multiples of it.
+        observe: is told what is done.
+    """
+    if not buffers:
+        return Allocation(Status.OPTIMAL, (), 0, 0)
+    unit = int(np.gcd.reduce([-(-buffer.size // alignment) * alignment for buffer in buffers]))
+    instance = Instance.of(buffers, unit)
+    hunt = _Hunt(instance, None if capacity is None else capacity // unit, limits, observe or Observer())
+    interrupted = False
+    try:
+        hunt.run()
+    except KeyboardInterrupt:
+        if hunt.best is None:
+            raise
+        interrupted = True
+    return hunt.allocation(unit, interrupted)
+
+
+class _Hunt:
+    """One search.
+
+    Attributes:
+        best: [buffers] offsets of the lowest height so far, in units.
+        height: of them.
+        bound: no height is below it.
+        basis: what that rests on.
+    """
+
+    def __init__(self, instance: Instance, capacity: int | None, limits: Limits, observe: Observer) -> None:
+        self.best: Ints | None = None
+        self.height = 0
+        self.bound = instance.load
+        self.basis = Basis.COUNTED
+        self._instance = instance
+        self._capacity = capacity
+        self._limits = limits
+        self._observe = observe
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no better height is wanted, or there is none."""
+        if self._capacity is not None and self.bound > self._capacity:
+            return True
+        return self.best is not None and self.height <= max(self.bound, self._capacity or 0)
+
+    def run(self) -> None:
+        """Search until the best height is proven or small enough, or a limit is reached."""
+        self._observe.phase("placing buffers in several orders")
+        for offsets in greedy_offsets(self._instance):
+            self._take(offsets)
+            if self.height == self.bound or self._limits.is_over:
+                return
+        if self.is_done:
+            return
+        if self._capacity is None:
+            self._try(self.bound, self._limits.part(0.4, _share(self._limits.work, 0.4)))
+            self._narrow()
+        if not self.is_done:
+            self._try(self._wanted, self._limits)
+            self._prove()
+
+    @property
+    def _wanted(self) -> int:
+        return self.bound if self._capacity is None else self._capacity
+
+    def _narrow(self) -> None:
+        """Bisect the heights between the bound and the best."""
+        low = self.bound
+        while self.height - low > max(1, _TOLERANCE * self.bound) and not self._limits.is_over:
+            middle = (low + self.height) // 2
+            found = self._try(middle, self._limits.part(0.2, _share(self._limits.work, 0.2)))
+            low = low if found else middle
+
+    def _prove(self) -> None:
+        """Raise the bound of few buffers as far as all skylines can be searched."""
+        if len(self._instance) > _MOST_FOR_PROOF:
+            return
+        while not self.is_done and not self._limits.is_over:
+            middle = self._wanted if self._capacity is not None else (self.bound + self.height - 1) // 2
+            end = search(self._instance, middle, Beam(_WIDTH_FOR_PROOF, is_thorough=True), lambda: self._limits.is_over)
+            self._limits.spend(_work(end.levels, _WIDTH_FOR_PROOF))
+            if end.offsets is not None:
+                self._take(end.offsets)
+            elif end.is_proof:
+                self._raise_bound(middle + 1, Basis.COUNTED)
+            else:
+                return
+
+    def _raise_bound(self, bound: int, basis: Basis) -> None:
+        if bound > self.bound:
+            self.bound, self.basis = bound, basis
+
+    def _try(self, capacity: int, limits: Limits) -> bool:
+        """Search offsets up to a height; tell whether the best has it then."""
+        if self.height <= capacity and self.best is not None:
+            return True
+        assert self.best is not None, "greedy orders come first"
+        offsets = self.best.copy()
+        tops = offsets + self._instance.sizes
+        for part in self._instance.parts():
+            if tops[part].max() <= capacity:
+                continue
+            self._observe.phase(f"placing {len(part)} buffers within {capacity / self._instance.load:.1%} of the load")
+            found, is_proof = _within(self._instance.chosen(part), capacity, limits)
+            if is_proof:
+                self._raise_bound(capacity + 1, Basis.ONE_SOLVER)
+            if found is None:
+                return False
+            offsets[part] = found
+        self._take(offsets)
+        return True
+
+    def _take(self, offsets: Ints) -> None:
+        height = int((offsets + self._instance.sizes).max())
+        if self.best is None or height < self.height:
+            self.best, self.height = offsets, height
+
+    def allocation(self, unit: int, interrupted: bool) -> Allocation:
+        """Return what was found, in bytes."""
+        bound = self.bound * unit
+        closest = None if self.best is None else self.height * unit
+        if self._capacity is not None and self.bound > self._capacity:
+            return Allocation(Status.INFEASIBLE, None, None, bound, self.basis, interrupted, closest)
+        if self.best is None or (self._capacity is not None and self.height > self._capacity):
+            return Allocation(Status.UNKNOWN, None, None, bound, self.basis, interrupted, closest)
+        status = Status.OPTIMAL if self.height == self.bound else Status.FEASIBLE
+        offsets = tuple((self.best * unit).tolist())
+        return Allocation(status, offsets, self.height * unit, bound, self.basis, interrupted)
+
+
+def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, bool]:
+    """Search offsets of buffers up to a height; return them, and where there are none, whether a solver proves it."""
+    widest = min(_WIDEST, _MOST_FOR_BEAMS // (len(instance) * instance.sections))
+    beams = [beam for beam in _beams() if beam.width <= widest]
+    if len(instance) > _MOST_FOR_SOLVER:
+        return _by_beams(instance, capacity, limits, beams), False
+    if limits.cores > 1 and limits.work == inf:
+        return _side_by_side(instance, capacity, limits, beams)
+    found = _by_beams(instance, capacity, limits, beams[:_FIRST_BEAMS])
+    if found is not None:
+        return found, False
+    part = limits.part(0.5, _share(limits.work, 0.5))
+    found, is_proof = _by_solver(instance, capacity, part)
+    if found is not None or is_proof:
+        return found, is_proof
+    return _by_beams(instance, capacity, limits, beams[_FIRST_BEAMS:]), False
+
+
+def _side_by_side(instance: Instance, capacity: int, limits: Limits, beams: Sequence[Beam]) -> tuple[Ints | None, bool]:
+    """Search beams in this thread while a solver works in another: what comes first ends both."""
+    is_enough = Event()
+    beside = replace(limits, cores=limits.cores - 1, has_enough=lambda: is_enough.is_set() or limits.has_enough())
+    with ThreadPoolExecutor(1, "allocation") as pool:
+        answer = pool.submit(_by_solver, instance, capacity, beside)
+        try:
+            offsets = _by_beams(instance, capacity, limits, beams, lambda: _is_answer(answer))
+            if offsets is None:
+                return answer.result()
+        finally:
+            is_enough.set()
+    return offsets, False
+
+
+def _is_answer(answer: Future[tuple[Ints | None, bool]]) -> bool:
+    """Tell whether the solver has ended with offsets, or with a proof that there are none."""
+    if not answer.done():
+        return False
+    offsets, is_proof = answer.result()
+    return offsets is not None or is_proof
+
+
+def _by_solver(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, bool]:
+    status, offsets = solved(instance, capacity, limits)
+    return offsets, status is Status.INFEASIBLE
+
+
+def _by_beams(
+    instance: Instance,
+    capacity: int,
+    limits: Limits,
+    beams: Iterable[Beam],
+    is_answered: Callable[[], bool] = lambda: False,
+) -> Ints | None:
+    for beam in beams:
+        end = search(instance, capacity, beam, lambda: limits.is_over or is_answered())
+        limits.spend(_work(end.levels, beam.width))
+        if end.offsets is not None or limits.is_over or is_answered():
+            return end.offsets
+    return None
+
+
+def _beams() -> Iterator[Beam]:
+    """Yield ever wider searches; the first ones in the order in which they solve most of the public instances."""
+    yield from (Beam(4), Beam(4, waste_weight=20.0), Beam(8, "tight"))
+    width, seed = 8, 0
+    while width <= _WIDEST:
+        for weight in (None, 20.0, 5.0):
+            for backwards in (False, True):
+                for corner in ("tight", "first", "few"):
+                    seed += 1
+                    yield Beam(width, corner, backwards, weight, 0.02, seed)
+        width *= 2
+
+
+def _work(levels: int, width: int) -> float:
+    return levels * width / 10_000
+
+
+def _share(work: float, share: float) -> float:
+    return work if work == inf else share * work

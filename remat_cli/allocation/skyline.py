@@ -1,0 +1,269 @@
+"""Beam search over skylines: buffers are placed from the bottom of the arena up, and no gap is looked at again.
+
+After Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning" (ASPLOS 2023):
+canonical solutions, in which each buffer rests on another one or on the ground, floors of sections, and bounds from
+what still has to go into a section. He searches in depth; here many states are kept side by side, as arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from remat_cli.allocation.instance import Instance
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.signedinteger[Any]]
+
+# No offset at all.
+_NOWHERE = np.int64(2**62)
+# Of how many times the states that are kept the heights are worked out.
+_LOOKED_AT = 3
+
+
+@dataclass(frozen=True)
+class Beam:
+    """How a search goes.
+
+    Attributes:
+        width: states kept at each level.
+        corner: which of the lowest sections is filled first: the "first", the "tight" one, with the least slack, or
+            the one with "few" buffers that can be put there.
+        backwards: time runs backwards, which leads to other states.
+        waste_weight: what a unit of lost area costs beside one of filled area; None: their ratio counts.
+        noise: standard deviation by which scores are multiplied.
+        seed: of the noise.
+    """
+
+    width: int
+    corner: str = "first"
+    backwards: bool = False
+    waste_weight: float | None = None
+    noise: float = 0.0
+    seed: int = 0
+    is_thorough: bool = False
+
+
+@dataclass
+class _States:
+    """Partial solutions, one a row.
+
+    Attributes:
+        floors: [states, sections] below it everything is placed or lost.
+        loads: [states, sections] sizes of the buffers that are still to be placed there.
+        lowest: [states, buffers] the least offset that the floors leave.
+        waiting: [states, buffers] whether it is still to be placed.
+        offsets: [states, buffers] of the placed ones.
+    """
+
+    floors: Ints
+    loads: Ints
+    lowest: Ints
+    waiting: Bools
+    offsets: Ints
+
+    def rows(self, chosen: Ints) -> _States:
+        return _States(
+            self.floors[chosen],
+            self.loads[chosen],
+            self.lowest[chosen],
+            self.waiting[chosen],
+            self.offsets[chosen],
+        )
+
+    def __len__(self) -> int:
+        return len(self.floors)
+
+
+@dataclass(frozen=True)
+class BeamEnd:
+    """How a search ended.
+
+    Attributes:
+        offsets: [buffers] in units; None where none were found.
+        is_proof: no state was left out: without offsets, there are none.
+        levels: buffers placed in the states that got furthest.
+    """
+
+    offsets: Ints | None
+    is_proof: bool
+    levels: int
+
+
+def search(instance: Instance, capacity: int, beam: Beam, is_over: Callable[[], bool]) -> BeamEnd:
+    """Search offsets of all buffers within a capacity.
+
+    Args:
+        instance: the buffers.
+        capacity: in units.
+        beam: how.
+        is_over: tells when to stop.
+    """
+    return _Search(instance.backwards() if beam.backwards else instance, capacity, beam).run(is_over)
+
+
+class _Search:
+    def __init__(self, instance: Instance, capacity: int, beam: Beam) -> None:
+        self._capacity = capacity
+        self._beam = beam
+        self._sizes = instance.sizes
+        self._members = instance.members  # [buffers, sections]
+        self._overlaps = instance.overlaps  # [buffers, buffers]
+        # Heights come to as much, before they are given up.
+        fits = capacity + instance.load < 2**31
+        weights = self._members * self._sizes[:, None]
+        self._weights: Whole = weights.astype(np.int32) if fits else weights
+        self._load = self._weights.sum(axis=0, dtype=np.int64)
+        self._area = self._weights.sum(axis=1, dtype=np.int64)
+        self._random = np.random.default_rng(beam.seed)
+        self._is_complete = True
+
+    def run(self, is_over: Callable[[], bool]) -> BeamEnd:
+        count = len(self._sizes)
+        states = _States(
+            np.zeros((1, len(self._load)), np.int64),
+            self._load[None, :].copy(),
+            np.zeros((1, count), np.int64),
+            np.ones((1, count), np.bool_),
+            np.zeros((1, count), np.int64),
+        )
+        for level in range(count):
+            if is_over():
+                return BeamEnd(None, False, level)
+            states = self._best(self._children(states))
+            if not len(states):
+                return BeamEnd(None, self._is_complete, level)
+        return BeamEnd(states.offsets[0], self._is_complete, count)
+
+    def _children(self, states: _States) -> _States:
+        """Return all states with one buffer more.
+
+        Of each state the lowest section is taken: either one of the buffers that can lie on its floor does, or none,
+        and then the floor rises to where the next one may begin.
+        """
+        parents: list[Ints] = []
+        placed: list[Ints] = []
+        floors: list[Ints] = []
+        lowest: list[Ints] = []
+        origin, now = np.arange(len(states)), states
+        while len(now):
+            height, corner = self._corners(now)
+            rows = np.arange(len(now))
+            there = now.waiting & self._members[:, corner].T
+            fits = there & (now.lowest == height[:, None])
+            row, buffer = np.nonzero(fits)
+            parents.append(origin[row])
+            placed.append(buffer)
+            floors.append(now.floors[row])
+            lowest.append(now.lowest[row])
+            raised = self._raised(now, there, fits, height)
+            loads = now.loads[rows, corner]
+            can_rise = np.flatnonzero(raised + loads <= self._capacity)
+            origin, raised, corner = origin[can_rise], raised[can_rise], corner[can_rise]
+            now = now.rows(can_rise)
+            now.floors[np.arange(len(now)), corner] = raised
+            np.maximum(now.lowest, self._members[:, corner].T * raised[:, None], out=now.lowest)
+        return self._placed(states, *map(np.concatenate, (parents, placed, floors, lowest)))
+
+    def _corners(self, states: _States) -> tuple[Ints, Ints]:
+        """Return [states] the height of the lowest sections that are not full, and the one of them that is taken."""
+        open_floors = np.where(states.loads > 0, states.floors, _NOWHERE)
+        height: Ints = open_floors.min(axis=1)
+        if self._beam.corner == "first":
+            return height, open_floors.argmin(axis=1)
+        if self._beam.corner == "tight":
+            ranks = -(states.floors + states.loads)
+        else:
+            fits = states.waiting & (states.lowest == height[:, None])
+            ranks = (fits.astype(np.float32) @ self._members.astype(np.float32)).astype(np.int64)
+        return height, np.where(open_floors == height[:, None], ranks, _NOWHERE).argmin(axis=1)
+
+    def _raised(self, states: _States, there: Bools, fits: Bools, height: Ints) -> Ints:
+        """Return [states] the least height above its floor at which a buffer may begin in the section."""
+        raised: Ints = np.where(there & ~fits, states.lowest, _NOWHERE).min(axis=1)
+        np.minimum(raised, 2 * self._capacity + 1, out=raised)
+        if not self._beam.is_thorough:
+            if fits.any():
+                self._is_complete = False
+            return raised
+        # One that could lie on the floor and does not rests on a buffer that is not placed yet.
+        smallest = np.where(states.waiting, self._sizes, _NOWHERE).min(axis=1)
+        resting = np.where(fits.any(axis=1), height + smallest, _NOWHERE)
+        np.minimum(raised, resting, out=raised)
+        return raised
+
+    def _placed(self, states: _States, parents: Ints, placed: Ints, floors: Ints, lowest: Ints) -> _States:
+        rows = np.arange(len(parents))
+        starts = lowest[rows, placed]
+        tops = (starts + self._sizes[placed])[:, None]
+        children = _States(
+            np.where(self._members[placed], tops, floors),
+            states.loads[parents] - self._weights[placed],
+            np.maximum(lowest, self._overlaps[placed] * tops),
+            states.waiting[parents],
+            states.offsets[parents],
+        )
+        children.waiting[rows, placed] = False
+        children.offsets[rows, placed] = starts
+        return children
+
+    def _best(self, states: _States) -> _States:
+        """Return the states that are kept: not hopeless, none that another one stands for, the best of the rest."""
+        states = self._without_dominated(states)
+        areas = (~states.waiting) @ self._area + 1.0
+        cheap = self._scores(states.floors + states.loads, areas)
+        states, areas = self._first(states, areas, cheap, _LOOKED_AT * self._beam.width)
+        heights = self._heights(states)
+        hopeful = np.flatnonzero((heights <= self._capacity).all(axis=1))
+        states, areas, heights = states.rows(hopeful), areas[hopeful], heights[hopeful]
+        return self._first(states, areas, self._scores(heights, areas), self._beam.width)[0]
+
+    def _first(self, states: _States, areas: Floats, scores: Floats, count: int) -> tuple[_States, Floats]:
+        if len(states) > count:
+            self._is_complete = False
+        order = np.argsort(scores, kind="stable")[:count]
+        return states.rows(order), areas[order]
+
+    def _scores(self, heights: Ints, areas: Floats) -> Floats:
+        waste = (heights - self._load).sum(axis=1)
+        weight = self._beam.waste_weight
+        scores = waste / areas if weight is None else weight * waste + 2.0 * self._area.sum() - areas
+        if self._beam.noise:
+            scores = scores * (1 + self._beam.noise * self._random.standard_normal(len(scores)))
+        return np.asarray(scores, dtype=np.float64)
+
+    def _without_dominated(self, states: _States) -> _States:
+        """Leave out states for which another one stands: the same buffers placed, and no floor higher."""
+        keys = np.packbits(states.waiting, axis=1)
+        sums = states.floors.sum(axis=1)
+        order = np.lexsort((sums, *keys.T[::-1]))
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
+        leaders = order[np.flatnonzero(is_first)[np.cumsum(is_first) - 1]]
+        is_dominated = ~is_first & (states.floors[leaders] <= states.floors[order]).all(axis=1)
+        return states.rows(np.sort(order[~is_dominated]))
+
+    def _heights(self, states: _States) -> Ints:
+        """Return [states, sections] heights that cannot be undercut.
+
+        From any offset upwards there have to be all the waiting buffers that cannot begin below it.
+        """
+        left = int(np.count_nonzero(states.waiting[0])) if len(states) else 0  # as many in each
+        if not left:
+            return states.floors
+        # Those that wait stand first, the highest of them foremost.
+        order = np.argsort(np.where(states.waiting, -states.lowest, _NOWHERE), axis=1, kind="stable")[:, :left]
+        weights = self._weights[order]
+        stacked: Whole = np.cumsum(weights, axis=1, dtype=weights.dtype)
+        stacked += np.take_along_axis(states.lowest, order, axis=1)[:, :, None].astype(weights.dtype)
+        stacked *= weights > 0
+        heights: Ints = np.maximum(stacked.max(axis=1), states.floors)
+        return heights

@@ -1,0 +1,140 @@
+"""`remat allocate`: an offset for everything that a schedule, or a table of buffers, keeps in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat_cli.cli.help import Verb
+from remat_cli.cli.options import graph_options, merge_config, output_options
+from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.stdin import READ
+from remat_cli.errors import ExitCode, UsageError
+from remat_cli.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from remat_cli.allocation.portfolio import Allocation
+    from remat_cli.planners.shared.limits import Limits
+
+
+@click.command("allocate", cls=Verb)
+@click.argument("source", type=click.Path(path_type=Path), metavar="GRAPH|BUFFERS.csv")
+@click.argument("schedule", type=READ, metavar="[SCHEDULE]", required=False)
+@click.option(
+    "--capacity", metavar="SIZE", help="Largest arena: 1MiB, bytes. [default: none, the smallest that is found]"
+)
+@click.option(
+    "--alignment",
+    type=click.IntRange(1, 2**40),
+    metavar="BYTES",
+    help="Offsets and the arena's size are multiples of it. [default: 64 for a schedule, 1 for buffers]",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write SCHEDULE or BUFFERS with addresses here.")
+@click.option("--time-limit", default="1m", show_default=True, metavar="30s", help="Stop the search after this time.")
+@click.option(
+    "-j", "--cores", type=click.IntRange(min=0), default=0, metavar="N", help="Cores to use. [default: 0, all]"
+)
+@graph_options
+@output_options
+def command(
+    source: Path,
+    schedule: Path | None,
+    capacity: str | None,
+    alignment: int | None,
+    output: Path | None,
+    time_limit: str,
+    cores: int,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> int:
+    """Give everything that SCHEDULE keeps in memory an address in one block, so that nothing overlaps.
+
+    Graph inputs, results and workspaces lie in the arena; resident bytes lie beside it, in a block of their own. The
+    judge that checks schedules checks the addresses, too. "infeasible" is said only where it is proven.
+
+    BUFFERS.csv is in MiniMalloc's format, for who has no graph: columns id, lower, upper and size. A buffer is needed
+    from lower to before upper. The file that is written has a column offset more.
+
+    \b
+    Examples:
+      remat allocate model.onnx schedule.json -o placed.json
+      remat allocate buffers.csv --capacity 1MiB -o placed.csv
+    """
+    from remat_cli.planners.shared.limits import Limits
+
+    limit = None if capacity is None else parse_bytes(capacity)
+    seconds = parse_duration(time_limit)
+    reads = (source,) if schedule is None else (source, schedule)
+    streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=reads)
+    limits = Limits.of(seconds, cores=cores)
+    if schedule is None:
+        found, content, title = _of_buffers(source, limits, limit, alignment or 1, streams)
+    else:
+        found, content, title = _of_schedule(source, schedule, limits, limit, alignment, streams, given)
+    if output is not None and content is not None:
+        streams.write(output, content)
+    from remat_cli.reports.terminal.allocation import allocation_report, allocation_summary
+
+    written = None if content is None or output in (None, STDOUT) else output
+    streams.report(
+        lambda: allocation_report(found, title, capacity=limit, written=written),
+        lambda: allocation_summary(found, capacity=limit),
+    )
+    return ExitCode.INTERRUPTED if found.interrupted else found.status.exit_code
+
+
+def _of_buffers(
+    path: Path, limits: Limits, capacity: int | None, alignment: int, streams: Output
+) -> tuple[Allocation, bytes | None, str]:
+    """Return what was found for a file of buffers, the file with offsets (None without any), and what it holds."""
+    from remat_cli.allocation.portfolio import allocate
+    from remat_cli.formats.buffers_csv import read_buffers
+    from remat_cli.formats.source import Source
+
+    if Source(path).is_json or path.suffix != ".csv":
+        raise UsageError(
+            f"{path} is no table of buffers (.csv)", hint="a graph needs a schedule: remat allocate GRAPH SCHEDULE"
+        )
+    file = read_buffers(path)
+    with streams.progress() as observe:
+        found = allocate(file.buffers, limits, capacity=capacity, alignment=alignment, observe=observe)
+    content = None if found.offsets is None else file.with_offsets(found.offsets)
+    return found, content, f"{path.name} · {len(file.buffers):,} buffers"
+
+
+def _of_schedule(
+    graph: Path,
+    schedule: Path,
+    limits: Limits,
+    capacity: int | None,
+    alignment: int | None,
+    streams: Output,
+    given: dict[str, Any],
+) -> tuple[Allocation, bytes | None, str]:
+    """Return what was found for a schedule, its file with addresses (None without any), and what it holds."""
+    from dataclasses import replace
+
+    from remat_cli.allocation.of_schedule import arena_of
+    from remat_cli.checks.schedule_file import replay
+    from remat_cli.core.arena import USUAL_ALIGNMENT, check_arena
+    from remat_cli.formats.schedule_json import read_schedule, with_arena
+
+    file = replace(read_schedule(schedule), arena=None)  # one that is there is replaced, whatever it is worth
+    with streams.progress() as observe:
+        observe.phase("replaying the schedule")
+        prepared, _ = replay(graph, merge_config(given).graph, file, schedule)
+        found, arena = arena_of(
+            prepared.graph,
+            file.schedule,
+            limits,
+            capacity=capacity,
+            alignment=alignment or USUAL_ALIGNMENT,
+            observe=observe,
+        )
+    if arena is not None:
+        check_arena(prepared.graph, file.schedule, arena)
+    content = None if arena is None else with_arena(schedule, arena)
+    return found, content, f"{schedule.name} · {len(file.schedule.steps):,} steps of {prepared.graph.name}"

@@ -1,0 +1,55 @@
+"""Bounds that hold for every planner and every order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_cli.core.graph import Graph, Op
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSet:
+    """The memory below which no plan can go.
+
+    Attributes:
+        bytes: resident bytes, graph inputs, and the tensors that must be in memory together.
+        op: the op that needs them; None where the outputs at the end do.
+        tensors: these tensors, largest first, without graph inputs.
+    """
+
+    bytes: int
+    op: str | None
+    tensors: tuple[str, ...]
+
+
+def largest_working_set(graph: Graph) -> WorkingSet:
+    """Return the largest working set of a single op, or of the end: no plan in any order has a lower peak.
+
+    An op's inputs, outputs and workspace are in memory together while it runs; one that can work in place may take
+    over its input's storage. At the end all outputs are there.
+    """
+    ends = tuple(name for name in graph.outputs if name in graph.producer)
+    best = WorkingSet(_bytes_of(graph, ends), None, _by_size(graph, ends))
+    for op in graph.ops:
+        needed = working_set_bytes(graph, op)
+        if needed > best.bytes:
+            produced = tuple(name for name in (*op.inputs, *op.outputs) if name in graph.producer)
+            best = WorkingSet(needed, op.name, _by_size(graph, produced))
+    return best
+
+
+def working_set_bytes(graph: Graph, op: Op) -> int:
+    """Return the least memory in which `op` can run, resident bytes and graph inputs included."""
+    needed = _bytes_of(graph, (*op.inputs, *op.outputs)) + op.workspace_bytes
+    if op.inplace is not None and op.inplace in graph.producer:
+        needed -= min(graph.tensors[op.inplace].bytes, graph.tensors[op.outputs[0]].bytes)
+    return needed
+
+
+def _bytes_of(graph: Graph, names: tuple[str, ...]) -> int:
+    """Return the bytes in memory with these tensors, each counted once."""
+    return graph.fixed_bytes + sum(map(graph.freeable_bytes.__getitem__, names))
+
+
+def _by_size(graph: Graph, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(names, key=lambda name: (-graph.tensors[name].bytes, name)))

@@ -1,0 +1,616 @@
+"""The computation graph: frozen tensors and ops, checked once when the graph is built.
+
+Views are resolved here (see `build_graph`), so that planners and judge need no aliasing: an op that reads a
+view reads its base too, and a view is a tensor of 0 bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from functools import cached_property
+from itertools import filterfalse
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from remat_cli.errors import GraphError
+from remat_cli.units import format_count
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Sums of sizes and times must fit 64-bit integers with room to spare.
+LARGEST_TOTAL = 2**60
+# The figures from which times are computed must fit a floating-point number with room to spare.
+LARGEST_WORK = 2**100
+_WORK = ("grad_time", "flops", "moved_bytes", "grad_flops")
+
+
+class Kind(StrEnum):
+    """What a graph describes."""
+
+    FORWARD = "forward"  # a forward pass whose training graph is to be derived
+    TRAINING = "training"  # forward and backward ops are all there
+    INFERENCE = "inference"  # planned as it is
+
+
+class Phase(StrEnum):
+    """The part of a training step that an op belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+# The op that stands for the caller between the passes of a captured training step: it reads what the forward pass
+# returns, and makes the gradients that the backward pass begins with.
+BOUNDARY_TYPE = "Boundary"
+
+TIME_UNITS = ("ns", "flop", "unit")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value in device memory.
+
+    Attributes:
+        name: unique within the graph.
+        bytes: size of its storage; 0 for a view.
+        shape: dimensions, for people; None where not known.
+        dtype: element type, for people; None where not known.
+        view_of: the tensor whose storage this one shares, itself no view once the graph is built.
+    """
+
+    name: str
+    bytes: int
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    view_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation; running it needs all inputs in memory and creates all outputs together.
+
+    Attributes:
+        name: unique within the graph.
+        type: what it does, by its ONNX name where there is one.
+        inputs: names of the tensors it reads, each once.
+        outputs: names of the tensors it produces.
+        time: of one run, in the graph's time unit.
+        workspace_bytes: extra memory while it runs.
+        inplace: the input whose storage the first output can take over where that input is not needed afterwards.
+        phase: forward or backward.
+        grad_of: on a backward op, the forward op that it differentiates.
+        recomputable: false for an op that must run exactly once.
+        saves: for a forward graph, the inputs and outputs that the backward op reads; None means all of them.
+        grad_inputs: for a forward graph, the inputs that receive a gradient; None means those that some op produces.
+        grad_time: for a forward graph, time of the backward op; None means twice `time`.
+        flops: floating-point operations (a multiply-add counts 2), from which a cost model derives `time`.
+        moved_bytes: bytes read and written, from which a cost model derives `time`.
+        grad_flops: `flops` of the backward op. Known only to graphs read from operators; not part of the file format,
+            which carries the result as `grad_time`.
+        module: path of the part of the model that it belongs to, for people.
+        source: file and line of the code that it comes from, for people.
+        signature: hash of what it computes, by which a runtime recognises it; None where there is none.
+    """
+
+    name: str
+    type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    time: int
+    workspace_bytes: int = 0
+    inplace: str | None = None
+    phase: Phase = Phase.FORWARD
+    grad_of: str | None = None
+    recomputable: bool = True
+    saves: tuple[str, ...] | None = None
+    grad_inputs: tuple[str, ...] | None = None
+    grad_time: int | None = None
+    flops: int | None = None
+    moved_bytes: int | None = None
+    grad_flops: int | None = None
+    module: str | None = None
+    source: str | None = None
+    signature: str | None = None
+
+    def edited(self, **changes: Any) -> Op:
+        """Return the op with other values of these attributes: as `dataclasses.replace`, in two thirds of its time."""
+        values = list(_OP_VALUES(self))
+        for name, value in changes.items():
+            values[_OP_POSITIONS[name]] = value
+        return Op(*values)
+
+
+_OP_VALUES = attrgetter(*(item.name for item in fields(Op)))
+_OP_POSITIONS = {item.name: position for position, item in enumerate(fields(Op))}
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A graph on its way: read, and still to be marked, costed or derived from. `checked` makes a graph of it.
+
+    Attributes:
+        name: for people.
+        kind: what it describes.
+        time_unit: what `Op.time` counts: "ns", "flop" or "unit".
+        resident_bytes: memory in use from start to end under every plan.
+        tensors: by name.
+        ops: in a valid execution order, the *input order*.
+        outputs: names of the tensors that must be in memory at the end.
+    """
+
+    name: str
+    kind: Kind
+    time_unit: str
+    resident_bytes: int
+    tensors: Mapping[str, Tensor]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...]
+
+    def edited(self, **changes: Any) -> Draft:
+        """Return a draft with other values of these attributes."""
+        return Draft(**{item.name: getattr(self, item.name) for item in fields(Draft)} | changes)
+
+    def checked(self) -> Graph:
+        """Return the graph.
+
+        Raises:
+            GraphError: as `Graph`.
+        """
+        return Graph(**{item.name: getattr(self, item.name) for item in fields(Draft)})
+
+    @cached_property
+    def producer(self) -> Mapping[str, Op]:
+        """The op that produces each tensor; graph inputs are not in it."""
+        return {name: op for op in self.ops for name in op.outputs}
+
+    @cached_property
+    def freeable_bytes(self) -> Mapping[str, int]:
+        """Bytes of each tensor that a plan can free; 0 for graph inputs, which count among `fixed_bytes`."""
+        return {name: tensor.bytes if name in self.producer else 0 for name, tensor in self.tensors.items()}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Op, ...]]:
+        """The ops that read each tensor, in input order."""
+        readers: dict[str, list[Op]] = {name: [] for name in self.tensors}
+        for op in self.ops:
+            for name in op.inputs:
+                readers[name].append(op)
+        return {name: tuple(ops) for name, ops in readers.items()}
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Tensors that no op produces: resident from start to end."""
+        return tuple(name for name in self.tensors if name not in self.producer)
+
+    @cached_property
+    def op(self) -> Mapping[str, Op]:
+        """Ops by name."""
+        return {op.name: op for op in self.ops}
+
+    @cached_property
+    def fixed_bytes(self) -> int:
+        """Bytes that no plan can free: `resident_bytes` and the graph inputs."""
+        return self.resident_bytes + sum(self.tensors[name].bytes for name in self.inputs)
+
+    @cached_property
+    def gradients(self) -> tuple[str, ...]:
+        """Tensors that the backward pass makes and the step ends with."""
+        made = (name for name in dict.fromkeys(self.outputs) if name in self.producer)
+        return tuple(name for name in made if self.producer[name].phase is Phase.BACKWARD)
+
+    @cached_property
+    def total_time(self) -> int:
+        """Time of every op once: the least time of any plan."""
+        return sum(op.time for op in self.ops)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph(Draft):
+    """A computation graph, valid by construction.
+
+    Raises:
+        GraphError: a name is unknown or used twice, a number is negative, the order cannot be executed, a cycle.
+    """
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def checked(self) -> Graph:
+        """Return itself: it is."""
+        return self
+
+    @cached_property
+    def arrays(self) -> GraphArrays:
+        """The graph as integer-indexed arrays, for hot loops."""
+        return GraphArrays.of(self)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphArrays:
+    """A graph as numpy arrays; ops and tensors are numbered in the graph's order.
+
+    Attributes:
+        tensor_names: [T] names.
+        op_index: number of each op by name.
+        tensor_index: number of each tensor by name.
+        tensor_bytes: [T] int64.
+        op_time: [N] int64.
+        workspace_bytes: [N] int64.
+        producer: [T] number of the producing op, -1 for a graph input.
+        inputs: for each op, the numbers of its inputs.
+        outputs: for each op, the numbers of its outputs.
+        recomputable: [N] bool, may run again.
+        inplace: for each op, the number of the input whose storage its first output can take over, or -1.
+        inplace_bytes: [N] int64, bytes that working in place saves; 0 too where that input is one of the graph's.
+        is_output: [T] bool, must be in memory at the end.
+    """
+
+    tensor_names: tuple[str, ...]
+    op_index: Mapping[str, int]
+    tensor_index: Mapping[str, int]
+    tensor_bytes: NDArray[np.int64]
+    op_time: NDArray[np.int64]
+    workspace_bytes: NDArray[np.int64]
+    producer: NDArray[np.int64]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    recomputable: NDArray[np.bool_]
+    inplace: tuple[int, ...]
+    inplace_bytes: NDArray[np.int64]
+    is_output: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphArrays:
+        """Build the arrays of `graph`."""
+        import numpy as np
+
+        names = tuple(graph.tensors)
+        index = {name: number for number, name in enumerate(names)}
+        producer = np.full(len(names), -1, dtype=np.int64)
+        for number, op in enumerate(graph.ops):
+            for name in op.outputs:
+                producer[index[name]] = number
+        inplace_bytes = np.zeros(len(graph.ops), dtype=np.int64)
+        for number, op in enumerate(graph.ops):
+            if op.inplace is not None:
+                inplace_bytes[number] = min(graph.freeable_bytes[op.inplace], graph.tensors[op.outputs[0]].bytes)
+        is_output = np.zeros(len(names), dtype=np.bool_)
+        is_output[[index[name] for name in graph.outputs]] = True
+        return cls(
+            tensor_names=names,
+            op_index={op.name: number for number, op in enumerate(graph.ops)},
+            tensor_index=index,
+            tensor_bytes=np.fromiter((t.bytes for t in graph.tensors.values()), dtype=np.int64, count=len(names)),
+            op_time=np.fromiter((op.time for op in graph.ops), dtype=np.int64, count=len(graph.ops)),
+            workspace_bytes=np.fromiter((op.workspace_bytes for op in graph.ops), dtype=np.int64, count=len(graph.ops)),
+            producer=producer,
+            inputs=tuple(tuple(map(index.__getitem__, op.inputs)) for op in graph.ops),
+            outputs=tuple(tuple(map(index.__getitem__, op.outputs)) for op in graph.ops),
+            recomputable=np.fromiter((op.recomputable for op in graph.ops), dtype=np.bool_, count=len(graph.ops)),
+            inplace=tuple(-1 if op.inplace is None else index[op.inplace] for op in graph.ops),
+            inplace_bytes=inplace_bytes,
+            is_output=is_output,
+        )
+
+
+def build_graph(
+    *,
+    name: str,
+    kind: Kind,
+    time_unit: str,
+    resident_bytes: int,
+    tensors: Iterable[Tensor],
+    ops: Iterable[Op],
+    outputs: Sequence[str] | None = None,
+) -> Graph:
+    """Build a graph from parts as a file gives them: as `draft_graph`, then checks.
+
+    Raises:
+        GraphError: as `Graph`, and as `draft_graph`.
+    """
+    return draft_graph(
+        name=name,
+        kind=kind,
+        time_unit=time_unit,
+        resident_bytes=resident_bytes,
+        tensors=tensors,
+        ops=ops,
+        outputs=outputs,
+    ).checked()
+
+
+def draft_graph(
+    *,
+    name: str,
+    kind: Kind,
+    time_unit: str,
+    resident_bytes: int,
+    tensors: Iterable[Tensor],
+    ops: Iterable[Op],
+    outputs: Sequence[str] | None = None,
+) -> Draft:
+    """Build a draft from parts as a file gives them: resolves views, fills in default outputs.
+
+    Args:
+        name: as in `Graph`.
+        kind: as in `Graph`.
+        time_unit: as in `Graph`.
+        resident_bytes: as in `Graph`.
+        tensors: in any order; a view names any tensor that it shares storage with.
+        ops: in execution order.
+        outputs: None means the tensors that no op consumes.
+
+    Raises:
+        GraphError: a tensor is defined twice, or views are of nothing, have bytes, or refer to each other in a circle.
+    """
+    by_name: dict[str, Tensor] = {}
+    for tensor in tensors:
+        if tensor.name in by_name:
+            raise GraphError(f"tensor {tensor.name!r} is defined twice", hint="give each tensor a name of its own")
+        by_name[tensor.name] = tensor
+    op_list = tuple(ops)
+    views = _bases(by_name)
+    if views:
+        if kind is Kind.FORWARD:
+            # The default, "inputs that some op produces", is fixed before the bases of views become inputs, too.
+            produced = {name for op in op_list for name in op.outputs}
+            op_list = tuple(_with_explicit_grad_inputs(op, produced) for op in op_list)
+        by_name = {name: _with_base(tensor, views.get(name)) for name, tensor in by_name.items()}
+        op_list = tuple(_with_bases_read(op, views) for op in op_list)
+    if outputs is None:
+        consumed = {name for op in op_list for name in op.inputs}
+        outputs = tuple(name for op in op_list for name in op.outputs if name not in consumed)
+    outputs = _with_bases(outputs, views)
+    return Draft(
+        name=name,
+        kind=kind,
+        time_unit=time_unit,
+        resident_bytes=resident_bytes,
+        tensors=by_name,
+        ops=op_list,
+        outputs=tuple(outputs),
+    )
+
+
+def _with_explicit_grad_inputs(op: Op, produced: set[str]) -> Op:
+    if op.grad_inputs is not None:
+        return op
+    return replace(op, grad_inputs=tuple(name for name in op.inputs if name in produced))
+
+
+def _with_base(tensor: Tensor, base: str | None) -> Tensor:
+    return tensor if tensor.view_of == base else replace(tensor, view_of=base)
+
+
+def _with_bases(names: Sequence[str], base: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names and the bases of those that are views; every given name stays, so that the checks see it.
+
+    The result is stable under repetition: a graph that is written and read again stays the same.
+    """
+    said = set(names)
+    return (*names, *dict.fromkeys(base[name] for name in names if name in base and base[name] not in said))
+
+
+def _with_bases_read(op: Op, base: Mapping[str, str]) -> Op:
+    """Make aliasing explicit: who reads a view reads its base too."""
+    if base.keys().isdisjoint(op.inputs) and base.keys().isdisjoint(op.outputs):
+        return op
+    read = _with_bases(op.inputs, base)
+    # An op that makes a view reads the view's base, unless it makes the base itself.
+    pointed_to = dict.fromkeys(base[name] for name in op.outputs if name in base)
+    inputs = (*read, *(name for name in pointed_to if name not in read and name not in op.outputs))
+    saves = None if op.saves is None else _with_bases(op.saves, base)
+    # Most often all is resolved already; a replacement takes longer than the rest.
+    return op if (inputs, saves) == (op.inputs, op.saves) else op.edited(inputs=inputs, saves=saves)
+
+
+def _bases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return, for each view, the tensor that owns its storage: views of views are followed down to it."""
+    bases: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        if tensor.view_of is not None and name not in bases:
+            chain = _chain_of_views(name, tensors, bases)
+            root = bases.get(chain[-1], chain[-1])
+            bases.update((view, root) for view in chain if tensors[view].view_of is not None)
+    return bases
+
+
+def _chain_of_views(name: str, tensors: Mapping[str, Tensor], bases: Mapping[str, str]) -> list[str]:
+    """Return a view, what it is a view of, and so on, up to the first that owns its storage or whose base is known."""
+    chain = {name: None}  # in order
+    last = name
+    while last not in bases and (base := tensors[last].view_of) is not None:
+        if tensors[last].bytes != 0:
+            raise GraphError(
+                f"tensor {last!r} is a view (view_of {base!r}) but has {tensors[last].bytes} bytes",
+                hint="give a view 0 bytes: its storage is counted with its base; or take view_of away",
+            )
+        if base not in tensors:
+            raise GraphError(
+                f"tensor {last!r} is a view of {base!r}, which is not defined",
+                hint="define that tensor, or take view_of away",
+            )
+        if base in chain:
+            names = list(chain)
+            circle = " -> ".join([*names[names.index(base) :], base])
+            raise GraphError(
+                f"views refer to each other in a circle: {circle}", hint="one of them must own its storage"
+            )
+        chain[base] = None
+        last = base
+    return list(chain)
+
+
+def _check(graph: Graph) -> None:
+    if not graph.ops:
+        raise GraphError(f"graph {graph.name!r} has no ops", hint="there is nothing to plan; is this the right file?")
+    if graph.time_unit not in TIME_UNITS:
+        raise GraphError(f"unknown time unit {graph.time_unit!r}", hint=f"use one of {', '.join(TIME_UNITS)}")
+    _check_numbers(graph)
+    _check_texts(graph)
+    _check_ops(graph)
+    _check_outputs(graph)
+
+
+def _check_numbers(graph: Graph) -> None:
+    total_bytes = _whole(graph.resident_bytes, "resident_bytes")
+    total_time = 0
+    for tensor in graph.tensors.values():
+        total_bytes += _whole(tensor.bytes, "the size of tensor {!r}", tensor.name)
+    for op in graph.ops:
+        total_bytes += _whole(op.workspace_bytes, "the workspace of op {!r}", op.name)
+        total_time += _whole(op.time, "the time of op {!r}", op.name)
+        check_work(op)
+    for what, total in (("sizes", total_bytes), ("times", total_time)):
+        if total > LARGEST_TOTAL:
+            raise GraphError(
+                f"the {what} of graph {graph.name!r} add up to {format_count(total)}, more than 2^60",
+                hint="check its dimensions; a wrong size or shape that was given makes sizes like this",
+            )
+
+
+def _whole(value: object, what: str, name: str = "") -> int:
+    if type(value) is not int or value < 0:
+        raise GraphError(f"{what.format(name)} is {value!r}", hint="use a whole number, 0 or more")
+    return value
+
+
+def check_work(op: Op) -> None:
+    """Raise a GraphError where the work of an op is no number that a cost model can count with: negative, or huge."""
+    for what in _WORK:
+        value = getattr(op, what)
+        if value is not None and _whole(value, f"{what} of op {{!r}}", op.name) > LARGEST_WORK:
+            raise GraphError(
+                f"{what} of op {op.name!r} is {format_count(value)}, more than 2^100", hint="check its dimensions"
+            )
+
+
+def _check_texts(graph: Graph) -> None:
+    tensors, ops = graph.tensors.values(), graph.ops
+    names = (graph.name, *(tensor.name for tensor in tensors), *(op.name for op in ops))
+    for text in filterfalse(
+        str.isascii, (*names, *(tensor.dtype or "" for tensor in tensors), *(op.type for op in ops))
+    ):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise GraphError(f"the name {text!r} cannot be written as UTF-8", hint="rename it") from None
+
+
+def _check_ops(graph: Graph) -> None:
+    """Check what each op refers to, and that the order can be executed."""
+    tensors = graph.tensors
+    op_names: set[str] = set()
+    produced_by: dict[str, str] = {}
+    there = set(graph.inputs)
+    for op in graph.ops:
+        if op.name in op_names:
+            raise GraphError(f"op {op.name!r} is defined twice", hint="give each op a name of its own")
+        op_names.add(op.name)
+        read = set(op.inputs)
+        if own := read.intersection(op.outputs):
+            raise GraphError(
+                f"op {op.name!r} reads {min(own)!r}, which it produces itself",
+                hint="take it, and views of it, from the op's inputs",
+            )
+        if len(read) != len(op.inputs):
+            raise GraphError(f"op {op.name!r} names one tensor twice among its inputs", hint="name each tensor once")
+        if not there.issuperset(read):
+            _check_known(op.inputs, tensors, f"op {op.name!r} reads")
+            raise _order_error(graph, op, next(name for name in op.inputs if name not in there))
+        _check_known(op.outputs, tensors, f"op {op.name!r} produces")
+        for name in op.outputs:
+            if name in produced_by:
+                raise GraphError(
+                    f"tensor {name!r} is produced twice, by {produced_by[name]!r} and by {op.name!r}",
+                    hint="each tensor has one producer; give the second result a name of its own",
+                )
+            produced_by[name] = op.name
+        there.update(op.outputs)
+        _check_roles(op)
+    for op in graph.ops:
+        if op.grad_of is not None:
+            _check_known((op.grad_of,), op_names, f"op {op.name!r} has grad_of")
+
+
+def _check_outputs(graph: Graph) -> None:
+    _check_known(graph.outputs, graph.tensors, "the outputs name")
+    if len(set(graph.outputs)) != len(graph.outputs):
+        twice = next(name for name, count in Counter(graph.outputs).items() if count > 1)
+        raise GraphError(f"the outputs name {twice!r} twice", hint="name each output once")
+
+
+def _check_known(names: Iterable[str], known: Mapping[str, object] | set[str], where: str) -> None:
+    for name in names:
+        if name not in known:
+            raise GraphError(f"{where} {name!r}, which is not in the graph", hint=_did_you_mean(name, known))
+
+
+def _check_roles(op: Op) -> None:
+    """Check what `inplace`, `saves` and `grad_inputs` refer to."""
+    if op.inplace is not None and (op.inplace not in op.inputs or not op.outputs):
+        raise GraphError(
+            f"op {op.name!r} works in place on {op.inplace!r}, which is not one of its inputs"
+            if op.outputs
+            else f"op {op.name!r} works in place but has no output",
+            hint="name one of its inputs, or take inplace away",
+        )
+    for name in op.saves or ():
+        if name not in op.inputs and name not in op.outputs:
+            raise GraphError(
+                f"op {op.name!r} saves {name!r}, which is neither its input nor its output",
+                hint="an op's backward reads some of that op's inputs and outputs",
+            )
+    for name in op.grad_inputs or ():
+        if name not in op.inputs:
+            raise GraphError(
+                f"op {op.name!r} has {name!r} in grad_inputs, which is not one of its inputs",
+                hint="name only inputs that receive a gradient",
+            )
+
+
+def _order_error(graph: Graph, op: Op, name: str) -> GraphError:
+    cycle = find_cycle({other.name: [graph.producer[n].name for n in other.inputs if n in graph.producer]
+                        for other in graph.ops})  # fmt: skip
+    if cycle:
+        return GraphError(
+            f"the graph has a cycle: {describe_cycle(cycle)}",
+            hint="a computation graph must be acyclic; unroll the loop, or remove one of these dependencies",
+        )
+    return GraphError(
+        f"op {op.name!r} reads {name!r} before {graph.producer[name].name!r} has produced it",
+        hint=f"list the ops in an order that can be executed: {graph.producer[name].name!r} before {op.name!r}",
+    )
+
+
+def find_cycle(predecessors: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the nodes of a cycle in the direction of the data, or an empty list where there is none."""
+    import networkx as nx  # only on the way to an error
+
+    digraph: nx.DiGraph[str] = nx.DiGraph()
+    digraph.add_edges_from((source, node) for node, sources in predecessors.items() for source in sources)
+    try:
+        return [edge[0] for edge in nx.find_cycle(digraph)]
+    except nx.NetworkXNoCycle:
+        return []
+
+
+def describe_cycle(cycle: Sequence[str], shown: int = 8) -> str:
+    """Return "a -> b -> c -> a", the middle left out where the cycle is long."""
+    closed = [*cycle, cycle[0]]
+    if len(closed) > shown + 1:
+        closed = [*closed[: shown - 1], f"... ({len(cycle) - shown + 1} more)", closed[-1]]
+    return " -> ".join(closed)
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    # Matching against a whole large graph would take longer than reading it.
+    close = get_close_matches(name, list(known)[:5000], n=1)
+    return f"did you mean {close[0]!r}?" if close else "define it, or correct the name"

@@ -1,0 +1,169 @@
+"""Schedules: the steps that a device executes, and the schedule that a sequence of computes stands for.
+
+The steps and their effect on memory are those of the schedule format, `remat.schedule/1` (see `formats/README.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from remat_cli.core.graph import Graph, Op
+from remat_cli.errors import InvalidSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run an op: every input must be in memory; all its outputs are afterwards."""
+
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inplace:
+    """Run an op whose first output takes over the storage of its `inplace` input, which is gone afterwards."""
+
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Drop the device copy of a tensor."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Start copying a tensor to the host; the device copy stays until it is freed."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Start copying a tensor back from the host; its device memory is taken from here on."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The compute stream waits for the tensor's last transfer."""
+
+    tensor: str
+
+
+Step = Compute | Inplace | Free | Offload | Prefetch | Wait
+STEP_NAMES: Mapping[type[Step], str] = {
+    Compute: "compute",
+    Inplace: "inplace",
+    Free: "free",
+    Offload: "offload",
+    Prefetch: "prefetch",
+    Wait: "wait",
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps in issue order."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def computes(self) -> tuple[str, ...]:
+        """Names of the ops that are run, in order, in place or not."""
+        return tuple(step.op for step in self.steps if isinstance(step, Compute | Inplace))
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether it moves tensors to the host."""
+        return any(isinstance(step, Offload) for step in self.steps)
+
+
+def input_order(graph: Graph) -> tuple[str, ...]:
+    """Return the sequence of computes of the plain run: every op once, in the input order."""
+    return tuple(op.name for op in graph.ops)
+
+
+@lru_cache(maxsize=4)
+def plain_run(graph: Graph) -> Schedule:
+    """Return the plain run: every op once in the input order, each tensor freed at its last use."""
+    return with_frees(graph, input_order(graph))
+
+
+def changes(graph: Graph, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tensors that a step brings into device memory, and those that it removes."""
+    match step:
+        case Compute(op=name):
+            return graph.op[name].outputs, ()
+        case Inplace(op=name):
+            op = graph.op[name]
+            return op.outputs, () if op.inplace is None else (op.inplace,)
+        case Prefetch(tensor=name):
+            return (name,), ()
+        case Free(tensor=name):
+            return (), (name,)
+        case _:
+            return (), ()
+
+
+def live_at(graph: Graph, schedule: Schedule, index: int) -> tuple[str, ...]:
+    """Return the tensors that are in memory while step `index` of a valid schedule runs; graph inputs left out."""
+    live: dict[str, None] = {}  # in order
+    for step in schedule.steps[: index + 1]:
+        arriving, leaving = changes(graph, step)
+        for name in leaving:
+            del live[name]
+        live |= dict.fromkeys(arriving)
+    return tuple(live)
+
+
+def with_frees(graph: Graph, computes: Iterable[str]) -> Schedule:
+    """Return the schedule of a sequence of computes in which each tensor is freed as early as possible.
+
+    Each instance of a tensor (from a run of its producer to the next one) is freed right after the last step that
+    reads it; one that nobody reads right after it was made; graph outputs never after their last instance; graph
+    inputs never. An op that can work in place does so where that saves memory: its input's instance ends with it.
+
+    Raises:
+        InvalidSchedule: an op is not in the graph. (The simulator checks that inputs are in memory.)
+    """
+    ops = [_known(graph, name, position) for position, name in enumerate(computes)]
+    steps: list[Step] = []
+    for op, ending in zip(ops, _ending(graph, ops), strict=True):
+        taken = _taken_over(graph, op, ending)
+        steps.append(Compute(op.name) if taken is None else Inplace(op.name))
+        steps.extend(Free(name) for name in ending if name != taken)
+    return Schedule(tuple(steps))
+
+
+def _known(graph: Graph, name: str, position: int) -> Op:
+    op = graph.op.get(name)
+    if op is None:
+        raise InvalidSchedule(f"step {position}: op {name!r} is not in graph {graph.name!r}", step=position)
+    return op
+
+
+def _ending(graph: Graph, ops: Sequence[Op]) -> list[list[str]]:
+    """Return, for each run of an op, the tensors whose instance it is the last to read or make."""
+    ending: list[list[str]] = []
+    # Walking backwards: a tensor in `needed` is read later, before it is recomputed, or stays alive to the end.
+    needed = {*graph.inputs, *graph.outputs}
+    for op in reversed(ops):
+        unread = [name for name in op.outputs if name not in needed]
+        needed.difference_update(op.outputs)
+        last_read = [name for name in op.inputs if name not in needed]
+        needed.update(last_read)
+        ending.append(last_read + unread)
+    return ending[::-1]
+
+
+def _taken_over(graph: Graph, op: Op, ending: Sequence[str]) -> str | None:
+    """Return the input whose storage the op's first output takes over, or None where it cannot or saves nothing."""
+    if op.inplace is None or op.inplace not in ending:
+        return None
+    shared = min(graph.tensors[op.inplace].bytes, graph.tensors[op.outputs[0]].bytes)
+    return op.inplace if shared > 0 else None

@@ -1,0 +1,456 @@
+"""Planner and judge together: the only caller of planners. What passes here is verified; nothing else circulates."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+
+from remat_cli.core.arena import Arena, check_arena
+from remat_cli.core.bounds import WorkingSet, largest_working_set
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import (
+    Basis,
+    Bound,
+    ModelFigure,
+    Observer,
+    PassingObserver,
+    Plan,
+    Planner,
+    PlanResult,
+    Problem,
+    Scope,
+    Status,
+)
+from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.core.simulate import Trace, simulate
+from remat_cli.errors import FalseClaim, InvalidSchedule
+from remat_cli.units import BudgetSpec
+
+_LOG = logging.getLogger("remat")
+_LOG.addHandler(logging.NullHandler())  # who wants to read it says where
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A verified result.
+
+    Attributes:
+        problem: what was asked.
+        result: the planner's claim without what the judge refuted, with what the judge proved beyond it.
+        trace: what the simulator measured; there if and only if there is a plan.
+        baseline: the plain run, measured.
+        closest: without a plan: the schedule of the smallest peak that was found, measured.
+        working_set: the memory below which no plan can go.
+        interrupted: the planner was stopped by the user; the plan is the best one until then.
+        warnings: claims of the planner that turned out to be false, one sentence each.
+        arena: where everything in the plan lies, checked; None where no addresses were asked for.
+        sum_time: with an arena: time of the fastest plan that was found whose sum fits, be there an arena for it or
+            not.
+        closest_arena_bytes: without a plan: the smallest arena that was found for those whose sum fits; None where no
+            addresses were asked for, or no sum fits.
+    """
+
+    problem: Problem
+    result: PlanResult
+    trace: Trace | None
+    baseline: Trace
+    closest: Trace | None
+    working_set: WorkingSet
+    interrupted: bool = False
+    warnings: tuple[str, ...] = ()
+    arena: Arena | None = None
+    sum_time: int | None = None
+    closest_arena_bytes: int | None = None
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """The smallest budget that the plan fits: its peak or, with addresses, its arena beside resident bytes."""
+        if self.trace is None:
+            return None
+        return self.trace.peak_bytes if self.arena is None else self.problem.graph.resident_bytes + self.arena.bytes
+
+    @property
+    def fragmentation_bytes(self) -> int | None:
+        """Bytes of the arena beyond the most that lies in it at once; None without an arena."""
+        if self.arena is None or self.trace is None:
+            return None
+        return self.arena.bytes - (self.trace.peak_bytes - self.problem.graph.resident_bytes)
+
+    @property
+    def fragmentation_overhead(self) -> float | None:
+        """Time that a plan with an arena takes beyond one whose sum alone fits, as a share of the plain run's."""
+        if self.sum_time is None or self.trace is None:
+            return None
+        return share_over(self.trace.time, self.baseline.time) - share_over(self.sum_time, self.baseline.time)
+
+    @property
+    def leaves_out_transfers(self) -> bool:
+        """Whether its proof excludes plans with transfers although a link makes them possible."""
+        return self.problem.link is not None and self.scope.leaves_out_transfers
+
+    @property
+    def status(self) -> Status:
+        """How it ended."""
+        return self.result.status
+
+    @property
+    def scope(self) -> Scope:
+        """The plans over which the foremost proof holds."""
+        bound = self.result.bound
+        return self.result.scope if bound is None else bound.scope
+
+    @property
+    def basis(self) -> Basis:
+        """What the foremost proof rests on."""
+        bound = self.result.bound
+        return self.result.basis if bound is None else bound.basis
+
+    @cached_property
+    def overhead(self) -> float | None:
+        """Extra time over the plain run, as a share of its time; None without a plan."""
+        return None if self.trace is None else share_over(self.trace.time, self.baseline.time)
+
+    @cached_property
+    def bound_overhead(self) -> float | None:
+        """No plan in `scope` has less overhead; None where nothing was proven."""
+        bound = self.result.bound
+        return None if bound is None else self.overhead_of(bound)
+
+    @property
+    def gap(self) -> float | None:
+        """Overhead beyond the bound, as a share of the plain run's time; None without a plan or a bound."""
+        bound = self.result.bound
+        if self.trace is None or bound is None:
+            return None
+        return share_over(self.trace.time, self.baseline.time) - share_over(bound.time, self.baseline.time)
+
+    def overhead_of(self, bound: Bound) -> float:
+        """Return a bound as a share of the plain run's time beyond it."""
+        return max(0.0, share_over(bound.time, self.baseline.time))
+
+
+def share_over(time: int, baseline: int) -> float:
+    """Return time / baseline - 1; a graph whose ops take no time has no overhead."""
+    return time / baseline - 1 if baseline else 0.0
+
+
+@lru_cache(maxsize=4)
+def baseline_of(graph: Graph) -> Trace:
+    """Measure the plain run of `graph`: the baseline of every overhead and percentage."""
+    return simulate(graph, plain_run(graph))
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The memory of a graph's plain run, divided into activations and everything else.
+
+    Attributes:
+        beside_bytes: parameters, gradients, optimizer state and inputs.
+        bytes: the peak of everything beside these.
+    """
+
+    beside_bytes: int
+    bytes: int
+
+    def share(self, budget_bytes: int) -> Fraction:
+        """Return the share of the activations that fits beside everything else."""
+        return Fraction(budget_bytes - self.beside_bytes, max(1, self.bytes))
+
+
+@lru_cache(maxsize=4)
+def activations_of(graph: Graph) -> Activations:
+    """Measure the activations of the plain run, with gradients counted as there from start to end."""
+    sizes = {name: graph.tensors[name].bytes for name in graph.gradients}
+    tensors = {**graph.tensors, **{name: replace(graph.tensors[name], bytes=0) for name in sizes}}
+    alone = replace(graph, tensors=tensors)
+    peak = simulate(alone, plain_run(alone)).peak_bytes
+    return Activations(graph.fixed_bytes + sum(sizes.values()), peak - graph.fixed_bytes)
+
+
+def bytes_of_budget(budget: BudgetSpec, graph: Graph, leaving_out: int = 0) -> int:
+    """Return a budget for a graph in bytes.
+
+    Args:
+        budget: what was asked for.
+        graph: what is planned.
+        leaving_out: resident bytes that the budget does not count: shares are of the peak without them.
+
+    Raises:
+        ValueError: "min" has no size.
+    """
+    beside = activations_of(graph) if budget.of_activations else Activations(0, 0)
+    peak = baseline_of(graph).peak_bytes - leaving_out
+    return budget.bytes_of(peak, max(0, beside.beside_bytes - leaving_out), beside.bytes)
+
+
+def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -> Solution:
+    """Run `planner` on `problem` and replay what it claims.
+
+    A budget below the largest working set is proven infeasible without asking the planner. Ctrl-C keeps the best plan
+    found until then, and a better plan that the planner told the observer of is never lost to a worse result. A claim
+    that a plan refutes is dropped, with a warning; the plan stays.
+
+    Raises:
+        FalseClaim: a schedule of the planner's does not run.
+        PlannerRefuses: the planner cannot take this graph.
+        KeyboardInterrupt: interrupted before any plan was found.
+    """
+    observe = observe or Observer()
+    observe.begins()
+    working_set = largest_working_set(problem.graph)
+    if problem.budget.device_bytes < working_set.bytes:
+        culprit = "the outputs" if working_set.op is None else f"op {working_set.op!r}"
+        reason = f"{culprit} alone cannot fit: no plan in any order can"
+        proof = PlanResult(Status.INFEASIBLE, scope=Scope.ANY_PLAN, reason=reason)
+        return Solution(problem, proof, None, baseline_of(problem.graph), None, working_set)
+    judge = _Judge(problem, observe)
+    interrupted = False
+    try:
+        claim = planner.plan(problem, judge)
+    except KeyboardInterrupt:
+        if judge.best is None:
+            raise
+        claim = judge.best_claim()
+        interrupted = True
+    verdict = judge.verdict(claim)
+    closest = None if verdict.closest is None or verdict.schedule is not None else judge.trace(verdict.closest)
+    trace = None if verdict.schedule is None else judge.trace(verdict.schedule)
+    warnings = tuple(judge.warnings)
+    return Solution(problem, verdict, trace, judge.baseline, closest, working_set, interrupted, warnings)
+
+
+def with_arena(solution: Solution, schedule: Schedule, arena: Arena) -> Solution:
+    """Return a solution with another plan, or the same, which lies in an arena; the judge has checked both.
+
+    What was proven for the solution stays proven: an arena is never smaller than the sum.
+
+    Args:
+        solution: has a plan whose sum fits the budget.
+        schedule: the plan that takes its place.
+        arena: of that plan.
+
+    Raises:
+        FalseClaim: the plan does not run, things that are in memory together overlap, or the arena does not fit.
+    """
+    problem, old = solution.problem, solution.trace
+    assert old is not None
+    judge = _Judge(problem, Observer())
+    trace = judge.trace(schedule)
+    try:
+        check_arena(problem.graph, schedule, arena)
+    except InvalidSchedule as error:
+        raise FalseClaim(f"the addresses that were found are wrong: {error.message}") from error
+    if problem.graph.resident_bytes + arena.bytes > problem.budget.device_bytes:
+        raise FalseClaim(f"an arena of {arena.bytes} bytes was taken for one that fits the budget")
+    sum_time = min(old.time, trace.time)
+    if schedule is solution.result.schedule:
+        return replace(solution, arena=arena, sum_time=sum_time)
+    judge.best = _Known(schedule, trace, is_of_planner=False)
+    claim = PlanResult(Status.UNKNOWN, bounds=solution.result.bounds)
+    placed = replace(solution, result=judge.verdict(claim), trace=trace, arena=arena, sum_time=sum_time)
+    return replace(placed, warnings=(*solution.warnings, *judge.warnings))
+
+
+def with_plan_of(solution: Solution, other: Solution) -> Solution:
+    """Return a solution with the plan of another one, for the same graph, which fits its budget and is faster.
+
+    What was proven for the solution's budget is held against that plan.
+    """
+    assert other.trace is not None
+    assert other.result.schedule is not None
+    judge = _Judge(solution.problem, Observer())
+    result = other.result
+    # It need not be among the plans that the planner searched here.
+    judge.best = _Known(other.result.schedule, other.trace, result.model_figures, result.found_by, is_of_planner=False)
+    verdict = judge.verdict(solution.result)
+    warnings = (*solution.warnings, *judge.warnings)
+    sum_times = [time for time in (solution.sum_time, other.sum_time) if time is not None]
+    return replace(
+        other,
+        problem=solution.problem,
+        result=verdict,
+        interrupted=solution.interrupted,
+        warnings=warnings,
+        sum_time=min(sum_times, default=None),
+    )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A plan that fits, as judged."""
+
+    schedule: Schedule
+    trace: Trace
+    figures: tuple[ModelFigure, ...] = ()
+    found_by: str | None = None
+    is_of_planner: bool = True
+
+    def as_judged(self) -> Plan:
+        return Plan(self.trace.time, self.trace.peak_bytes, lambda: self.schedule, self.figures, self.found_by)
+
+
+class _Judge(PassingObserver):
+    """Replays the plans of one run of a planner, keeps the best, and holds claims against what is known.
+
+    Attributes:
+        best: of the plans that the planner told of; None before one fits.
+        baseline: the plain run, measured.
+        warnings: what turned out to be false.
+    """
+
+    def __init__(self, problem: Problem, observe: Observer) -> None:
+        super().__init__(observe)
+        self.best: _Known | None = None
+        self.baseline = baseline_of(problem.graph)
+        self.warnings: list[str] = []
+        self._problem = problem
+        self._bounds: dict[Scope, Bound] = {}
+        self._planner: str | None = None
+        self._judged: tuple[Schedule, Trace] | None = None  # the last one: most often it is asked for again
+
+    def asks(self, planner: str) -> None:
+        self._planner = planner
+        self.observe.asks(planner)
+
+    def found(self, plan: Plan) -> None:
+        trace = self.trace(plan.schedule)
+        if self._fits(trace) and (self.best is None or trace.time < self.best.trace.time):
+            self.best = _Known(plan.schedule, trace, plan.figures, plan.found_by or self._planner)
+            self.observe.found(self.best.as_judged())
+            self._tell_standing()
+
+    def bound(self, bound: Bound) -> None:
+        known = self._bounds.get(bound.scope)
+        if known is None or bound.time > known.time:
+            self._bounds[bound.scope] = bound
+            self.observe.bound(bound)
+            self._tell_standing()
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """What the planner told of, that of the widest scope first."""
+        return tuple(self._bounds[scope] for scope in Scope if scope in self._bounds)
+
+    def best_claim(self) -> PlanResult:
+        """Return the best plan as a result; there must be one."""
+        assert self.best is not None
+        best = self.best
+        return PlanResult(
+            Status.FEASIBLE, best.schedule, self.bounds, model_figures=best.figures, found_by=best.found_by
+        )
+
+    def trace(self, schedule: Schedule) -> Trace:
+        """Replay a schedule.
+
+        Raises:
+            FalseClaim: it does not run.
+        """
+        if schedule is plain_run(self._problem.graph):
+            return self.baseline
+        if self._judged is None or self._judged[0] is not schedule:
+            try:
+                trace = simulate(self._problem.graph, schedule, link=self._problem.link)
+            except InvalidSchedule as error:
+                raise FalseClaim(f"the planner returned a schedule that does not run: {error.message}") from error
+            self._judged = schedule, trace
+        return self._judged[1]
+
+    def verdict(self, claim: PlanResult) -> PlanResult:
+        """Return what is left of a claim, with the best plan that is known.
+
+        Raises:
+            FalseClaim: a schedule in it does not run.
+        """
+        known = [plan for plan in (self._claimed(claim), self.best) if plan is not None]
+        nothing_fits = claim.status is Status.INFEASIBLE and not self._is_refuted(claim, known)
+        best = None if nothing_fits else min(known, key=lambda plan: plan.trace.time, default=None)
+        if best is None:
+            return self._without_plan(claim)
+        bounds = self._true_bounds(claim.bounds, known, best)
+        is_met = bounds[0].time == best.trace.time
+        if claim.status is Status.OPTIMAL and not is_met and not self.warnings:
+            self._warn("the planner calls its plan optimal, but its time is above the bound")
+        return PlanResult(
+            Status.OPTIMAL if is_met else Status.FEASIBLE,
+            best.schedule,
+            bounds,
+            stats=claim.stats,
+            model_figures=best.figures,
+            found_by=best.found_by,
+        )
+
+    def _claimed(self, claim: PlanResult) -> _Known | None:
+        """Judge the claimed plan; None where there is none, or where it does not fit."""
+        if claim.schedule is None:
+            return None
+        trace = self.trace(claim.schedule)
+        if self._fits(trace):
+            return _Known(claim.schedule, trace, claim.model_figures, claim.found_by)
+        budget = self._problem.budget.device_bytes
+        self._warn(f"the planner returned a plan that peaks at {trace.peak_bytes} bytes, above the budget of {budget}")
+        return None
+
+    def _is_refuted(self, claim: PlanResult, known: list[_Known]) -> bool:
+        """Tell whether a plan in scope fits although the claim says that none does; such plans are added to `known`."""
+        if claim.closest is not None and self._fits(trace := self.trace(claim.closest)):
+            known.append(_Known(claim.closest, trace))
+        if self._fits(self.baseline):
+            known.append(_Known(plain_run(self._problem.graph), self.baseline, is_of_planner=False))
+        if not any(self._is_in_scope(plan, claim.scope) for plan in known):
+            return False
+        self._warn(f"the proof that no plan fits ({claim.scope}) is wrong: there is one, and it is kept")
+        return True
+
+    def _without_plan(self, claim: PlanResult) -> PlanResult:
+        """Return a claim that stands without a plan."""
+        if claim.schedule is None:
+            return claim
+        return PlanResult(Status.UNKNOWN, closest=claim.schedule, reason="no plan was found that fits")
+
+    def _true_bounds(self, bounds: tuple[Bound, ...], known: list[_Known], best: _Known) -> tuple[Bound, ...]:
+        """Drop the bounds that a plan refutes; add the bound that each op runs at least once."""
+        plain = Bound(self.baseline.time, Scope.ANY_PLAN)
+        if best.trace.time == plain.time:
+            return (plain,)
+        true = []
+        for bound in bounds:
+            if any(plan.trace.time < bound.time and self._is_in_scope(plan, bound.scope) for plan in known):
+                self._warn(f"a bound ({bound.scope}) is wrong: a plan takes {best.trace.time}, less than {bound.time}")
+            else:
+                true.append(bound if bound.time > plain.time else plain)
+        met: list[Bound] = []
+        others: list[Bound] = []
+        for bound in true:
+            # A bound on plans without transfers says nothing of a plan with transfers.
+            says_nothing = best.schedule.has_transfers and bound.scope.leaves_out_transfers
+            (others if says_nothing or bound.time > best.trace.time else met).append(bound)
+        # Bounds whose scope excludes the best plan; a reader can use their scope, except PLANNER.
+        beyond = [bound for bound in others if bound.scope is not Scope.PLANNER]
+        return (*dict.fromkeys(met or [plain]), *beyond)
+
+    def _is_in_scope(self, plan: _Known, scope: Scope) -> bool:
+        """Tell whether a proof over this scope speaks of a plan."""
+        if scope is Scope.PLANNER:
+            return plan.is_of_planner
+        if scope is Scope.ANY_PLAN:
+            return True
+        if plan.schedule.has_transfers:
+            return False
+        order = tuple(op.name for op in self._problem.graph.ops)
+        return scope is Scope.ANY_ORDER or tuple(dict.fromkeys(plan.schedule.computes)) == order
+
+    def _fits(self, trace: Trace) -> bool:
+        return trace.peak_bytes <= self._problem.budget.device_bytes
+
+    def _tell_standing(self) -> None:
+        if self.best is None:
+            return
+        plain, time = self.baseline.time, self.best.trace.time
+        bound = next((bound.time for bound in self.bounds if bound.time <= time), plain)
+        self.observe.standing(share_over(time, plain), share_over(bound, plain), self.best.found_by)
+
+    def _warn(self, text: str) -> None:
+        self.warnings.append(text)
+        _LOG.warning("%s", text)

@@ -1,0 +1,94 @@
+"""Buffers as CSV, in the format of MiniMalloc: `id,lower,upper,size`, to which `offset` is added."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from remat_cli.core.buffers import Buffer
+from remat_cli.core.graph import LARGEST_TOTAL
+from remat_cli.errors import GraphError
+from remat_cli.formats.source import read_bytes
+
+_COLUMNS = ("id", "lower", "upper", "size")
+
+
+@dataclass(frozen=True)
+class BufferFile:
+    """What a file of buffers says.
+
+    Attributes:
+        header: names of the columns, as they stand there.
+        rows: the cells of each buffer.
+        buffers: in the order of the rows.
+    """
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    buffers: tuple[Buffer, ...]
+
+    def with_offsets(self, offsets: Sequence[int]) -> bytes:
+        """Return the file with a column `offset`, in bytes; one that is there is replaced."""
+        kept = [index for index, name in enumerate(self.header) if name != "offset"]
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*(self.header[index] for index in kept), "offset"])
+        for row, offset in zip(self.rows, offsets, strict=True):
+            writer.writerow([*(row[index] for index in kept), offset])
+        return text.getvalue().encode()
+
+
+def read_buffers(path: Path) -> BufferFile:
+    """Read a file of buffers: columns in any order, further ones kept.
+
+    Raises:
+        GraphError: the file is missing or malformed; the message names the line.
+    """
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise GraphError(f"{path}: no valid UTF-8 at byte {problem.start}", hint="save it as UTF-8") from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        lines = [(reader.line_num, tuple(cell.strip() for cell in row)) for row in reader if row]
+    except csv.Error as problem:
+        raise GraphError(f"{path}:{reader.line_num}: no valid CSV: {problem}", hint="correct the file there") from None
+    header = lines[0][1] if lines else ()
+    missing = [name for name in _COLUMNS if header.count(name) != 1]
+    if missing:
+        raise GraphError(
+            f"{path}: not one column {', '.join(map(repr, missing))} in the first line",
+            hint=f"a file of buffers begins with {','.join(_COLUMNS)}",
+        )
+    columns = {name: header.index(name) for name in _COLUMNS}
+    rows = lines[1:]
+    if not rows:
+        raise GraphError(f"{path}: holds no buffers", hint="write one a line below the first line")
+    buffers = tuple(_buffer(row, columns, len(header), f"{path}:{line}") for line, row in rows)
+    if sum(buffer.size for buffer in buffers) > LARGEST_TOTAL:
+        raise GraphError(f"{path}: the sizes add up to more than 2^60 bytes", hint="are they in bytes?")
+    return BufferFile(header, tuple(row for _, row in rows), buffers)
+
+
+def _buffer(row: Sequence[str], columns: Mapping[str, int], width: int, where: str) -> Buffer:
+    if len(row) != width:
+        raise GraphError(f"{where}: {len(row)} cells, but the first line has {width}", hint="correct the line")
+    lower, upper, size = (_whole(row[columns[name]], name, where) for name in _COLUMNS[1:])
+    if upper <= lower:
+        raise GraphError(
+            f"{where}: upper {upper} is not above lower {lower}",
+            hint="a buffer is needed from lower to before upper",
+        )
+    if size <= 0:
+        raise GraphError(f"{where}: size {size} is not above 0", hint="leave out what takes no memory")
+    return Buffer(lower, upper, size)
+
+
+def _whole(cell: str, name: str, where: str) -> int:
+    # Far beyond any moment or size that is meant, and well within what arrays take.
+    if cell.isascii() and cell.removeprefix("-").isdigit() and len(cell) < 19:
+        return int(cell)
+    raise GraphError(f"{where}: {name} {cell[:40]!r} is no whole number of at most 18 digits", hint="correct the cell")

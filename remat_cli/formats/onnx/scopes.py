@@ -1,0 +1,59 @@
+"""Where in the model's code a node comes from, as PyTorch's exporters note it: its module, and file and line."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from typing import TYPE_CHECKING
+
+from remat_cli.formats.code_places import frames_of, shown_place
+
+if TYPE_CHECKING:
+    import onnx
+
+_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+_STACK_TRACE = "pkg.torch.onnx.stack_trace"
+_LONGEST_NOTE = 10_000
+_TORCH = "torch/"
+
+
+def module_of(node: onnx.NodeProto) -> str | None:
+    """Return the path of the module that a node belongs to; "" for the whole model, None where the file has no note.
+
+    The exporter that is built on dynamo notes it; the older one names its nodes "/layer1/layer1.0/conv1/Conv".
+    """
+    if _noted_scopes(node):
+        return noted_module(node)
+    if not node.name.startswith("/"):
+        return None
+    path: list[str] = []
+    for part in node.name.split("/")[1:-1]:
+        if path and part.startswith(f"{path[-1]}."):
+            path.pop()  # an item of a list says whose it is
+        path.append(part)
+    return ".".join(path)
+
+
+def noted_module(node: onnx.NodeProto) -> str:
+    """Return the path of the module that the exporter noted beside a node; empty where it did not, or for the whole."""
+    return next(filter(None, reversed(_noted_scopes(node)[:-1])), "")
+
+
+def source_of(node: onnx.NodeProto) -> str | None:
+    """Return "file:line" of the code that a node comes from: the innermost that is not torch's; None if not noted."""
+    places = [shown_place(*frame) for frame in frames_of(_note(node, _STACK_TRACE))]
+    outside = [place for place in places if not place.startswith(_TORCH)] or places
+    return outside[-1] if outside else None
+
+
+def _noted_scopes(node: onnx.NodeProto) -> list[str]:
+    """Return the modules from the outermost, which has no name, to the innermost, then the exported program's node."""
+    try:
+        scopes = literal_eval(_note(node, _NAME_SCOPES) or "[]")
+    except (ValueError, SyntaxError):
+        return []
+    return scopes if isinstance(scopes, list) and all(isinstance(scope, str) for scope in scopes) else []
+
+
+def _note(node: onnx.NodeProto, key: str) -> str:
+    noted: str = next((entry.value for entry in node.metadata_props if entry.key == key), "")
+    return noted if len(noted) <= _LONGEST_NOTE else ""

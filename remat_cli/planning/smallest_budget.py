@@ -1,0 +1,194 @@
+"""The smallest budget: what is proven (no plan below) and what was found (a plan there), by bisection over `solve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from remat_cli.core.bounds import largest_working_set
+from remat_cli.core.problem import Budget, Observer, PassingObserver, Plan, Planner, Problem, Scope, Status
+from remat_cli.core.solve import Solution, baseline_of, solve
+from remat_cli.planning.overhead import exact_overhead, within_overhead
+from remat_cli.units import format_bytes
+
+# A planner that proves nothing is not asked for budgets closer to the smallest found than this share of it.
+_TOLERANCE = 1 / 1000
+# It is not asked again after this many refusals in a row in which it came no closer than the budget that was found.
+_PATIENCE = 2
+
+
+@dataclass(frozen=True)
+class SmallestBudget:
+    """What a search for the smallest budget came to.
+
+    Attributes:
+        proven_bytes: no plan fits less, over the plans in `scope`.
+        scope: the plans over which that was proven.
+        solution: the plan at the smallest budget that was found; where no budget gave one, the last refusal.
+        max_overhead: plans of more overhead were not taken; None where any was.
+    """
+
+    proven_bytes: int
+    scope: Scope
+    solution: Solution
+    max_overhead: Fraction | None = None
+
+    @property
+    def leaves_out_transfers(self) -> bool:
+        """Whether the proof excludes plans with transfers although a link makes them possible."""
+        return self.solution.problem.link is not None and self.scope.leaves_out_transfers
+
+    @property
+    def found_bytes(self) -> int | None:
+        """The smallest budget at which a plan was found; None where none was."""
+        return None if self.solution.trace is None else self.solution.problem.budget.device_bytes
+
+
+def smallest_budget(
+    plain: Problem, planner: Planner, observe: Observer, max_overhead: Fraction | None = None
+) -> SmallestBudget:
+    """Search the smallest budget at which `planner` has a plan, to the byte where it proves what it refuses.
+
+    Planners without proofs are not monotone in the budget, so theirs is the smallest budget *found*. A refusal that
+    proves nothing moves the search up, never the proof.
+
+    Args:
+        plain: the problem at the budget of the plain run.
+        planner: asked for ever smaller budgets.
+        observe: is told how far the search is.
+        max_overhead: take only plans of at most this overhead, as a share of the plain run's time.
+
+    Raises:
+        PlannerRefuses: the planner cannot take this graph.
+        KeyboardInterrupt: interrupted before any plan was found.
+    """
+    search = _Search(plain, planner, observe, max_overhead)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        if search.found is None:
+            raise
+        search.found = replace(search.found, interrupted=True)
+    return SmallestBudget(search.proven, search.scope, search.found or search.refusal, max_overhead)
+
+
+def at_budget(solution: Solution, budget_bytes: int) -> Solution:
+    """Return the same result as if it had been asked for at another budget that it fits."""
+    return replace(solution, problem=replace(solution.problem, budget=Budget(budget_bytes)))
+
+
+class _FirstPlan(PassingObserver):
+    """Passes on what a planner tells, and has enough as soon as there is a plan of little enough overhead."""
+
+    def __init__(self, plain_time: int, observe: Observer, max_overhead: Fraction | None) -> None:
+        super().__init__(observe)
+        self._plain_time = plain_time
+        self._max_overhead = max_overhead
+        self._has_plan = False
+
+    @property
+    def has_enough(self) -> bool:
+        return self._has_plan or super().has_enough
+
+    def found(self, plan: Plan) -> None:
+        self._has_plan |= self._is_allowed(plan.time)
+        super().found(plan)
+
+    def _is_allowed(self, time: int) -> bool:
+        return self._max_overhead is None or exact_overhead(time, self._plain_time) <= self._max_overhead
+
+
+class _Search:
+    """Keeps apart where the search has been (`floor`) and what is proven (`proven`)."""
+
+    def __init__(
+        self,
+        plain: Problem,
+        planner: Planner,
+        observe: Observer,
+        max_overhead: Fraction | None,
+    ) -> None:
+        self.plain = plain  # at the budget of the plain run
+        self.planner = planner
+        self.observe = observe
+        self.max_overhead = max_overhead
+        self.proven = largest_working_set(plain.graph).bytes
+        self.scope = Scope.ANY_PLAN
+        self.floor = self.proven
+        self.found: Solution | None = None
+        self.ended_early = False  # the planner that found it could have run on
+        self.fruitless = 0  # refusals in a row that came no closer than what was found
+        self.refusal: Solution
+
+    def run(self) -> None:
+        self.bisect()
+        if self.found is not None and self.ended_early:
+            self.found = self.best_at(self.found)
+
+    def best_at(self, found: Solution) -> Solution:
+        """Return what the planner comes to at the smallest budget if it is let run on, or the plan that is known."""
+        solution = within_overhead(solve(found.problem, self.planner, self.observe), self.max_overhead)
+        is_better = solution.trace is not None and found.trace is not None and solution.trace.time <= found.trace.time
+        return solution if is_better else replace(found, interrupted=solution.interrupted)
+
+    def bisect(self) -> None:
+        # A planner that refuses a budget names its closest schedule: a better start than halving from above.
+        closest = self.ask(self.proven)
+        for budget in (closest, self.plain.budget.device_bytes):
+            if self.found is None and budget is not None:
+                self.ask(budget)
+        while self.goes_on:
+            peak = self.found_peak()
+            below = peak if self.floor <= peak < self.found_bytes else (self.floor + self.found_bytes - 1) // 2
+            self.ask(below)
+            if below == peak and self.found_bytes != peak and self.refusal.status is Status.UNKNOWN:
+                # The planner does not find its own plan again, but the plan is known.
+                assert self.found is not None
+                self.found = at_budget(self.found, peak)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there may be a smaller budget that the planner finds a plan for."""
+        if self.found is None or self.fruitless == _PATIENCE:
+            return False
+        return self.floor < self.found_bytes - self.near_enough()
+
+    @property
+    def found_bytes(self) -> int:
+        assert self.found is not None
+        return self.found.problem.budget.device_bytes
+
+    def found_peak(self) -> int:
+        assert self.found is not None
+        assert self.found.trace is not None
+        return self.found.trace.peak_bytes
+
+    def near_enough(self) -> int:
+        return 0 if self.floor == self.proven else int(self.found_bytes * _TOLERANCE)
+
+    def ask(self, budget: int) -> int | None:
+        """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says."""
+        self.observe.phase(f"trying {format_bytes(budget)}")
+        observe = _FirstPlan(baseline_of(self.plain.graph).time, self.observe, self.max_overhead)
+        solution = solve(replace(self.plain, budget=Budget(budget)), self.planner, observe)
+        taken = within_overhead(solution, self.max_overhead)
+        if taken.trace is not None:
+            self.found, self.ended_early = taken, observe.has_enough
+        if solution.interrupted:
+            # The planner was stopped with a plan in hand; the user meant the whole search.
+            raise KeyboardInterrupt
+        if taken.trace is not None:
+            return taken.trace.peak_bytes
+        self.floor = max(self.floor, budget + 1)
+        self.refusal = taken
+        if self.refusal.status is Status.INFEASIBLE:
+            self.proven, self.scope = self.floor, self.refusal.scope
+        closest = None if solution.closest is None else solution.closest.peak_bytes
+        self.fruitless = self.fruitless + 1 if self.comes_no_closer(closest) else 0
+        return closest
+
+    def comes_no_closer(self, closest: int | None) -> bool:
+        """Tell whether the last refusal proves nothing, and its smallest peak is no smaller than what was found."""
+        if self.found is None or closest is None or self.refusal.status is not Status.UNKNOWN:
+            return False
+        return closest >= self.found_bytes

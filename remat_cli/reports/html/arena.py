@@ -1,0 +1,93 @@
+"""The arena as a picture: time across, addresses up, a rectangle for everything that lies there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from remat_cli.allocation.lifetimes import needed_by
+from remat_cli.core.arena import AT_START, Arena
+from remat_cli.core.schedule import Compute, Inplace, Prefetch
+from remat_cli.reports.safe_text import shorten
+from remat_cli.reports.timeline import Run
+from remat_cli.units import format_bytes
+
+_LONGEST_NAME = 120
+# Rectangles that are drawn, the largest first: more cannot be told apart.
+_MOST = 5_000
+_WIDTH, _HEIGHT = 960, 320
+
+
+@dataclass(frozen=True)
+class _Lying:
+    """Something in the arena: when in time, where in bytes, how it is coloured, and its name."""
+
+    start: int
+    end: int
+    offset: int
+    size: int
+    colour: str
+    name: str
+
+
+def arena_section(run: Run | None, arena: Arena | None) -> str:
+    """Return the part of the page that shows the arena of a run; empty without one."""
+    if run is None or arena is None or not arena.bytes:
+        return ""
+    lying = sorted(_lying(run, arena), key=lambda each: -(each.end - each.start) * each.size)
+    more = len(lying) - _MOST
+    left_out = f" The {more:,} smallest are left out." if more > 0 else ""
+    return (
+        f'<section class="card"><h2>Arena</h2>{_picture(lying[:_MOST], run, arena)}'
+        f'<p class="more">Time across, addresses up, from 0 to {format_bytes(arena.bytes)}; each is a multiple of '
+        f"{arena.alignment:,} bytes. Blue what is made for the first time, pink what is recomputed, green what comes "
+        "back from the host, grey inputs, orange workspaces. The one under the pointer says its name, size and offset."
+        f"{left_out}</p></section>"
+    )
+
+
+def _lying(run: Run, arena: Arena) -> Iterator[_Lying]:
+    offsets = {(address.step, address.tensor): address.offset for address in arena.addresses}
+    # What is there at the start, or made by the first step, begins at 0; a step begins where the one before it ends.
+    times = (0, *run.trace.times, run.trace.times[-1])
+    needed, made = needed_by(run.graph, run.schedule), set[str]()
+    for (step, tensor), buffer in sorted(
+        zip(needed.things, needed.buffers, strict=True), key=lambda each: each[1].lower
+    ):
+        colour = _colour(run, step, tensor, made)
+        if tensor is not None:
+            made.add(tensor)
+        op = run.schedule.steps[step] if step != AT_START else None
+        owner = op.op if isinstance(op, Compute | Inplace) else ""
+        name = f"workspace of {owner}" if tensor is None else tensor
+        start, end = times[buffer.lower], times[buffer.upper]
+        yield _Lying(start, end, offsets[step, tensor], buffer.size, colour, name)
+
+
+def _colour(run: Run, step: int, tensor: str | None, made: set[str]) -> str:
+    if tensor is None:
+        return "workspace"
+    if step == AT_START:
+        return "input"
+    if isinstance(run.schedule.steps[step], Prefetch):
+        return "host"
+    return "again" if tensor in made else "plan"
+
+
+def _picture(lying: list[_Lying], run: Run, arena: Arena) -> str:
+    total = max(1, run.trace.time)
+    shapes = []
+    for each in lying:
+        x, width = _WIDTH * each.start / total, _WIDTH * (each.end - each.start) / total
+        height = _HEIGHT * each.size / arena.bytes
+        y = _HEIGHT - _HEIGHT * each.offset / arena.bytes - height
+        says = f"{shorten(each.name, _LONGEST_NAME)}: {format_bytes(each.size)} at {each.offset:,}"
+        shapes.append(
+            f'<rect class="{each.colour}" x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.2):.2f}" height="{height:.2f}">'
+            f"<title>{escape(says)}</title></rect>"
+        )
+    return (
+        f'<svg class="arena" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="The arena: time across, addresses up">{"".join(shapes)}</svg>'
+    )

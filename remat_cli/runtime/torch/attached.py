@@ -1,0 +1,87 @@
+"""State attached to a planned module: plans for its copies, and a watch on gradients that came without a plan."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+
+from remat_cli.runtime.torch.call import PlannedCall
+from remat_cli.runtime.torch.record import PlanRecord
+
+_NAME = "_remat_attached"
+
+_NOT_CALLED = (
+    "gradients arrived at a planned {kind}, and no call of it ran as planned: the budget does not hold. What trains "
+    "must call the module itself, model(...). Calls of model.forward(), of a method that does not call self(...), as a "
+    "training_step may be, and of parts of the model do not run as planned, nor do any after model.compile(). Plan the "
+    "part that is called, or a function that computes the loss"
+)
+
+
+class Attached:
+    """Stands among a planned module's attributes.
+
+    Attributes:
+        call: carries out the module's calls.
+    """
+
+    def __init__(self, call: PlannedCall) -> None:
+        self.call = call
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attached | None:
+        """Have a copy of the module run as planned, too, by plans of its own."""
+        copy = memo.get(id(self.call.module))
+        if not isinstance(copy, nn.Module):  # this is copied without its module
+            return None
+        call = PlannedCall(copy, self.call.source, self.call.record.budget)
+        copy.__dict__["_compiled_call_impl"] = call
+        return Attached(call)
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Leave the plan out of pickles: a loaded module is planned anew."""
+        return type(None), ()
+
+
+def attach(module: nn.Module, call: PlannedCall) -> None:
+    """Have a module's calls carried out by a plan."""
+    module._compiled_call_impl = call
+    module.__dict__[_NAME] = Attached(call)
+    watch_gradients(module, call)
+
+
+def attached_record(module: nn.Module) -> PlanRecord | None:
+    """Return the record of a planned module; None where it is not planned."""
+    attached = module.__dict__.get(_NAME)
+    return attached.call.record if isinstance(attached, Attached) else None
+
+
+def watch_gradients(module: nn.Module, call: PlannedCall) -> None:
+    """Warn once where gradients of a module's parameters arrive, and no call of the module has run as planned."""
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.is_leaf:
+            parameter.register_post_accumulate_grad_hook(_Watch(module, call))  # type: ignore[no-untyped-call]
+
+
+class _Watch:
+    """Looks on as gradients of one parameter arrive."""
+
+    def __init__(self, module: nn.Module, call: PlannedCall) -> None:
+        self._module = ref(module)
+        self._record = call.record
+        self._seen = 0  # planned backward passes
+
+    def __call__(self, _: torch.Tensor) -> None:
+        """See a gradient."""
+        record, module = self._record, self._module()
+        if module is None or attached_record(module) is not record or record.is_part:
+            return  # planned anew, or as a part of another model
+        if record.backward_passes == self._seen and not record.gradients_unplanned:
+            record.gradients_unplanned = True
+            if record.last is None:
+                warnings.warn(_NOT_CALLED.format(kind=type(module).__name__), stacklevel=2)
+        self._seen = record.backward_passes

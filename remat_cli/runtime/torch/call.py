@@ -1,0 +1,308 @@
+"""A model's call: run by a schedule in training, unplanned otherwise."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo import exc
+from torch.nn.modules import module as module_hooks
+from torch.utils import _pytree as pytree
+
+from remat_cli.errors import DoesNotFit, GraphError, RematError, UsageError
+from remat_cli.formats.torch.capture_errors import call_without_data, explanation, raised_by_remat
+from remat_cli.formats.torch.internals import (
+    Captured,
+    boxed,
+    captured_apart,
+    compiled,
+    is_passed_over,
+    run_by,
+    unsupported,
+)
+from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.reader import callable_of
+from remat_cli.formats.torch.sizes import Sizes, input_shapes
+from remat_cli.runtime.torch.choice import ScheduleSource
+from remat_cli.runtime.torch.program import divided
+from remat_cli.runtime.torch.record import PlanRecord, told
+from remat_cli.runtime.torch.self_test import self_test
+from remat_cli.runtime.torch.sized import SizedStep
+from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
+from remat_cli.units import format_bytes
+
+_log = logging.getLogger("remat")
+
+# Hooks that run in the calls of all modules, which torch does not look at before it runs what it has captured.
+_GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
+    module_hooks._global_forward_pre_hooks,
+    module_hooks._global_forward_hooks,
+    module_hooks._global_backward_pre_hooks,
+    module_hooks._global_backward_hooks,
+)
+# A model is planned again at most so often for memory that measured steps took beyond the plan.
+_MOST_REPLANNED = 3
+# Tolerance of a measured step above the budget: alignment, and single numbers such as counters of steps.
+_SLACK_BYTES = 16_384
+
+
+class PlannedCall:
+    """A model's call, carried out by a schedule.
+
+    Attributes:
+        function: what is called where nothing is planned.
+        module: the model, if it is one module.
+        source: gives the schedule of each graph.
+        record: what was planned, and how calls ran.
+    """
+
+    def __init__(self, model: Callable[..., Any], source: ScheduleSource, budget: str = "a schedule") -> None:
+        self.module = model if isinstance(model, nn.Module) else None
+        self.function = callable_of(model)
+        self.source = source
+        self.record = PlanRecord(budget)
+        self._modules: list[nn.Module] = []
+        self._has_called = False  # without data
+        self._is_apart = False  # captured with no code that other modules share
+        self._takes_sizes = source.takes_sizes
+        self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks for all modules
+        self._given: Any = ()
+        self._watch = StepWatch()
+        self._replanned = 0
+        self._warned = False
+        self._former: dict[tuple[int, ...], Callable[..., Any]] | None = None
+        self.record.before_run = self._begin_step
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model.
+
+        Raises:
+            RematError: see `planned`.
+        """
+        if torch.compiler.is_compiling():
+            # Within another plan it is a part of that; anyone else's torch.compile is to leave it alone.
+            return self.function(*args, **kwargs) if _under_way else _left_alone(self, args, kwargs)
+        modules = [self.module] if self.module is not None else _modules_in((args, kwargs))
+        if (measured := self._watch.end()) is not None:
+            self._hold(measured)
+        if (reason := _why_unplanned(modules)) is not None:
+            self.record.unplanned[reason] += 1
+            return self.function(*args, **kwargs)
+        self._modules, self._given = modules, (args, kwargs)
+        try:
+            return self._explained(args, kwargs)
+        except DoesNotFit as refusal:
+            if self._former is None:
+                raise
+            self._compiled, self._former = self._former, None
+            self._watch.stop()
+            self.source.release()
+            self._warn(f"there is no plan that leaves that much free: {refusal.message}")
+            return self._explained(args, kwargs)
+        finally:
+            self._former, self._given = None, ()
+
+    def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model as planned; raise what remat and torch.compile say in words for the user."""
+        modules = self._modules
+        try:
+            if not self.record.graphs:
+                self_test()
+            _check_not_transformed()
+            _check_not_sharded(modules)
+            result = self._run(args, kwargs)
+            if not self.record.graphs and _needs_gradient(result):
+                raise unsupported("torch.compile did not hand the model over: is it switched off?")
+        except exc.TorchDynamoException as error:
+            meant = explanation(error, "the model")
+            # What remat itself raised says all; what it makes of torch's error may not.
+            cause = None if meant.__traceback__ is not None else error
+            raise _with_hint(meant) from cause
+        except RematError as error:
+            raise _with_hint(error) from error.__cause__
+        return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model as planned; raise what its own code raises as it is."""
+        try:
+            return _planning(self._captured(), args, kwargs)
+        except exc.TorchDynamoException as error:
+            own = raised_by_remat(error)
+            if own is not None and not isinstance(own, GraphError):
+                raise
+            if own is None:
+                call_without_data(self.function, *args, **kwargs)
+            if self._takes_sizes and self.record.graphs:
+                return self._run_at_each_size(args, kwargs)
+            if self._has_called or own is not None:
+                raise
+        except RuntimeError as error:
+            if self.module is None or self._is_apart or not is_passed_over(error):
+                raise
+            self._compiled, self._is_apart = {}, True
+            return self._run(args, kwargs)
+        self._has_called = True
+        return _planning(self._captured(), args, kwargs)
+
+    def _run_at_each_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model as it is captured for the sizes of this call alone, from now on if that can be done."""
+        compiled_functions, self._compiled, self._takes_sizes = self._compiled, {}, False
+        try:
+            result = _planning(self._captured(), args, kwargs)
+        except exc.TorchDynamoException:
+            self._compiled, self._takes_sizes = compiled_functions, True
+            raise
+        told(logging.WARNING, "sizes that differ cannot be captured as symbols: each is captured and planned by itself")
+        return result
+
+    def _captured(self) -> Callable[..., Any]:
+        """Return the function that was captured under the hooks for all modules that there are now."""
+        hooks = tuple(id(hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values())
+        if hooks not in self._compiled:
+            function = captured_apart(self.module) if self.module is not None and self._is_apart else self.function
+            self._compiled[hooks] = compiled(function, self._divide, takes_sizes=self._takes_sizes)
+        return self._compiled[hooks]
+
+    def _begin_step(self) -> None:
+        device = next((p.device.type for module in self._modules for p in module.parameters()), "cpu")
+        self._watch.begin(device, self._modules, self._given)
+
+    def _hold(self, measured: MeasuredStep) -> None:
+        """Hold a measured step against the budget: plan again with what was missing, or say that it is above."""
+        plan = self.record.last
+        assert plan is not None
+        plan.measured_peak_bytes.append(measured.peak_bytes)
+        if plan.budget_bytes is None:
+            return
+        most = plan.budget_bytes + _SLACK_BYTES
+        missing = measured.passes_bytes - plan.predicted_peak_bytes
+        above = f"the measured step peaks at {format_bytes(measured.peak_bytes)}, above the budget of "
+        above += format_bytes(plan.budget_bytes)
+        if measured.passes_bytes > most and missing > 0:
+            more = f"{format_bytes(missing)} more than the plan has, of what the model does not see (a loss outside, "
+            more += "gradients that are kept, several forward passes)"
+            if self._replanned < _MOST_REPLANNED and self.source.reserve(missing, self._modules):
+                told(logging.WARNING, f"{above}: {more}; planned again with that left free")
+                self._replanned += 1
+                self._former, self._compiled = self._compiled, {}
+                self._watch.again()
+            else:
+                self._warn(f"{above}: {more}")
+        elif measured.optimizer_bytes > most:
+            self._warn(f"{above}, in the optimizer's step, which no plan changes: foreach=False may take less")
+
+    def _warn(self, text: str) -> None:
+        """Warn of a step above the budget, once."""
+        if not self._warned:
+            told(logging.WARNING, text)
+        self._warned = True
+
+    def _divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+        for part in (part for module in self._modules for part in module.modules()):
+            if isinstance(other := part._compiled_call_impl, PlannedCall) and other is not self:
+                other.record.is_part = True
+        if (sizes := Sizes.of(captured)) is not None:
+            return SizedStep(sizes, captured, self.source, self.record, self._modules).interface()
+        joint = Joint.of(captured)
+        planned = self.source.planned(joint, captured, self._modules)
+        if planned.schedule.has_transfers and joint.device == "cpu":
+            _log.warning("the plan moves tensors to the host, which is the device here: that saves no memory")
+        forward, backward = divided(joint, planned.schedule)
+        planned = self.record.add(replace(planned, inputs=input_shapes(captured)))
+        run, run_back = boxed(forward), boxed(backward)
+
+        def noted(args: list[Any]) -> Any:
+            self.record.runs(planned)
+            return run(args)
+
+        def noted_back(args: list[Any]) -> Any:
+            self.record.backward_passes += 1
+            return run_back(args)
+
+        run_by(forward, noted)
+        run_by(backward, noted_back)
+        return forward, backward
+
+
+# Whether a planned call is under way: what torch traces then is for a plan.
+_under_way = False
+
+
+def _planning(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    global _under_way
+    before, _under_way = _under_way, True
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _under_way = before
+
+
+@torch.compiler.disable(reason="a plan runs it")  # type: ignore[no-untyped-call,untyped-decorator]
+def _left_alone(call: PlannedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return call(*args, **kwargs)
+
+
+def _why_unplanned(modules: list[nn.Module]) -> str | None:
+    """Return why a call is not carried out as planned; None where it is."""
+    if not torch.is_grad_enabled():
+        return "without gradients"
+    if modules and not any(module.training for module in modules):
+        return "in eval mode"
+    return None
+
+
+def _with_hint(error: RematError) -> RematError:
+    """Let a traceback show what the command line shows beside the message, and the user's code only."""
+    if error.hint and not getattr(error, "__notes__", None):
+        error.add_note(f"hint: {error.hint}")
+    return error.with_traceback(None)
+
+
+def _modules_in(arguments: Any) -> list[nn.Module]:
+    return [value for value in pytree.tree_leaves(arguments) if isinstance(value, nn.Module)]
+
+
+def _needs_gradient(result: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in pytree.tree_leaves(result))
+
+
+def _check_not_transformed() -> None:
+    """Check that autograd itself is to differentiate the call.
+
+    Raises:
+        UsageError: a function transform of torch.func is under way.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UsageError(
+            "the model is called within a transform of torch.func (grad, vmap, jvp), which a plan cannot follow",
+            hint="differentiate with loss.backward() or torch.autograd.grad; or call a model that is not planned here",
+        )
+
+
+def _check_not_sharded(modules: list[nn.Module]) -> None:
+    """Check that parameters are tensors of torch itself, whole on this device.
+
+    Raises:
+        UsageError: one is of a class of its own, as those of FSDP and tensor parallelism are, or FSDP or
+            DistributedDataParallel manages a module.
+    """
+    hint = "use DistributedDataParallel around the planned model instead of FSDP"
+    for module in modules:
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise UsageError(
+                "a planned function is given a DistributedDataParallel, which communicates and cannot be captured",
+                hint="plan that itself, planned(ddp), and compute the loss of what it returns",
+            )
+        # FSDP1 says so; it puts views of its own in the place of parameters.
+        if any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules()):
+            raise UsageError("the model is sharded by FSDP, which gathers its parameters in each call", hint=hint)
+        for name, parameter in module.named_parameters():
+            if type(parameter) not in (nn.Parameter, torch.Tensor):
+                kind = type(parameter).__name__
+                raise UsageError(
+                    f"parameter {name!r} is a {kind}: sharded and quantized models cannot be planned", hint=hint
+                )

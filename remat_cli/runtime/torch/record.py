@@ -1,0 +1,160 @@
+"""What was planned for a model, and what ran: kept while it trains, and shown by `plan_of`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import Schedule
+from remat_cli.core.simulate import Trace
+from remat_cli.core.solve import baseline_of, share_over
+from remat_cli.units import format_bytes, format_count, format_share
+
+_LOG = logging.getLogger("remat")
+
+
+@dataclass(eq=False)
+class PlannedGraph:
+    """The plan that a captured graph runs by, and what was seen of its runs.
+
+    Attributes:
+        graph: what is planned.
+        schedule: what runs.
+        budget_bytes: total device memory that the plan keeps within; None where the schedule came from a file.
+        fixed_bytes: always in memory: parameters, buffers, inputs, optimizer state.
+        predicted_peak_bytes: of the plan, with what is always there.
+        plain_peak_bytes: of the same graph unplanned.
+        overhead: more time than the plain run takes, as a share of it.
+        inputs: shapes of the tensors that the call is given, by name.
+        calls: how often it ran.
+        carried: the same plan at other sizes, as the judge finds it there.
+        measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
+    """
+
+    graph: Graph
+    schedule: Schedule
+    budget_bytes: int | None
+    fixed_bytes: int
+    predicted_peak_bytes: int
+    plain_peak_bytes: int
+    overhead: float
+    inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    calls: int = 0
+    carried: list[PlannedGraph] = field(default_factory=list)
+    measured_peak_bytes: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, graph: Graph, schedule: Schedule, trace: Trace, budget_bytes: int | None = None) -> PlannedGraph:
+        """Return what is known of a plan before it runs.
+
+        Args:
+            graph: what is planned.
+            schedule: the plan.
+            trace: what the judge makes of it.
+            budget_bytes: that it was made for; None where it came from a file.
+        """
+        plain = baseline_of(graph)
+        return cls(
+            graph=graph,
+            schedule=schedule,
+            budget_bytes=budget_bytes,
+            fixed_bytes=graph.fixed_bytes,
+            predicted_peak_bytes=trace.peak_bytes,
+            plain_peak_bytes=plain.peak_bytes,
+            overhead=share_over(trace.time, plain.time),
+        )
+
+    def __str__(self) -> str:
+        """Return one line for a report or a log."""
+        within = "" if self.budget_bytes is None else f" within {format_bytes(self.budget_bytes)}"
+        inputs = ", ".join(f"{name} {'x'.join(map(str, shape)) or '()'}" for name, shape in self.inputs.items())
+        return (
+            f"{format_count(len(self.graph.ops))} ops{f' ({inputs})' if inputs else ''}{within}: predicted peak "
+            f"{format_bytes(self.predicted_peak_bytes)} ({format_bytes(self.plain_peak_bytes)} unplanned), "
+            f"{format_share(self.overhead)} more time"
+        )
+
+
+@dataclass(eq=False)
+class PlanRecord:
+    """What was planned for a model, and how its calls ran; `print` of it is a small report.
+
+    Attributes:
+        budget: as it was asked for; the file's name where the schedule came from a file.
+        graphs: what was planned, in the order in which it was captured.
+        last: what the last planned call ran by; None before there was one.
+        backward_passes: how many ran as planned.
+        unplanned: how many calls ran unplanned, by the reason.
+        is_part: another planned model has it as a part, and is planned as a whole.
+        gradients_unplanned: gradients of the model's parameters arrived that no planned backward pass had made.
+        before_run: called where a planned call begins to run.
+    """
+
+    budget: str
+    graphs: list[PlannedGraph] = field(default_factory=list)
+    last: PlannedGraph | None = None
+    backward_passes: int = 0
+    unplanned: Counter[str] = field(default_factory=Counter)
+    gradients_unplanned: bool = False
+    is_part: bool = False
+    before_run: Callable[[], None] | None = None
+
+    @property
+    def calls(self) -> int:
+        """How many calls ran as planned."""
+        return sum(plan.calls for graph in self.graphs for plan in (graph, *graph.carried))
+
+    def add(self, planned: PlannedGraph) -> PlannedGraph:
+        """Note a plan, and tell of the first in the log where it is read by default; return the record's own of it."""
+        own = next((graph for graph in self.graphs if graph.schedule is planned.schedule), None)
+        if own is None:
+            own = replace(planned, calls=0, carried=[], measured_peak_bytes=[])
+            told(logging.INFO if self.graphs else logging.WARNING, f"planned {own}")
+            self.graphs.append(own)
+        return own
+
+    def runs(self, graph: PlannedGraph) -> None:
+        """Note that a call runs by a plan."""
+        graph.calls += 1
+        self.last = graph
+        if self.before_run is not None:
+            self.before_run()
+
+    def __str__(self) -> str:
+        """Return the report."""
+        lines = [f"Planned for {self.budget}: {_calls(self.calls)} as planned, {_calls(self.unplanned.total())} not"]
+        for graph in self.graphs:
+            lines.append(f"  {graph}; {_calls(graph.calls)}")
+            if ran := [plan for plan in graph.carried if plan.calls]:
+                largest = max(plan.predicted_peak_bytes for plan in ran)
+                calls = _calls(sum(plan.calls for plan in ran))
+                lines.append(
+                    f"    carried over to {len(ran)} other sizes: predicted peak up to {format_bytes(largest)}; {calls}"
+                )
+            if graph.measured_peak_bytes:
+                measured = ", ".join(map(format_bytes, graph.measured_peak_bytes))
+                lines.append(f"    measured peak of the first steps: {measured}")
+        lines += [f"  unplanned, {reason}: {_calls(count)}" for reason, count in self.unplanned.items()]
+        if self.gradients_unplanned:
+            lines.append("  gradients arrived that no planned backward pass had made")
+        return "\n".join(lines)
+
+
+def told(level: int, text: str) -> None:
+    """Write a line to the log; a warning to stderr, too, where nobody has said where the log goes."""
+    _LOG.log(level, text)
+    listeners = [handler for handler in (*_LOG.handlers, *logging.root.handlers) if not _is_deaf(handler)]
+    if not listeners and level >= logging.WARNING and _LOG.isEnabledFor(level):
+        sys.stderr.write(f"remat: {text}\n")
+
+
+def _is_deaf(handler: logging.Handler) -> bool:
+    return isinstance(handler, logging.NullHandler)
+
+
+def _calls(count: int) -> str:
+    return f"{format_count(count)} {'call' if count == 1 else 'calls'}"

@@ -1,0 +1,87 @@
+"""The product of matrices that `torch.einsum` makes of two operands.
+
+Written after `einsum` and `sumproduct_pair` of PyTorch 2.13: the dimensions of the result come first, then those that
+are summed, by their labels; each operand is brought into the order of its matrices, and reshaped into a stack of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from remat_cli.core.operators import Operand, Operator
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """An operand of the product.
+
+    Attributes:
+        value: the operand; its shape is known.
+        axes: its axes in the order of its matrices, without those of size 1.
+        form: the stack of matrices, [stack, rows, columns].
+    """
+
+    value: Operand
+    axes: tuple[int, ...]
+    form: tuple[int, int, int]
+
+    @property
+    def summed_first(self) -> bool:
+        """Whether it has dimensions that neither the result nor the other operand has: they are summed beforehand."""
+        return prod(self.form) < self.value.elements
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What `torch.einsum` makes of two operands.
+
+    Attributes:
+        factors: the two operands.
+        shape: of the result, in the order in which the product of the matrices has its dimensions.
+        axes: for each dimension of the result its place in `shape`.
+    """
+
+    factors: tuple[Factor, Factor]
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+def product_of(operator: Operator) -> Product | None:
+    """Return the product of matrices that an Einsum is, or None where it is none, or is written in another form.
+
+    The other forms have one operand, more than two, `...`, or a label twice in an operand.
+    """
+    inputs, arrow, result = str(operator.attributes.get("equation", "")).replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    shapes = [value.shape for value in operator.inputs if value is not None and value.shape is not None]
+    if len(terms) != 2 or "." in inputs or [len(set(term)) for term in terms] != [len(shape) for shape in shapes]:
+        return None
+    left, right = (dict(zip(term, shape, strict=True)) for term, shape in zip(terms, shapes, strict=True))
+    if not arrow:
+        result = "".join(sorted(left.keys() ^ right.keys()))
+    wide_left, wide_right = ({label for label, size in own.items() if size > 1} for own in (left, right))
+    summed = "".join(sorted((wide_left & wide_right).difference(result)))
+    if not summed or not left.keys() | right.keys() >= set(result):
+        return None
+    stack = "".join(label for label in result if label in wide_left & wide_right)
+    rows = "".join(label for label in result if label in wide_left - wide_right)
+    columns = "".join(label for label in result if label not in wide_left)
+    sizes = {label: max(left.get(label, 1), right.get(label, 1)) for label in left | right}
+
+    def factor(position: int, *groups: str) -> Factor:
+        value = operator.inputs[position]
+        assert value is not None
+        axes = tuple(terms[position].index(label) for label in "".join(groups))
+        stacks, high, wide = (prod(sizes[label] for label in group) for group in groups)
+        return Factor(value, axes, (stacks, high, wide))
+
+    made = stack + rows + columns
+    return Product(
+        (
+            factor(0, stack, rows, summed),
+            factor(1, stack, summed, "".join(label for label in columns if label in wide_right)),
+        ),
+        tuple(sizes[label] for label in made),
+        tuple(made.index(label) for label in result),
+    )

@@ -1,0 +1,73 @@
+"""`remat diff`, and what a failed check says of what grew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calls import Remat
+from tests.places import GRAPHS
+
+
+@pytest.fixture
+def versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A graph, and what became of it: one op more whose output is at the peak, another name, another size."""
+    monkeypatch.chdir(tmp_path)
+    text = (GRAPHS / "skip_chain.json").read_text()
+    graph = json.loads(text)
+    large = graph["tensors"][2]
+    large["bytes"] *= 2
+    graph["tensors"].append({"name": "extra", "bytes": 9_000_000})
+    graph["ops"].insert(3, {"name": "extra", "type": "Sigmoid", "inputs": [], "outputs": ["extra"], "time": 5})
+    graph["outputs"] = [*graph.get("outputs", []), "extra"]
+    Path("old.json").write_text(text)
+    Path("new.json").write_text(json.dumps(graph))
+    return {"large": large["name"]}
+
+
+def test_diff_names_what_the_peaks_differ_by(remat: Remat, versions: dict[str, str]) -> None:
+    report = remat("diff", "old.json", "new.json")
+    assert report.code == 0
+    assert "The plain peak grew by" in report.out
+    assert "Ops that are new: 1 Sigmoid" in report.out
+    summary = remat("diff", "old.json", "new.json", "--json").json
+    assert {"op": "extra", "type": "Sigmoid"} in summary["ops"]["new"]
+    changes = {change["name"]: change["new_bytes"] - change["old_bytes"] for change in summary["at_peak"]}
+    assert changes["extra"] == 9_000_000
+    grown = summary["new"]["plain"]["peak_bytes"] - summary["old"]["plain"]["peak_bytes"]
+    assert sum(changes.values()) == grown
+
+
+def test_graphs_that_are_the_same_differ_by_nothing(remat: Remat, versions: dict[str, str]) -> None:
+    summary = remat("diff", "old.json", "old.json", "--json").json
+    assert summary["at_peak"] == []
+    assert summary["ops"] == {"new": [], "gone": [], "of_other_shapes": [], "renamed": 0}
+
+
+@pytest.mark.parametrize("form", ["table", "json", "junit", "github", "markdown"])
+def test_a_failed_check_says_what_grew(remat: Remat, versions: dict[str, str], form: str) -> None:
+    Path("remat.yaml").write_text("models: [{name: m, path: model.json, max_regression: 2%}]")
+    Path("model.json").write_bytes(Path("old.json").read_bytes())
+    first = remat("check")
+    assert first.code == 3
+    assert "`remat check remat.yaml --update-baseline` writes it" in first.err
+    assert remat("check", "--update-baseline").code == 0
+    assert remat("check").err == ""
+    Path("model.json").write_bytes(Path("new.json").read_bytes())
+    ended = remat("check", "--format", form)
+    assert ended.code == 3
+    said = " ".join(ended.out.split()).replace("&#x27;", "'").replace("\\", "")
+    assert "new at the peak: 'extra' (9.000 MB)" in said
+    assert "ops added: 1 Sigmoid" in said
+    assert "remat diff OLD NEW" in said
+
+
+def test_a_baseline_of_an_older_version_says_no_more_than_it_knows(remat: Remat, versions: dict[str, str]) -> None:
+    Path("remat.yaml").write_text("models: [{name: m, path: new.json, max_regression: 2%}]")
+    figures = {"plain_peak_bytes": 1000, "hard_limit_bytes": 1000}
+    Path("remat.baseline.json").write_text(json.dumps({"format": "remat.baseline/1", "models": {"m": figures}}))
+    ended = remat("check")
+    assert ended.code == 3
+    assert "at the peak:" not in ended.out

@@ -1,0 +1,61 @@
+"""Beams over skylines: what they find, and what they prove where they leave nothing out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat_cli.allocation.instance import Instance
+from remat_cli.allocation.skyline import Beam, BeamEnd, search
+from remat_cli.core.buffers import Buffer
+from tests.unit.allocation.test_portfolio import drawn_buffers, smallest_height
+
+
+def run(buffers: tuple[Buffer, ...], capacity: int, beam: Beam) -> BeamEnd:
+    return search(Instance.of(buffers, 1), capacity, beam, lambda: False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn_buffers(), st.integers(-1, 1), st.booleans(), st.sampled_from(["first", "tight", "few"]))
+def test_thorough_search_decides(buffers: tuple[Buffer, ...], beyond: int, backwards: bool, corner: str) -> None:
+    smallest = smallest_height(buffers)
+    end = run(buffers, smallest + beyond, Beam(5000, corner, backwards, is_thorough=True))
+    assert end.is_proof
+    assert (end.offsets is not None) == (beyond >= 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn_buffers(most=9), st.integers(0, 2), st.sampled_from([1, 2, 8]), st.sampled_from([None, 5.0]))
+def test_what_a_narrow_search_finds_fits(
+    buffers: tuple[Buffer, ...], beyond: int, width: int, weight: float | None
+) -> None:
+    capacity = Instance.of(buffers, 1).load + beyond
+    end = run(buffers, capacity, Beam(width, waste_weight=weight, noise=0.1, seed=3))
+    if end.offsets is None:
+        return
+    placed = list(zip(buffers, end.offsets.tolist(), strict=True))
+    for index, (first, at) in enumerate(placed):
+        assert 0 <= at <= capacity - first.size
+        for second, other in placed[:index]:
+            if first.lower < second.upper and second.lower < first.upper:
+                assert at + first.size <= other or other + second.size <= at
+
+
+@pytest.mark.parametrize("unit", [1, 10**9])
+def test_heights_beyond_32_bits_count_in_full(unit: int) -> None:
+    buffers = (Buffer(0, 1, unit), Buffer(0, 1, unit), Buffer(0, 1, unit + 1))
+    assert run(buffers, 3 * unit + 1, Beam(4)).offsets is not None
+    assert run(buffers, 3 * unit, Beam(4, is_thorough=True)) == BeamEnd(None, True, 0)
+
+
+def test_search_that_leaves_states_out_proves_nothing() -> None:
+    # Whether the first two can lie side by side depends on what is left out at a width of 1.
+    buffers = tuple(Buffer(i % 4, i % 4 + 2 + i % 3, 1 + i * 7 % 5) for i in range(9))
+    end = run(buffers, Instance.of(buffers, 1).load, Beam(1, is_thorough=True))
+    assert end.offsets is not None or not end.is_proof
+
+
+def test_search_stops_when_it_is_told_to() -> None:
+    end = search(Instance.of((Buffer(0, 1, 1),), 1), 1, Beam(4), lambda: True)
+    assert end == BeamEnd(None, False, 0)

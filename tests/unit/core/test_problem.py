@@ -1,0 +1,46 @@
+"""Observers that pass on what they are told: nothing is lost on the way."""
+
+from __future__ import annotations
+
+from inspect import getmembers, isfunction
+
+import pytest
+
+from remat_cli.core.problem import Bound, Observer, PassingObserver, Plan, Scope
+from remat_cli.core.schedule import Schedule
+from tests.plans import Told, told
+
+PLAN: Plan = told(Schedule(()))
+BOUND = Bound(3, Scope.ANY_ORDER)
+TELLING = sorted(name for name, _ in getmembers(Observer, isfunction) if not name.startswith("_"))
+
+
+class Enough(Observer):
+    """Has enough from the start."""
+
+    @property
+    def has_enough(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("method", [*TELLING, "has_enough"])
+def test_everything_that_an_observer_is_told_is_passed_on(method: str) -> None:
+    assert method in vars(PassingObserver), "what it does not pass on is lost"
+
+
+def test_it_is_passed_on_as_it_is() -> None:
+    heard = Told()
+    passing = PassingObserver(PassingObserver(heard))
+    passing.begins()
+    passing.phase("searching")
+    passing.found(PLAN)
+    passing.bound(BOUND)
+    passing.asks("dtr")
+    passing.standing(0.5, 0.25, "dtr")
+    assert (heard.begun, heard.phases, heard.plans, heard.bounds) == (1, ["searching"], [PLAN], [BOUND])
+    assert (heard.asked, heard.standings) == (["dtr"], [(0.5, 0.25, "dtr")])
+
+
+def test_whoever_asked_says_whether_it_is_enough() -> None:
+    assert not PassingObserver(Told()).has_enough
+    assert PassingObserver(PassingObserver(Enough())).has_enough

@@ -1,0 +1,127 @@
+"""Plans with addresses: the budget is the arena's, and where fragmentation breaks it the plan changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat_cli.allocation.of_schedule import arena_of
+from remat_cli.allocation.portfolio import Allocation
+from remat_cli.config import PlannerChoice, Request
+from remat_cli.core.arena import Arena, check_arena
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Status
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import with_arena
+from remat_cli.errors import FalseClaim
+from remat_cli.planners.shared.limits import Limits
+from remat_cli.planning import Planning, addresses, plan
+from remat_cli.units import parse_budget
+from tests.graphs import chain, graph_of, op, small_graphs, training_chain
+from tests.plans import prepared
+
+
+def planned(graph: Graph, budget: str, planner: str = "dtr", **said: Any) -> Planning:
+    request = Request(parse_budget(budget), PlannerChoice(planner), arena=True, **({"alignment": 1} | said))
+    return plan(prepared(graph), request)
+
+
+def test_budget_is_that_of_the_arena_and_resident_bytes_lie_beside_it() -> None:
+    graph = graph_of(op("a", "", "x"), op("b", "x", "y"), sizes={"x": 4, "y": 3}, resident_bytes=100)
+    planning = planned(graph, "7", "keep_all")
+    arena = planning.solution.arena
+    assert arena is not None
+    assert arena.bytes == 7
+    assert planning.peak_bytes == planning.budget_bytes == 107
+    assert planned(graph, "100%", "keep_all").budget_bytes == 107
+    assert planned(graph, "50%", "keep_all").budget_bytes == 103
+
+
+def test_below_the_working_set_no_arena_is_proven_to_fit() -> None:
+    assert planned(chain(3, 4, 5, 1), "8").status is Status.INFEASIBLE
+    assert planned(chain(3, 4, 5, 1), "9").status is Status.OPTIMAL
+
+
+def test_arena_of_aligned_addresses_takes_more() -> None:
+    assert planned(chain(3, 4, 5, 1), "9", "keep_all", alignment=4).status is Status.UNKNOWN
+    solution = planned(chain(3, 4, 5, 1), "12", "keep_all", alignment=4).solution
+    assert solution.arena is not None
+    assert (solution.arena.bytes, solution.fragmentation_bytes) == (12, 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(small_graphs(max_ops=6), st.sampled_from(["100%", "80%", "min"]))
+def test_every_arena_holds(graph: Graph, budget: str) -> None:
+    planning = planned(graph, budget)
+    solution = planning.solution
+    if solution.trace is None:
+        assert solution.arena is None
+        return
+    assert solution.arena is not None
+    assert planning.schedule is not None
+    check_arena(graph, planning.schedule, solution.arena)
+    assert solution.arena.bytes + graph.resident_bytes <= solution.problem.budget.device_bytes
+    assert solution.fragmentation_bytes is not None
+    assert solution.fragmentation_bytes >= 0
+
+
+def test_where_no_arena_is_found_a_smaller_sum_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = training_chain(6)
+    fast = planned(graph, "100%")
+    assert fast.trace is not None
+    peak = fast.trace.peak_bytes
+
+    def only_below(graph: Graph, schedule: Any, limits: Any, **said: Any) -> tuple[Allocation, Arena | None]:
+        if simulate(graph, schedule).peak_bytes > peak - 2:
+            return Allocation(Status.UNKNOWN, None, None, peak, closest_bytes=peak + 1), None
+        return arena_of(graph, schedule, limits, **said)
+
+    monkeypatch.setattr(addresses, "arena_of", only_below)
+    planning = planned(graph, "100%")
+    assert planning.solution.arena is not None
+    assert planning.peak_bytes is not None
+    assert planning.peak_bytes <= peak - 2
+    # Every op once is proven to be the least: a plan that runs some again is no longer optimal.
+    assert (fast.status, planning.status) == (Status.OPTIMAL, Status.FEASIBLE)
+    assert planning.solution.sum_time == fast.trace.time
+    assert planning.overhead == planning.solution.fragmentation_overhead
+    assert planning.overhead
+
+
+def test_where_no_plan_has_an_arena_the_smallest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> tuple[Allocation, Arena | None]:
+        return Allocation(Status.UNKNOWN, None, None, 1, closest_bytes=4000), None
+
+    monkeypatch.setattr(addresses, "arena_of", never)
+    planning = planned(training_chain(4), "100%")
+    assert planning.status is Status.UNKNOWN
+    assert planning.solution.arena is None
+    assert "the smallest that was found takes 4.000 kB" in planning.solution.result.reason
+    assert planning.solution.closest is not None
+
+
+def test_smallest_budget_is_that_of_the_smallest_arena() -> None:
+    graph = graph_of(op("a", "", "x"), op("b", "x", "y"), sizes={"x": 4, "y": 3}, resident_bytes=100)
+    planning = planned(graph, "min", alignment=4)
+    assert planning.budget_bytes == 108
+    assert planning.search is not None
+    assert planning.search.found_bytes == 108
+    assert planning.search.proven_bytes == 107
+
+
+def test_judge_refuses_an_arena_that_overlaps_or_is_too_large() -> None:
+    graph = chain(3, 4)
+    solution = planned(graph, "7", "keep_all").solution
+    assert solution.arena is not None
+    schedule = plain_run(graph)
+    _, good = arena_of(graph, schedule, Limits(), alignment=1)
+    assert good is not None
+    overlapping = Arena(7, 1, tuple(type(each)(each.step, each.tensor, 0) for each in good.addresses))
+    with pytest.raises(FalseClaim, match="lies at 0"):
+        with_arena(solution, schedule, overlapping)
+    with pytest.raises(FalseClaim, match="was taken for one that fits"):
+        with_arena(solution, schedule, Arena(8, 1, good.addresses))

@@ -1,0 +1,177 @@
+"""What the model does not see is measured in the first steps, and left free in the plans that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from remat_cli.errors import UsageError
+from remat_cli.runtime.torch import watch
+from remat_cli.runtime.torch.memory import peak_of
+from remat_cli.runtime.torch.record import PlanRecord
+from remat_cli.torch import plan_of, planned
+from tests.torch_steps import MLP
+
+BATCH, CLASSES = 256, 300
+
+
+class Classifier(nn.Module):
+    """Returns logits, which the caller makes a loss of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+        self.head = nn.Linear(32, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(F.gelu(layer(x)))
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def train(model: nn.Module, steps: int = 6, optimizer: torch.optim.Optimizer | None = None) -> list[torch.Tensor]:
+    """Train with the loss outside the model; return the losses."""
+    torch.manual_seed(1)
+    x, y = torch.randn(BATCH, 32), torch.randint(CLASSES, (BATCH,))
+    losses = []
+    for _ in range(steps):
+        loss = F.cross_entropy(model(x), y)
+        torch.autograd.backward(loss)
+        losses.append(loss.detach())
+        if optimizer is not None:
+            optimizer.step()
+        model.zero_grad()
+    return losses
+
+
+def made(make: Callable[[], nn.Module] = Classifier, **asked: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = make()
+    return planned(model, planner="dtr", **asked) if asked else model
+
+
+def whole_step(model: nn.Module) -> int:
+    fixed = sum(parameter.nbytes for parameter in model.parameters())
+    return fixed + peak_of(lambda: train(model, 1), "cpu")
+
+
+BUDGET = 1_300_000
+MEASURED = pytest.mark.skipif(
+    "cpu" not in watch._DEVICES, reason="steps are not measured on the CPU: see runtime/torch/watch.py"
+)
+
+
+@MEASURED
+def test_a_loss_outside_the_model_is_measured_and_planned_for(caplog: pytest.LogCaptureFixture) -> None:
+    model = made(budget=BUDGET)
+    losses = train(model)
+    record = plan_of(model)
+    first, second = record.graphs
+    assert first.predicted_peak_bytes <= BUDGET < first.measured_peak_bytes[0]
+    assert len(second.measured_peak_bytes) == 3
+    assert max(second.measured_peak_bytes) <= BUDGET
+    assert whole_step(model) <= BUDGET
+    assert [line.levelname for line in caplog.records if "planned again" in line.message] == ["WARNING"]
+    assert all(map(torch.equal, losses, train(made())))
+
+
+def test_what_is_said_to_be_reserved_is_left_free_from_the_start() -> None:
+    model = made(budget=BUDGET, reserve="310kB")
+    train(model)
+    (plan,) = plan_of(model).graphs
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    assert plan.fixed_bytes == parameters + BATCH * 32 * 4 + 310_000
+    assert BUDGET - 310_000 < whole_step(model) <= BUDGET
+
+
+@pytest.mark.parametrize("wrong", [None, True, 2.5, "lots", [1]])
+def test_a_reserve_that_is_no_size_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="size"):
+        planned(MLP(), budget="80%", reserve=wrong)
+
+
+@MEASURED
+def test_a_step_that_no_plan_can_bring_below_the_budget_goes_on_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = made(budget=900_000)
+    losses = train(model)
+    assert caplog.text.count("no plan that leaves that much free") == 1
+    assert caplog.text.count("planned again") == 1
+    assert plan_of(model).calls == 6
+    assert all(map(torch.equal, losses, train(made())))
+
+
+def test_gradients_that_are_there_at_the_call_are_counted() -> None:
+    peaks = []
+    for kept in (False, True):
+        torch.manual_seed(0)
+        model = made(budget="100%")
+        if kept:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        model(torch.randn(BATCH, 32))
+        peaks.append(plan_of(model).graphs[0].plain_peak_bytes)
+    assert peaks[1] - peaks[0] == sum(parameter.nbytes for parameter in Classifier().parameters())
+
+
+def test_buckets_of_data_parallel_are_counted() -> None:
+    import torch.distributed as dist
+
+    def plain_peak(model: nn.Module, call: Callable[[torch.Tensor], Any]) -> int:
+        call(torch.randn(BATCH, 32)).sum().backward()
+        return plan_of(model).graphs[0].plain_peak_bytes
+
+    alone = made(budget="100%")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        model = made(budget="100%")
+        with_buckets = plain_peak(model, nn.parallel.DistributedDataParallel(model))
+    finally:
+        dist.destroy_process_group()
+    assert with_buckets - plain_peak(alone, alone) == sum(parameter.nbytes for parameter in alone.parameters())
+
+
+@MEASURED
+def test_the_optimizers_own_memory_is_told_where_it_is_above_the_budget(caplog: pytest.LogCaptureFixture) -> None:
+    model = made(lambda: nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 1)))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    budget = 9 * sum(parameter.nbytes for parameter in model.parameters()) // 2
+    planned(model, budget=budget, optimizer=optimizer)
+    for _ in range(4):
+        model(torch.randn(4, 300)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert caplog.text.count("in the optimizer's step") == 1
+
+
+@MEASURED
+def test_after_the_first_steps_nothing_is_measured() -> None:
+    model = made(budget="10MB")
+    optimizer = torch.optim.SGD(model.parameters())
+    train(model, 3, optimizer)
+    call: Any = model._compiled_call_impl
+    assert not call._watch.left
+    before = torch.profiler.profile
+    torch.profiler.profile = None  # type: ignore[assignment, misc]
+    try:
+        train(model, 2, optimizer)
+    finally:
+        torch.profiler.profile = before  # type: ignore[misc]
+    record: PlanRecord = plan_of(model)
+    assert len(record.graphs[0].measured_peak_bytes) == 3
+    assert not call._watch._hooks
+
+
+def test_a_profiler_of_the_user_is_left_alone() -> None:
+    model = made(budget="100%")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        train(model, 2)
+    assert any("addmm" in event.key for event in profile.key_averages())
+    assert plan_of(model).graphs[0].measured_peak_bytes == []
