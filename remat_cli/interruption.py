@@ -42,6 +42,12 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, _interrupt)
 
 
+def heed_a_request_that_waits() -> None:
+    """Raise KeyboardInterrupt where a request waits for imports to end: one may have followed another until now."""
+    if _waiting_since is not None:
+        _interrupt(signal.SIGALRM, None)
+
+
 def pass_over_requests() -> None:
     """Take no notice of requests to end: whoever started this process ends it.
 

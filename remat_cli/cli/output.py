@@ -17,6 +17,7 @@ from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import file_of
 from remat_cli.formats.writing import check_writes, write_file
+from remat_cli.interruption import heed_a_request_that_waits
 from remat_cli.units import format_share
 
 if TYPE_CHECKING:
@@ -67,11 +68,15 @@ class Output:
             return
         with reader_may_leave():
             if self._as_json:
+                text = json.dumps(summary(), ensure_ascii=False, indent=2, sort_keys=True) + "\n"
+                heed_a_request_that_waits()
                 stream = sys.stderr if self._stdout_is_taken else sys.stdout
-                stream.write(json.dumps(summary(), ensure_ascii=False, indent=2, sort_keys=True) + "\n")
+                stream.write(text)
                 stream.flush()
             else:
-                _console(to_stderr=self._stdout_is_taken).print(renderable())
+                console, shown = _console(to_stderr=self._stdout_is_taken), renderable()
+                heed_a_request_that_waits()
+                console.print(shown)
 
     def notes(self, notes: Sequence[str]) -> None:
         """Show on stderr what the user should know about the input, where there is no report that does."""

@@ -186,6 +186,22 @@ main()
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
 
 
+def test_a_request_that_waits_is_heeded_before_a_report_at_the_latest(tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text(FRAGILE)
+    script = """
+import sys
+from remat_cli import interruption
+from remat_cli.__main__ import main
+interruption._LOOK = 60.0  # as if every look came while something was imported
+sys.argv = ["remat", "inspect", "skip_chain.json"]
+main()
+"""
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "SENT": "SIGTERM"}
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, cwd=GRAPHS, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
+
+
 def test_a_module_that_works_while_it_is_imported_is_not_waited_for(tmp_path: Path) -> None:
     """Ctrl-C again, after a second."""
     (tmp_path / "onnx.py").write_text("import time\nprint('here', flush=True)\nwhile True:\n    time.sleep(0.1)\n")

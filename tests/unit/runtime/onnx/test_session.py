@@ -18,12 +18,13 @@ from remat_cli import session_options
 from tests.unit.formats.onnx.models import Model, float_input, node, weight
 from tests.unit.runtime.onnx.rewriting import KERNEL_TIME, rewritten_model
 
-# Free a large block, after which glibc by itself keeps blocks below that size in its heap. Then tell how many of the
-# next blocks have pages of their own, and how many bytes went back when these were freed.
+# Have glibc keep blocks of less than 32 MiB in its heap, as it does by itself once a block of that size was freed. Then
+# tell how many of the next blocks have pages of their own, and how many bytes went back when these were freed.
 FREED_MEMORY = """
 import ctypes
-{call}
 libc = ctypes.CDLL(None)
+assert libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD
+{call}
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 
 def resident():
@@ -37,7 +38,6 @@ libc.mallinfo.restype = Mallinfo
 def with_own_pages():
     return libc.mallinfo().field_3  # hblks: blocks that are mapped
 
-libc.free(libc.malloc(16 * 2**20))
 own = -with_own_pages()
 blocks = [libc.malloc(2**20) for _ in range(64)]
 own += with_own_pages()
