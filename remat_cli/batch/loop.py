@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from remat_cli.batch.job import Job, JobOutcome
 from remat_cli.batch.result_lines import JobLine
 from remat_cli.core.problem import Observer
-from remat_cli.interruption import REQUESTS_TO_END
+from remat_cli.interruption import REQUESTS_TO_END, heed_a_request_that_waits
 
 # Seconds between two looks at whether Ctrl-C was pressed.
 _LOOK = 0.1
@@ -50,6 +50,7 @@ class Interruption:
         self.wanted = False
 
     def __enter__(self) -> Self:
+        heed_a_request_that_waits()
         numbers = (signal.SIGINT, *REQUESTS_TO_END)
         heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._note) for number in heard}

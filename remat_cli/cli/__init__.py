@@ -8,8 +8,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +18,13 @@ import click
 from remat_cli import __version__
 from remat_cli.cli.streams import drop_stdout, prepare_streams, reader_may_leave
 from remat_cli.errors import ExitCode, RematError
-from remat_cli.interruption import comes_of_a_request, end_undisturbed, take_as_ctrl_c, tell
+from remat_cli.interruption import (
+    comes_of_a_request,
+    end_undisturbed,
+    heed_a_request_that_waits,
+    take_as_ctrl_c,
+    tell,
+)
 
 # Verb: its one line of help. Its command stands in the module of the same name.
 VERBS: Mapping[str, str] = {
@@ -44,38 +49,16 @@ VERBS: Mapping[str, str] = {
     "planners": "List the planners, their options, defaults and sources.",
 }
 
+# By this variable a shell asks for a line to be completed, as click's scripts do.
+COMPLETE = "_REMAT_COMPLETE"
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:<4} {code.meaning}" for code in ExitCode)
 
 # A disk or a share of it that is full, a file beyond what is allowed, a device that fails, one only to read from.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
-class _Interrupted(Exception):
-    """Ctrl-C, of which click would say nothing but an empty line."""
-
-
-@contextmanager
-def _own_endings() -> Iterator[None]:
-    """End with 0 where whoever read stdout has left (`remat --help | head`), with 130 at Ctrl-C; click would not."""
-    try:
-        yield
-    except BrokenPipeError:
-        drop_stdout()
-        raise click.exceptions.Exit(0) from None
-    except KeyboardInterrupt:
-        raise _Interrupted from None
-
-
 class _Verbs(click.Group):
     """Imports a verb's module only when that verb is called."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _own_endings():
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _own_endings():
-            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -84,6 +67,7 @@ class _Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         command = import_module(f"remat_cli.cli.{cmd_name}").command
+        heed_a_request_that_waits()
         assert isinstance(command, click.Command)
         return command
 
@@ -171,11 +155,14 @@ def _run() -> NoReturn:
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("REMAT_DEBUG"))
     logging.getLogger("remat").addHandler(_WARNINGS)
     try:
-        code = cli.main(standalone_mode=False)
+        code = _called()
         with reader_may_leave():
             sys.stdout.flush()
-    except (_Interrupted, KeyboardInterrupt, click.exceptions.Abort):
+    except KeyboardInterrupt:
         _end_interrupted()
+    except BrokenPipeError:  # whoever read stdout has left: `remat --help | head`
+        drop_stdout()
+        code = ExitCode.DONE
     except click.ClickException as error:
         end_undisturbed()
         error.show()
@@ -191,6 +178,23 @@ def _run() -> NoReturn:
             raise
         _fail(*_described(error))
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+
+
+def _called() -> Any:
+    """Run the call and return its exit code, if it has one; complete a line instead where a shell asks for that.
+
+    This is what `cli.main` does, which writes an empty line wherever Ctrl-C finds it between its parts.
+    """
+    if instruction := os.environ.get(COMPLETE):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, "remat", COMPLETE, instruction)
+    program = Path(sys.argv[0]).name
+    try:
+        with cli.make_context("python -m remat_cli" if program == "__main__.py" else program, sys.argv[1:]) as context:
+            return cli.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
 
 
 def _end_interrupted() -> NoReturn:

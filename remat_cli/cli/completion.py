@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from remat_cli.cli import COMPLETE
 from remat_cli.cli.help import Verb
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -24,4 +25,4 @@ def command(ctx: click.Context, shell: str) -> None:
     """
     completion = get_completion_class(shell)
     assert completion is not None  # click knows the shells above
-    click.echo(completion(ctx.find_root().command, {}, "remat", "_REMAT_COMPLETE").source())
+    click.echo(completion(ctx.find_root().command, {}, "remat", COMPLETE).source())

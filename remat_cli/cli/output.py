@@ -85,6 +85,7 @@ class Output:
         from remat_cli.reports.safe_text import clean
 
         console = _console(to_stderr=True)
+        heed_a_request_that_waits()
         for note in notes:
             console.print(f"note: {clean(note)}", markup=False, soft_wrap=True)
 
@@ -115,6 +116,7 @@ class Output:
 
     def write(self, path: Path, content: bytes) -> bool:
         """Write a file whole or not at all; "-" is stdout. Tell whether there is still a reader."""
+        heed_a_request_that_waits()
         if path != STDOUT:
             write_file(path, content)
             return True

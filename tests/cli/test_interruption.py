@@ -186,19 +186,59 @@ main()
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
 
 
-def test_a_request_that_waits_is_heeded_before_a_report_at_the_latest(tmp_path: Path) -> None:
-    (tmp_path / "rich.py").write_text(FRAGILE)
-    script = """
-import sys
+# Runs remat, with a request to end as a module is looked for, of which nobody looks a second time whether it has ended.
+SIGTERM_AT_AN_IMPORT = """
+import signal, sys
 from remat_cli import interruption
 from remat_cli.__main__ import main
-interruption._LOOK = 60.0  # as if every look came while something was imported
-sys.argv = ["remat", "inspect", "skip_chain.json"]
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == module:
+            signal.raise_signal(signal.SIGTERM)
+
+interruption._LOOK = 60.0
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Finder)
 main()
 """
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "SENT": "SIGTERM"}
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, cwd=GRAPHS, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        ("rich.table", "inspect skip_chain.json"),
+        ("onnx", "convert unet.onnx --dim batch=1 -o -"),
+        ("remat_cli.reports.check.forms", "check remat.yaml --only gpt-serving --format json"),
+        ("click.shell_completion", "completion bash"),
+        ("remat_cli.batch.loop", "batch skip_chain.json --budget 90% -o -"),
+    ],
+)
+def test_a_request_that_waits_is_heeded_before_anything_is_written(module: str, call: str) -> None:
+    command = [sys.executable, "-c", SIGTERM_AT_AN_IMPORT, module, *call.split()]
+    ended = subprocess.run(command, cwd=GRAPHS, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_ctrl_c_between_the_parts_of_a_call_writes_no_empty_line() -> None:
+    script = """
+import signal, sys
+from remat_cli.__main__ import main
+from remat_cli.cli import cli
+
+make_context = cli.make_context
+
+def make_context_at_ctrl_c(*args, **kwargs):
+    context = make_context(*args, **kwargs)
+    signal.raise_signal(signal.SIGINT)
+    return context
+
+cli.make_context = make_context_at_ctrl_c
+sys.argv = ["remat", "planners"]
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
 
 
