@@ -77,6 +77,11 @@ def tell() -> None:
             sys.stderr.flush()
 
 
+def is_under_way() -> bool:
+    """Whether this process was asked to end, and has taken notice of it."""
+    return _has_interrupted
+
+
 def comes_of_a_request(error: BaseException) -> bool:
     """Whether an error is what an import, interrupted after a long wait, made of the request to end."""
     return _has_interrupted and isinstance(error, ImportError)
@@ -128,7 +133,19 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     _waiting_since = None
     _has_interrupted = True
     signal.setitimer(signal.ITIMER_REAL, 0)
+    sys.unraisablehook = _ask_again
     raise KeyboardInterrupt
+
+
+def _ask_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Raise KeyboardInterrupt a moment later where Python has lost it: in a `__del__` or a callback of a weakref."""
+    global _waiting_since
+    if unraisable.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(unraisable)
+    elif not _is_deaf:
+        _waiting_since = monotonic()
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, _LOOK)
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -221,6 +221,29 @@ def test_a_request_that_waits_is_heeded_before_anything_is_written(module: str, 
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
 
 
+def test_a_request_that_python_loses_is_heeded_later() -> None:
+    """It ignores what is raised in `__del__` and in callbacks of weak references, of which torch has many."""
+    script = """
+import gc, signal, sys
+from remat_cli.__main__ import main
+
+class Deaf:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+set_threshold = gc.set_threshold
+def set_threshold_and_ask(*args):
+    set_threshold(*args)
+    Deaf()
+
+gc.set_threshold = set_threshold_and_ask
+sys.argv = ["remat", "planners"]
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
+
+
 def test_ctrl_c_between_the_parts_of_a_call_writes_no_empty_line() -> None:
     script = """
 import signal, sys

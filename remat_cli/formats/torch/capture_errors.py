@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from remat_cli.errors import GraphError, RematError
 from remat_cli.formats.torch.internals import NO_DATA
 from remat_cli.formats.torch.places import innermost, last_place
+from remat_cli.interruption import is_under_way
 
 _DATA_DEPENDENT = (
     "a plan needs sizes and branches that do not depend on data: use torch.where or a mask instead, or compute this "
@@ -72,7 +73,9 @@ def explained(what: str) -> Iterator[None]:
         except exc.TorchDynamoException as error:
             raise explanation(error, what, [str(warning.message) for warning in warned]) from error
         finally:
-            logger.setLevel(level)
+            # What was under way in torch when a request came is taken apart only later, and torch logs what it misses.
+            if not is_under_way():
+                logger.setLevel(level)
 
 
 def explanation(error: exc.TorchDynamoException, what: str, warned: Sequence[str] = ()) -> RematError:
