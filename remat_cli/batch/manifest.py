@@ -47,13 +47,18 @@ class _Entry(_Keys):
     path: str = ""
 
 
-def load_manifest(path: Path) -> list[JobGroup]:
+def load_manifest(path: Path, called: Path | None = None) -> list[JobGroup]:
     """Read a manifest. Paths in it are relative to its folder.
+
+    Args:
+        path: of the file.
+        called: what it is called, and lies beside, where its content was put elsewhere.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
     """
-    document = read_yaml(path)
+    document = read_yaml(path, called)
+    path = called or path
     top = checked(_Top, document)
     if not top.graphs:
         raise UsageError(f"{document.place(('graphs',))}: names no graph", hint="write it like 'graphs: [model.onnx]'")

@@ -115,17 +115,19 @@ class _Limits:
     execute: bool | None = None
 
 
-def load_project(path: Path, *, offload: bool = False) -> Project:
+def load_project(path: Path, *, offload: bool = False, called: Path | None = None) -> Project:
     """Read a project file. Paths in it are relative to the folder that it lies in.
 
     Args:
         path: of the file.
+        called: what it is called, and lies beside, where its content was put elsewhere.
         offload: plans of all models may move tensors to the host, whatever the file says.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
     """
-    document = read_yaml(path)
+    document = read_yaml(path, called)
+    path = called or path
     raw = checked(_ProjectFile, document)
     if not raw.models:
         raise UsageError(f"{document.place(('models',))}: is empty", hint="list a model: '- path: model.onnx'")

@@ -10,7 +10,7 @@ import click
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
-from remat_cli.cli.stdin import READ
+from remat_cli.cli.stdin import READ, is_stdin
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.units import parse_bytes, parse_duration
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("allocate", cls=Verb)
-@click.argument("source", type=click.Path(path_type=Path), metavar="GRAPH|BUFFERS.csv")
+@click.argument("source", type=READ, metavar="GRAPH|BUFFERS.csv")
 @click.argument("schedule", type=READ, metavar="[SCHEDULE]", required=False)
 @click.option(
     "--capacity", metavar="SIZE", help="Largest arena: 1MiB, bytes. [default: none, the smallest that is found]"
@@ -94,7 +94,7 @@ def _of_buffers(
     from remat_cli.formats.buffers_csv import read_buffers
     from remat_cli.formats.source import Source
 
-    if Source(path).is_json or path.suffix != ".csv":
+    if Source(path).is_json or (path.suffix != ".csv" and not is_stdin(path)):
         raise UsageError(
             f"{path} is no table of buffers (.csv)", hint="a graph needs a schedule: remat allocate GRAPH SCHEDULE"
         )

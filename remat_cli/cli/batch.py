@@ -17,6 +17,7 @@ from remat_cli.cli.comparison_options import with_given_options
 from remat_cli.cli.help import PLANNER, SectionedOption, Verb
 from remat_cli.cli.options import OFFLOAD, config_names, graph_settings, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.stdin import NameToRead, called, is_stdin
 from remat_cli.config import DEFAULT_PLANNER, RunConfig, load_config
 from remat_cli.cores import usable_cores
 from remat_cli.errors import ExitCode, UsageError
@@ -32,7 +33,7 @@ _planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
 
 
 @click.command("batch", cls=Verb)
-@click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="MANIFEST|GRAPH...")
+@click.argument("files", nargs=-1, required=True, type=NameToRead(), metavar="MANIFEST|GRAPH...")
 @click.option(
     "--budget",
     "budgets",
@@ -46,6 +47,7 @@ _planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
     "--config",
     "configs",
     multiple=True,
+    type=NameToRead(),
     metavar="NAME|FILE",
     shell_complete=config_names,
     help=f"How to plan: names of configs that come with remat, or YAML files. Repeatable. [default: {DEFAULT_PLANNER}]",
@@ -161,10 +163,11 @@ def _groups(files: Sequence[str], given: Mapping[str, Any]) -> list[JobGroup]:
     said = merge_config(dict(given))
     budgets = tuple(budget for text in given["budgets"] for budget in parse_budgets(text))
     configs = tuple(load_config(Path(config)) for config in given["configs"])
-    if Path(files[0]).suffix in _MANIFESTS:
-        if len(files) > 1:
-            raise UsageError(f"{files[0]} is a manifest, and stands alone", hint=f"add {files[1]} to it")
-        groups = load_manifest(Path(files[0]))
+    manifest = next((Path(file) for file in files if Path(file).suffix in _MANIFESTS or is_stdin(Path(file))), None)
+    if manifest is not None:
+        if others := [file for file in files if file != str(manifest)]:
+            raise UsageError(f"{manifest} is a manifest, and stands alone", hint=f"add {others[0]} to it")
+        groups = load_manifest(manifest, called(manifest))
     else:
         groups = [JobGroup(tuple(dict.fromkeys(graph for file in files for graph in matching_files(file))))]
     default = RunConfig(DEFAULT_PLANNER)

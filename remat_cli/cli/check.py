@@ -13,6 +13,7 @@ import click
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import OFFLOAD
 from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.stdin import READ, called, in_a_call
 from remat_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _EXAMPLE = "write one:  models: [{path: model.onnx, dims: {batch: 8}, budget: 8G
 
 
 @click.command("check", cls=Verb)
-@click.argument("project", type=click.Path(path_type=Path), default="remat.yaml", metavar="[PROJECT]")
+@click.argument("project", type=READ, default="remat.yaml", metavar="[PROJECT]")
 @click.option(
     "--format",
     "forms",
@@ -82,7 +83,7 @@ def command(
     printed, files = _asked_for((*forms, "json") if as_json else forms, output)
     if not exists(project):
         raise UsageError(f"{project}: no such file", hint=_EXAMPLE)
-    loaded = load_project(project, offload=bool(offload))
+    loaded = load_project(project, offload=bool(offload), called=called(project))
     chosen = _chosen(loaded, only)
     baseline = _readable(loaded.baseline, read_baseline, or_none=update_baseline and not only)
     writes = {option: file for option, (_, file) in files.items()}
@@ -93,7 +94,7 @@ def command(
         reads.append(loaded.baseline)
     streams = Output(quiet=quiet, writes=writes, reads=reads)
     if any(model.max_regression is not None for model in chosen) and not (update_baseline or exists(loaded.baseline)):
-        make = f"`remat check {project} --update-baseline` writes it, to be committed"
+        make = f"`remat check {in_a_call(project)} --update-baseline` writes it, to be committed"
         streams.notes([f"there is no baseline yet, which max_regression needs: {make}"])
     outcomes: list[CheckOutcome] = []
     try:

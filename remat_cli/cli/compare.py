@@ -13,7 +13,7 @@ from remat_cli.cli.comparison_options import planner_files, planners_options, re
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
-from remat_cli.cli.stdin import READ
+from remat_cli.cli.stdin import READ, called
 from remat_cli.config import Request
 from remat_cli.core.problem import Observer
 from remat_cli.errors import ExitCode, UsageError
@@ -121,7 +121,7 @@ def _contests(
                 raise
             contests[-1] = replace(contests[-1], sweep=replace(contests[-1].sweep, interrupted=True))
             break
-        contests.append(Contest(str(path), graph, found))
+        contests.append(Contest(str(called(path)), graph, found))
         if found.interrupted:
             break
     return contests

@@ -12,6 +12,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
+from remat_cli.cli.stdin import told
 from remat_cli.cli.streams import reader_may_leave, stdout_is_closed
 from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
@@ -87,7 +88,7 @@ class Output:
         console = _console(to_stderr=True)
         heed_a_request_that_waits()
         for note in notes:
-            console.print(f"note: {clean(note)}", markup=False, soft_wrap=True)
+            console.print(f"note: {clean(told(note))}", markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self, *, keeps_plans: bool = True) -> Iterator[Observer]:

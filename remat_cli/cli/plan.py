@@ -17,6 +17,7 @@ from remat_cli.cli.options import (
     read_call,
 )
 from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.stdin import in_a_call
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import prepare
 
@@ -69,6 +70,6 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
         from remat_cli.reports.html.page import plan_page
 
         streams.write(html, plan_page(planning))
-    steps = next_steps(planning.solution, graph, None if output == STDOUT else output)
+    steps = next_steps(planning.solution, in_a_call(graph), None if output == STDOUT else output)
     streams.report(lambda: plan_report(planning, shown=config.report, next_steps=steps), planning.summary)
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code

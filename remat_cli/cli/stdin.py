@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import shutil
 import sys
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import click
@@ -14,6 +12,10 @@ import click
 from remat_cli.errors import UsageError
 
 _USED = "remat_cli.stdin"
+# As people are told of it, and where what it names lies: in the current folder.
+_CALLED = Path("stdin")
+# The file that holds what came, of this call.
+_copy: Path | None = None
 
 
 class FileToRead(click.Path):
@@ -28,18 +30,22 @@ class FileToRead(click.Path):
         Raises:
             UsageError: stdin is named twice.
         """
+        global _copy
         if str(value) != "-" or ctx is None:
             return super().convert(value, param, ctx)
+        import shutil
+        from tempfile import mkdtemp
+
         if _USED in ctx.meta:
             raise UsageError("stdin can be read only once", hint="save one of the two to a file")
         ctx.meta[_USED] = True
         folder = mkdtemp(prefix="remat-")
         # Not with the context, which is not left where a later argument is refused.
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        path = Path(folder, "stdin")
-        with path.open("wb") as file:
+        _copy = Path(folder, _CALLED.name)
+        with _copy.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-        return path
+        return _copy
 
 
 class NameToRead(FileToRead):
@@ -51,3 +57,23 @@ class NameToRead(FileToRead):
 
 
 READ = FileToRead()
+
+
+def is_stdin(path: Path) -> bool:
+    """Tell whether a file that is read holds what came from standard input."""
+    return path == _copy
+
+
+def called(path: Path) -> Path:
+    """Return the path as people are told of it, from which what the file names is found."""
+    return _CALLED if is_stdin(path) else path
+
+
+def in_a_call(path: Path) -> Path:
+    """Return what stands for a file that is read where a call of remat is shown."""
+    return Path("-") if is_stdin(path) else path
+
+
+def told(text: str) -> str:
+    """Return a text for people that says "stdin" where it names the file that holds it."""
+    return text if _copy is None else text.replace(str(_copy), _CALLED.name)

@@ -122,13 +122,19 @@ def _first_fault(fault: Mapping[str, Any], document: Document, known: list[str])
     return UsageError(f"{place}: {fault['msg'].lower()}, not {fault['input']!r}", hint="correct the value")
 
 
-def read_yaml(path: Path) -> Document:
-    """Read a YAML file (or JSON, which is YAML) whose top is a mapping, keeping the line of everything."""
+def read_yaml(path: Path, called: Path | None = None) -> Document:
+    """Read a YAML file (or JSON, which is YAML) whose top is a mapping, keeping the line of everything.
+
+    Args:
+        path: of the file.
+        called: the name under which messages speak of it, where that is another one.
+    """
     import yaml
 
     from remat_cli.formats.source import LARGEST_CONFIG, read_bytes
 
     content = read_bytes(path, error=UsageError, largest=LARGEST_CONFIG)
+    path = called or path
     try:
         text = content.decode("utf-8-sig")
         node = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,47 @@ def test_a_device_and_measurements_come_from_stdin() -> None:
 def test_an_allocated_schedule_comes_from_stdin() -> None:
     planned = with_stdin(GRAPH.read_bytes(), "plan", "-", "--budget", "80%", "-c", "dtr", "-o", "-")
     assert with_stdin(planned.stdout, "allocate", GRAPH, "-", "-q").returncode == 0
+
+
+def test_buffers_come_from_stdin() -> None:
+    placed = with_stdin(b"id,lower,upper,size\na,0,2,4\nb,1,3,4\n", "allocate", "-", "-o", "-", "-q")
+    assert placed.stdout.splitlines()[1:] == [b"a,0,2,4,0", b"b,1,3,4,4"]
+    refused = with_stdin(b"id,lower,upper\n", "allocate", "-")
+    assert refused.returncode == 6
+    assert refused.stderr.startswith(b"error: stdin: not one column 'size'")
+
+
+def test_a_project_file_comes_from_stdin_and_lies_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "g.json").write_bytes(GRAPH.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    ended = with_stdin(b"models: [{path: g.json, max_peak: 1kB, max_regression: 1%}]", "check", "-", "--json")
+    assert ended.returncode == 3
+    assert json.loads(ended.stdout)["project"] == "stdin"
+    assert b"`remat check - --update-baseline` writes it" in ended.stderr
+    wrong = with_stdin(b"models: [{path: g.json, budgt: 80%}]", "check", "-")
+    assert wrong.stderr.startswith(b"error: stdin:1: budgt: unknown key")
+
+
+def test_a_manifest_and_a_config_of_a_batch_come_from_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "g.json").write_bytes(GRAPH.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    manifest = b"{graphs: [g.json], budgets: [80%], configs: [dtr]}"
+    ended = with_stdin(manifest, "batch", "-", "-o", "-", "-q")
+    assert ended.returncode == 0
+    assert json.loads(ended.stdout)["graph"] == "g.json"
+    configured = with_stdin(b"planner: dtr", "batch", "g.json", "-c", "-", "--budget", "80%", "-o", "-", "-q")
+    assert json.loads(configured.stdout)["planner"] == "dtr"
+    alone = with_stdin(manifest, "batch", "g.json", "-")
+    assert alone.stderr.startswith(b"error: stdin is a manifest, and stands alone")
+
+
+def test_what_is_said_of_stdin_names_no_temporary_file(tmp_path: Path) -> None:
+    refused = with_stdin(GRAPH.read_bytes(), "fit", "-", "--dim", "batch", "--budget", "1GB")
+    assert refused.stderr.startswith(b"error: stdin: sizes in a JSON graph are fixed")
+    planned = with_stdin(GRAPH.read_bytes(), "plan", "-", "--budget", "80%", "-c", "dtr", "-o", tmp_path / "s.json")
+    assert b"`remat report - " in b" ".join(planned.stdout.split())
 
 
 def test_stdin_is_read_once() -> None:
