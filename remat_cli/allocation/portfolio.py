@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import inf
 from threading import Event
@@ -29,8 +30,13 @@ _MOST_FOR_SOLVER = 5_000
 _MOST_FOR_PROOF = 24
 _WIDTH_FOR_PROOF = 4096
 _WIDEST = 256
-# Searches of beams before the solver, where both share a core.
-_FIRST_BEAMS = 3
+# Work is about the seconds of a usual core: of the beams in the first round; of the solver for each that beams have;
+# one second in the solver's own measure; of a level of a beam, and on top of that of each state, buffer and section.
+_FIRST_ROUND = 1.0
+_OF_SOLVER = 3.0
+_SOLVER_UNIT = 0.1
+_WORK_OF_LEVEL = 6e-4
+_WORK_OF_ENTRY = 9e-9
 # Of the heights between bound and best, those are searched first that differ by more than this share of the bound.
 _TOLERANCE = 1 / 200
 
@@ -58,6 +64,17 @@ class Allocation:
     closest_bytes: int | None = None
 
 
+def limits_of(seconds: float, *, cores: int = 0, observe: Observer | None = None) -> Limits:
+    """Return limits for a search that mostly ends by counted work, so that the clock has no part in what it finds.
+
+    Args:
+        seconds: at which it ends at the latest. A usual core does its work in half of them.
+        cores: 0 for all that this process may use.
+        observe: may have enough before.
+    """
+    return Limits.of(seconds, seconds / 2, cores=cores, observe=observe)
+
+
 def allocate(
     buffers: Sequence[Buffer],
     limits: Limits,
@@ -70,7 +87,8 @@ def allocate(
 
     Args:
         buffers: what is needed when; there may be none.
-        limits: where the search stops. With more than one core and no limit of work, a solver runs beside it.
+        limits: where the search stops. Limited by work alone, it finds the same on any number of cores; work is about
+            the seconds of a usual core. With more than one core a solver runs beside the beams.
         capacity: largest arena, in bytes; None: the smallest that is found.
         alignment: offsets and the size of the arena are multiples of it.
         observe: is told what is done.
@@ -127,10 +145,10 @@ class _Hunt:
         if self.is_done:
             return
         if self._capacity is None:
-            self._try(self.bound, self._limits.part(0.4, _share(self._limits.work, 0.4)))
+            self._try(self.bound, 0.4)
             self._narrow()
         if not self.is_done:
-            self._try(self._wanted, self._limits)
+            self._try(self._wanted, 1.0)
             self._prove()
 
     @property
@@ -142,8 +160,7 @@ class _Hunt:
         low = self.bound
         while self.height - low > max(1, _TOLERANCE * self.bound) and not self._limits.is_over:
             middle = (low + self.height) // 2
-            found = self._try(middle, self._limits.part(0.2, _share(self._limits.work, 0.2)))
-            low = low if found else middle
+            low = low if self._try(middle, 0.2) else middle
 
     def _prove(self) -> None:
         """Raise the bound of few buffers as far as all skylines can be searched."""
@@ -152,7 +169,7 @@ class _Hunt:
         while not self.is_done and not self._limits.is_over:
             middle = self._wanted if self._capacity is not None else (self.bound + self.height - 1) // 2
             end = search(self._instance, middle, Beam(_WIDTH_FOR_PROOF, is_thorough=True), lambda: self._limits.is_over)
-            self._limits.spend(_work(end.levels, _WIDTH_FOR_PROOF))
+            self._limits.spend(_work(self._instance, end.levels, _WIDTH_FOR_PROOF))
             if end.offsets is not None:
                 self._take(end.offsets)
             elif end.is_proof:
@@ -164,18 +181,22 @@ class _Hunt:
         if bound > self.bound:
             self.bound, self.basis = bound, basis
 
-    def _try(self, capacity: int, limits: Limits) -> bool:
-        """Search offsets up to a height; tell whether the best has it then."""
+    def _try(self, capacity: int, share: float) -> bool:
+        """Search offsets up to a height with a share of what may be done; tell whether the best has it then."""
         if self.height <= capacity and self.best is not None:
             return True
         assert self.best is not None, "greedy orders come first"
+        limits = self._limits.part(share, _share(self._limits.work, share))
         offsets = self.best.copy()
         tops = offsets + self._instance.sizes
         for part in self._instance.parts():
             if tops[part].max() <= capacity:
                 continue
             self._observe.phase(f"placing {len(part)} buffers within {capacity / self._instance.load:.1%} of the load")
+            before = limits.work
             found, is_proof = _within(self._instance.chosen(part), capacity, limits)
+            if before < inf:
+                self._limits.spend(before - limits.work)
             if is_proof:
                 self._raise_bound(capacity + 1, Basis.ONE_SOLVER)
             if found is None:
@@ -203,48 +224,49 @@ class _Hunt:
 
 
 def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, bool]:
-    """Search offsets of buffers up to a height; return them, and where there are none, whether a solver proves it."""
+    """Search offsets of buffers up to a height; return them, and where there are none, whether a solver proves it.
+
+    Beams and a solver have rounds of ever more work.
+    """
     widest = min(_WIDEST, _MOST_FOR_BEAMS // (len(instance) * instance.sections))
-    beams = [beam for beam in _beams() if beam.width <= widest]
-    if len(instance) > _MOST_FOR_SOLVER:
-        return _by_beams(instance, capacity, limits, beams), False
-    if limits.cores > 1 and limits.work == inf:
-        return _side_by_side(instance, capacity, limits, beams)
-    found = _by_beams(instance, capacity, limits, beams[:_FIRST_BEAMS])
-    if found is not None:
-        return found, False
-    part = limits.part(0.5, _share(limits.work, 0.5))
-    found, is_proof = _by_solver(instance, capacity, part)
-    if found is not None or is_proof:
-        return found, is_proof
-    return _by_beams(instance, capacity, limits, beams[_FIRST_BEAMS:]), False
+    beams = deque(beam for beam in _beams() if beam.width <= widest)
+    asks_solver = len(instance) <= _MOST_FOR_SOLVER
+    work, seed = _FIRST_ROUND, limits.seed
+    while not limits.is_over and (asks_solver or beams):
+        part = replace(limits.part(work=min(work, limits.work / (1 + _OF_SOLVER))), seed=seed)
+        if asks_solver:
+            offsets, is_proof = _side_by_side(instance, capacity, part, beams)
+        else:
+            offsets, is_proof = _by_beams(instance, capacity, part, beams), False
+        if offsets is not None or is_proof:
+            return offsets, is_proof
+        limits.spend((1 + _OF_SOLVER) * work)
+        work, seed = 2 * work, seed + 1
+    return None, False
 
 
-def _side_by_side(instance: Instance, capacity: int, limits: Limits, beams: Sequence[Beam]) -> tuple[Ints | None, bool]:
-    """Search beams in this thread while a solver works in another: what comes first ends both."""
+def _side_by_side(instance: Instance, capacity: int, limits: Limits, beams: deque[Beam]) -> tuple[Ints | None, bool]:
+    """Let beams and a solver do so much work: the solver in a thread of its own where there is a second core.
+
+    What beams find goes before what the solver finds, whoever is first: so the number of cores and their speed make no
+    difference. The solver has one thread, as several would share what they learn by chance.
+    """
     is_enough = Event()
-    beside = replace(limits, cores=limits.cores - 1, has_enough=lambda: is_enough.is_set() or limits.has_enough())
+    beside = replace(limits, cores=1, has_enough=lambda: is_enough.is_set() or limits.has_enough())
+    if limits.cores == 1:
+        offsets = _by_beams(instance, capacity, limits, beams)
+        return (offsets, False) if offsets is not None else _by_solver(instance, capacity, beside)
     with ThreadPoolExecutor(1, "allocation") as pool:
         answer = pool.submit(_by_solver, instance, capacity, beside)
         try:
-            offsets = _by_beams(instance, capacity, limits, beams, lambda: _is_answer(answer))
-            if offsets is None:
-                return answer.result()
+            offsets = _by_beams(instance, capacity, limits, beams, lambda: answer.done() and answer.result()[1])
+            return answer.result() if offsets is None else (offsets, False)
         finally:
             is_enough.set()
-    return offsets, False
-
-
-def _is_answer(answer: Future[tuple[Ints | None, bool]]) -> bool:
-    """Tell whether the solver has ended with offsets, or with a proof that there are none."""
-    if not answer.done():
-        return False
-    offsets, is_proof = answer.result()
-    return offsets is not None or is_proof
 
 
 def _by_solver(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, bool]:
-    status, offsets = solved(instance, capacity, limits)
+    status, offsets = solved(instance, capacity, replace(limits, work=_OF_SOLVER * _SOLVER_UNIT * limits.work))
     return offsets, status is Status.INFEASIBLE
 
 
@@ -252,20 +274,24 @@ def _by_beams(
     instance: Instance,
     capacity: int,
     limits: Limits,
-    beams: Iterable[Beam],
-    is_answered: Callable[[], bool] = lambda: False,
+    beams: deque[Beam],
+    is_settled: Callable[[], bool] = lambda: False,
 ) -> Ints | None:
-    for beam in beams:
-        end = search(instance, capacity, beam, lambda: limits.is_over or is_answered())
-        limits.spend(_work(end.levels, beam.width))
-        if end.offsets is not None or limits.is_over or is_answered():
+    """Search with one beam after the other, and take those that were searched off the list."""
+    left = replace(limits)
+    while beams and not left.is_over and not is_settled():
+        beam = beams.popleft()
+        end = search(instance, capacity, beam, lambda: replace(limits, work=inf).is_over or is_settled())
+        left.spend(_work(instance, end.levels, beam.width))
+        if end.offsets is not None:
             return end.offsets
     return None
 
 
 def _beams() -> Iterator[Beam]:
     """Yield ever wider searches; the first ones in the order in which they solve most of the public instances."""
-    yield from (Beam(4), Beam(4, waste_weight=20.0), Beam(8, "tight"))
+    yield from (Beam(4, "tight", backwards=True), Beam(4), Beam(4, waste_weight=20.0))
+    yield from (Beam(16, "tight", backwards=True, waste_weight=20.0), Beam(16, "tight"))
     width, seed = 8, 0
     while width <= _WIDEST:
         for weight in (None, 20.0, 5.0):
@@ -276,8 +302,9 @@ def _beams() -> Iterator[Beam]:
         width *= 2
 
 
-def _work(levels: int, width: int) -> float:
-    return levels * width / 10_000
+def _work(instance: Instance, levels: int, width: int) -> float:
+    """Return the work of a beam: about the seconds of a usual core."""
+    return levels * (_WORK_OF_LEVEL + width * len(instance) * instance.sections * _WORK_OF_ENTRY)
 
 
 def _share(work: float, share: float) -> float:

@@ -41,6 +41,8 @@ class Beam:
         waste_weight: what a unit of lost area costs beside one of filled area; None: their ratio counts.
         noise: standard deviation by which scores are multiplied.
         seed: of the noise.
+        skips: how often at a level a state may leave a floor empty on which a buffer could lie.
+        is_thorough: it may do so any number of times, and gaps that only later buffers bound count, too.
     """
 
     width: int
@@ -49,6 +51,7 @@ class Beam:
     waste_weight: float | None = None
     noise: float = 0.0
     seed: int = 0
+    skips: int = 3
     is_thorough: bool = False
 
 
@@ -153,7 +156,7 @@ class _Search:
         placed: list[Ints] = []
         floors: list[Ints] = []
         lowest: list[Ints] = []
-        origin, now = np.arange(len(states)), states
+        origin, now, skipped = np.arange(len(states)), states, np.zeros(len(states), np.int64)
         while len(now):
             height, corner = self._corners(now)
             rows = np.arange(len(now))
@@ -166,9 +169,12 @@ class _Search:
             lowest.append(now.lowest[row])
             raised = self._raised(now, there, fits, height)
             loads = now.loads[rows, corner]
-            can_rise = np.flatnonzero(raised + loads <= self._capacity)
-            origin, raised, corner = origin[can_rise], raised[can_rise], corner[can_rise]
-            now = now.rows(can_rise)
+            can_rise = raised + loads <= self._capacity
+            if not self._beam.is_thorough:
+                skipped = skipped + fits.any(axis=1)
+                can_rise &= skipped <= self._beam.skips
+            origin, raised, corner, skipped = (each[can_rise] for each in (origin, raised, corner, skipped))
+            now = now.rows(np.flatnonzero(can_rise))
             now.floors[np.arange(len(now)), corner] = raised
             np.maximum(now.lowest, self._members[:, corner].T * raised[:, None], out=now.lowest)
         return self._placed(states, *map(np.concatenate, (parents, placed, floors, lowest)))

@@ -63,13 +63,13 @@ def command(
       remat allocate model.onnx schedule.json -o placed.json
       remat allocate buffers.csv --capacity 1MiB -o placed.csv
     """
-    from remat_cli.planners.shared.limits import Limits
+    from remat_cli.allocation.portfolio import limits_of
 
     limit = None if capacity is None else parse_bytes(capacity)
     seconds = parse_duration(time_limit)
     reads = (source,) if schedule is None else (source, schedule)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=reads)
-    limits = Limits.of(seconds, cores=cores)
+    limits = limits_of(seconds, cores=cores)
     if schedule is None:
         found, content, title = _of_buffers(source, limits, limit, alignment or 1, streams)
     else:

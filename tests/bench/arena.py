@@ -19,7 +19,7 @@ from rich.table import Table
 from remat_cli.allocation.greedy import greedy_offsets
 from remat_cli.allocation.instance import Instance
 from remat_cli.allocation.lifetimes import needed_by
-from remat_cli.allocation.portfolio import Allocation, allocate
+from remat_cli.allocation.portfolio import Allocation, allocate, limits_of
 from remat_cli.config import GraphOptions
 from remat_cli.core.arena import USUAL_ALIGNMENT, check_arena
 from remat_cli.core.buffers import Buffer
@@ -31,7 +31,6 @@ from remat_cli.formats.buffers_csv import read_buffers
 from remat_cli.generate.layered import Layered
 from remat_cli.generate.transformer import Transformer
 from remat_cli.planners.dtr.planner import DTR
-from remat_cli.planners.shared.limits import Limits
 from remat_cli.prepare import prepare
 from remat_cli.synthesis import synthesize
 from remat_cli.units import format_share
@@ -100,7 +99,7 @@ def _place(buffers: tuple[Buffer, ...], capacity: int | None, alignment: int) ->
     instance = Instance.of(buffers, alignment)
     greedy = min(int((offsets + instance.sizes).max()) for offsets in greedy_offsets(instance))
     wall, cpu = perf_counter(), process_time()
-    found = allocate(buffers, Limits.of(SECONDS, cores=0), capacity=capacity, alignment=alignment)
+    found = allocate(buffers, limits_of(SECONDS), capacity=capacity, alignment=alignment)
     return Placed(found, greedy / instance.load, perf_counter() - wall, process_time() - cpu)
 
 

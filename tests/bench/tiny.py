@@ -21,12 +21,11 @@ from remat_cli.allocation.greedy import first_fit, largest_first
 from remat_cli.allocation.instance import Instance
 from remat_cli.allocation.lifetimes import needed_by
 from remat_cli.allocation.of_schedule import arena_of
-from remat_cli.allocation.portfolio import Allocation
+from remat_cli.allocation.portfolio import Allocation, limits_of
 from remat_cli.config import GraphOptions, PlannerChoice, Request
 from remat_cli.core.arena import USUAL_ALIGNMENT
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import plain_run
-from remat_cli.planners.shared.limits import Limits
 from remat_cli.planning import plan
 from remat_cli.prepare import prepare
 from remat_cli.units import format_bytes, format_share, parse_budget
@@ -117,7 +116,7 @@ def of_plain_run(graph: Graph) -> tuple[Allocation, int]:
     needed = needed_by(graph, plain_run(graph))
     instance = Instance.of(needed.buffers, USUAL_ALIGNMENT)
     greedy = int((first_fit(instance, largest_first(instance)) + instance.sizes).max()) * USUAL_ALIGNMENT
-    return arena_of(graph, plain_run(graph), Limits.of(SECONDS, cores=0))[0], greedy
+    return arena_of(graph, plain_run(graph), limits_of(SECONDS))[0], greedy
 
 
 def _conv(

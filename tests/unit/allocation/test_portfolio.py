@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from remat_cli.allocation import portfolio
 from remat_cli.allocation.portfolio import Allocation, allocate
+from remat_cli.allocation.skyline import Beam
 from remat_cli.core.buffers import Buffer
 from remat_cli.core.problem import Observer, Status
 from remat_cli.planners.shared.limits import Limits
@@ -114,6 +115,16 @@ def test_search_ends_lower_than_greedy_orders() -> None:
 def test_work_alone_gives_the_same_offsets_again() -> None:
     buffers = hard_buffers()
     assert allocate(buffers, Limits(work=3)) == allocate(buffers, Limits(work=3))
+
+
+@pytest.mark.parametrize("widths", [(1,), (1, 16)])
+def test_number_of_cores_makes_no_difference(monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...]) -> None:
+    # With a narrow beam alone the solver has its say; where a wide one finds offsets too, those go before the solver's.
+    monkeypatch.setattr(portfolio, "_beams", lambda: iter(tuple(Beam(width) for width in widths)))
+    buffers = hard_buffers(60)
+    alone = allocate(buffers, Limits(work=6, cores=1))
+    check(buffers, alone)
+    assert allocate(buffers, Limits(work=6, cores=3)) == alone
 
 
 def test_two_cores_search_side_by_side_and_leave_no_thread() -> None:

@@ -56,6 +56,14 @@ def test_search_that_leaves_states_out_proves_nothing() -> None:
     assert end.offsets is not None or not end.is_proof
 
 
+def test_thorough_search_counts_no_skips() -> None:
+    # Floors stay empty more often than a narrow search is allowed to.
+    buffers = tuple(Buffer(i % 5, i % 5 + 1 + i % 3, 1 + i * 7 % 5) for i in range(6))
+    smallest = smallest_height(buffers)
+    assert run(buffers, smallest, Beam(5000, skips=0, is_thorough=True)).offsets is not None
+    assert run(buffers, smallest - 1, Beam(5000, skips=0, is_thorough=True)).is_proof
+
+
 def test_search_stops_when_it_is_told_to() -> None:
     end = search(Instance.of((Buffer(0, 1, 1),), 1), 1, Beam(4), lambda: True)
     assert end == BeamEnd(None, False, 0)
