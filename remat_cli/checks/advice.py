@@ -171,3 +171,9 @@ def round_up(size: int) -> int:
     """Return the next size that can be written with four digits."""
     step = int(10 ** max(0, len(str(size)) - _SIGNIFICANT_DIGITS))
     return -(-size // step) * step
+
+
+def written(size: int) -> str:
+    """Return a size, rounded up, as it is written in a project file."""
+    number, unit = format_bytes(round_up(size)).split()
+    return (number.rstrip("0").rstrip(".") if "." in number else number) + unit

@@ -19,8 +19,8 @@ from remat_cli.checks.advice import (
     plain_need,
     plain_planning,
     plan_overhead,
-    round_up,
     uninterrupted,
+    written,
 )
 from remat_cli.checks.baseline import Figures
 from remat_cli.checks.growth import largest_at_peak, what_grew
@@ -277,13 +277,13 @@ class _Check:
             self.figures = replace(self.figures, arena_bytes=_arena_bytes(planning))
             return
         needed = plain_need(prepared, request, self.observe)
-        remedies = [f"raise max_peak to {_written(needed)}"]
+        remedies = [f"raise max_peak to {written(needed)}"]
         batch = batch_offer(self.model, graph.resident_bytes - request.beside(graph), needed, limit, self.observe)
         if batch is not None:
             remedies.append(f"set dims.{batch.dim} to {batch.size}, where the plain run fits")
         overhead = plan_overhead(prepared, self.model.request.at(limit), self.observe)
         if overhead is not None:
-            remedies.append(f"replace it by 'budget: {_written(limit)}', where {_plan_in_words(overhead)} fits")
+            remedies.append(f"replace it by 'budget: {written(limit)}', where {_plan_in_words(overhead)} fits")
         peak = format_bytes(plain.peak_bytes - request.beside(graph))
         reason = f"the plain run peaks at {peak}{_beside(planning)}, above max_peak {format_bytes(limit)}"
         if planning.solution.closest_arena_bytes is not None:
@@ -350,7 +350,7 @@ class _Check:
         budget = self.model.request.budget
         is_share = budget is not None and budget.share is not None
         beside = self.model.request.beside(prepared.graph)
-        larger = _written(offer.budget_bytes)
+        larger = written(offer.budget_bytes)
         if budget is not None and is_share and too_small == ["budget"]:
             if budget.of_activations:
                 share = activations_of(prepared.graph).share(offer.budget_bytes + beside)
@@ -440,12 +440,6 @@ def _which_plan(refusal: Solution) -> str:
 
 def _plan_in_words(overhead: float) -> str:
     return "the plain run" if overhead == 0 else f"a plan of {format_share(overhead)} overhead"
-
-
-def _written(size: int) -> str:
-    """Return a size, rounded up, as it is written in a project file."""
-    number, unit = format_bytes(round_up(size)).split()
-    return (number.rstrip("0").rstrip(".") if "." in number else number) + unit
 
 
 def _percent(share: Fraction) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from os.path import exists  # unlike those of Path, false for a name that no file can have
+from os.path import exists, islink  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,21 +13,23 @@ import click
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import OFFLOAD
 from remat_cli.cli.output import STDOUT, Output
-from remat_cli.cli.stdin import READ, called, in_a_call
+from remat_cli.cli.stdin import READ, called, in_a_call, is_stdin
 from remat_cli.errors import ExitCode, UsageError
+from remat_cli.formats.writing import check_writes
 
 if TYPE_CHECKING:
     from remat_cli.checks.baseline import Figures
     from remat_cli.checks.check import CheckOutcome
     from remat_cli.checks.project import ModelCheck, Project
 
+_DEFAULT = "remat.yaml"
 _TABLE = "table"
 _FORMATS = (_TABLE, "json", "junit", "github", "markdown")
-_EXAMPLE = "write one:  models: [{path: model.onnx, dims: {batch: 8}, budget: 8GB}]"
+_EXAMPLE = "`remat check --init` writes one; or write  models: [{path: model.onnx, dims: {batch: 8}, budget: 8GB}]"
 
 
 @click.command("check", cls=Verb)
-@click.argument("project", type=READ, default="remat.yaml", metavar="[PROJECT]")
+@click.argument("project", type=READ, default=_DEFAULT, metavar="[PROJECT]")
 @click.option(
     "--format",
     "forms",
@@ -45,6 +47,7 @@ _EXAMPLE = "write one:  models: [{path: model.onnx, dims: {batch: 8}, budget: 8G
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Check only this model; 'unet*' for several. Repeatable.")
 @OFFLOAD
+@click.option("--init", "is_first", is_flag=True, help="Write PROJECT for the models in its folder and below.")
 @click.option("--update-baseline", is_flag=True, help="Write the figures that max_regression is measured against.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, metavar="N", show_default=True, help="Models at a time."
@@ -57,6 +60,7 @@ def command(
     output: Path | None,
     only: tuple[str, ...],
     offload: bool | None,
+    is_first: bool,
     update_baseline: bool,
     jobs: int,
     quiet: bool,
@@ -67,8 +71,11 @@ def command(
     that cannot be read or planned does not keep the others from being checked; the exit code is then that of its error
     (2, 4, 5 or 6).
 
+    --init writes PROJECT, with each ONNX model and native graph that lies beside or below it, and overwrites nothing.
+
     \b
     Examples:
+      remat check --init
       remat check
       remat check configs/remat.yaml --only 'unet*'
       remat check --format junit -o report.xml
@@ -78,8 +85,11 @@ def command(
     from remat_cli.checks.baseline import read_baseline
     from remat_cli.checks.check import check_models, worst_exit_code
     from remat_cli.checks.project import load_project
-    from remat_cli.reports.check.forms import FORMS, check_report
 
+    if is_first:
+        asked = {"--format": forms, "--json": as_json, "-o": output, "--only": only, "--offload": offload}
+        _write_first(project, asked | {"--update-baseline": update_baseline}, Output(quiet=quiet))
+        return ExitCode.DONE
     printed, files = _asked_for((*forms, "json") if as_json else forms, output)
     if not exists(project):
         raise UsageError(f"{project}: no such file", hint=_EXAMPLE)
@@ -104,15 +114,65 @@ def command(
     except KeyboardInterrupt:
         streams.notes([f"interrupted: {len(outcomes)} of {len(chosen)} models were checked, and nothing was written"])
         return ExitCode.INTERRUPTED
-    for form, file in files.values():
-        streams.write(file, FORMS[form](loaded, outcomes))
-    if printed == _TABLE:
-        streams.report(lambda: check_report(outcomes), dict)
-    elif not quiet:
-        streams.write(STDOUT, FORMS[printed](loaded, outcomes))
+    _tell(streams, None if quiet else printed, files.values(), loaded, outcomes)
     if update_baseline:
         _update(streams, loaded, baseline, outcomes, keep_others=bool(only))
     return worst_exit_code(tuple(outcomes))
+
+
+def _tell(
+    streams: Output,
+    printed: str | None,
+    files: Iterable[tuple[str, Path]],
+    project: Project,
+    outcomes: Sequence[CheckOutcome],
+) -> None:
+    """Write the report in each form that has a file, and print it in one; in none where that is None."""
+    from remat_cli.reports.check.forms import FORMS, check_report
+
+    for form, file in files:
+        streams.write(file, FORMS[form](project, outcomes))
+    if printed == _TABLE:
+        streams.report(lambda: check_report(outcomes), dict)
+    elif printed is not None:
+        streams.write(STDOUT, FORMS[printed](project, outcomes))
+
+
+def _write_first(project: Path, asked: Mapping[str, object], streams: Output) -> None:
+    """Write a project file for the models that are there.
+
+    Raises:
+        UsageError: the file is there already, or would name no model, or something is asked for beside.
+    """
+    from remat_cli.checks.first_project import first_project
+
+    beside = [option for option, value in asked.items() if value]
+    if beside:
+        raise UsageError(f"--init checks nothing, and takes no {beside[0]}", hint="check in a second call")
+    _check_is_new(project)
+    check_writes({"PROJECT": project})
+    with streams.progress(keeps_plans=False) as observe:
+        found = first_project(project.parent, observe)
+    streams.notes([f"left out: {reason}" for reason in found.left_out])
+    if not found.models:
+        raise UsageError(
+            f"there is no model in {project.parent.resolve()}, nor below it", hint="name the file beside the models"
+        )
+    _check_is_new(project)  # somebody may have written it meanwhile
+    streams.write(project, found.content)
+    checks = "`remat check`" if project.name == _DEFAULT and project.parent == Path() else f"`remat check {project}`"
+    streams.notes(
+        [f"{project}: {found.models} {'model' if found.models == 1 else 'models'}; {checks} holds them to it"]
+    )
+
+
+def _check_is_new(project: Path) -> None:
+    if is_stdin(project):
+        raise UsageError("--init writes a file, and reads none", hint="name it: remat check --init remat.yaml")
+    if exists(project) or islink(project):
+        raise UsageError(
+            f"{project} is there, and is not overwritten", hint="name another: remat check --init other.yaml"
+        )
 
 
 def _asked_for(forms: Sequence[str], output: Path | None) -> tuple[str, dict[str, tuple[str, Path]]]:

@@ -11,7 +11,7 @@ a device profile, a table of measured times. Files:
 - `measurements`: what `remat measure` wrote, and plain tables of times.
 """
 
-from remat_cli.config.document import Document, checked, placed, read_yaml, unknown_name
+from remat_cli.config.document import Document, checked, in_yaml, placed, read_yaml, unknown_name
 from remat_cli.config.graph_options import GIVEN_COSTS, GraphOptions
 from remat_cli.config.measurements import load_measurements, measurements_bytes
 from remat_cli.config.planner_choice import (
@@ -40,6 +40,7 @@ __all__ = [
     "beside",
     "check_is_option",
     "checked",
+    "in_yaml",
     "load_config",
     "load_device",
     "load_measurements",

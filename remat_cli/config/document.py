@@ -156,6 +156,14 @@ def read_yaml(path: Path, called: Path | None = None) -> Document:
     return Document(values, str(path), lines)
 
 
+def in_yaml(value: object) -> str:
+    """Return a value as it is written after a key, on one line."""
+    import yaml
+
+    text = yaml.safe_dump(value, allow_unicode=True, default_flow_style=True, sort_keys=False, width=10**6)
+    return text.removesuffix("...\n").rstrip("\n")
+
+
 def _value(
     node: yaml.Node, path: tuple[str | int, ...], source: str, lines: dict[tuple[str | int, ...], int], seen: set[int]
 ) -> Any:

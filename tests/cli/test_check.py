@@ -80,7 +80,7 @@ def test_without_a_project_it_shows_how_to_write_one(remat: Remat) -> None:
     ended = remat("check")
     assert (ended.code, ended.out) == (2, "")
     assert "remat.yaml: no such file" in ended.err
-    hint = ended.err.split("write one:")[1].strip()
+    hint = ended.err.split("or write")[1].strip()
     Path("remat.yaml").write_text(hint)
     assert remat("check").code == 6, "what the hint shows is a project, of a model that is not there"
 
@@ -361,3 +361,56 @@ class TestHook:
     )
     def test_it_runs_where_a_model_or_its_limits_changed(self, changed: str, runs: bool) -> None:
         assert (re.search(self.HOOK["files"], changed) is not None) == runs
+
+
+def test_init_writes_a_project_file_that_holds(folder: Path, remat: Remat) -> None:
+    (folder / "sub" / ".git").mkdir(parents=True)
+    for name in ("sub/chain.json", "sub/.git/chain.json", "served.json"):
+        (folder / name).write_text(json.dumps(CHAIN | ({"kind": "inference"} if name == "served.json" else {})))
+    (folder / "gpt.onnx").write_bytes((GRAPHS / "gpt.onnx").read_bytes())
+    (folder / "broken.onnx").write_bytes(b"no model")
+    (folder / "other.json").write_text("{}")
+    written = remat("check", "--init")
+    assert (written.code, written.out) == (0, "")
+    assert "left out: broken.onnx is not an ONNX model" in written.err
+    assert "remat.yaml: 4 models" in written.err
+    models = yaml.safe_load((folder / "remat.yaml").read_text())["models"]
+    assert [model.get("name", model["path"]) for model in models] == [
+        "chain.json",
+        "gpt.onnx",
+        "served.json",
+        "sub/chain",
+    ]
+    assert models[1]["dims"] == {"batch": 8, "seq": 8}
+    assert remat("check", "--only", "*chain").code == 0
+    assert remat("check", "--only", "gpt").code == 0
+
+
+@pytest.mark.parametrize("there", ["file", "link"])
+def test_init_overwrites_nothing(there: str, folder: Path, remat: Remat) -> None:
+    path = folder / "remat.yaml"
+    if there == "file":
+        path.write_text("models: []")
+    else:
+        path.symlink_to("elsewhere.yaml")
+    refused = remat("check", "--init")
+    assert refused.code == 2
+    assert "is there, and is not overwritten" in refused.err
+    assert not (folder / "elsewhere.yaml").exists()
+    assert there == "link" or path.read_text() == "models: []"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (["--update-baseline"], "takes no --update-baseline"),
+        (["--format", "json"], "takes no --format"),
+        (["none/remat.yaml"], "there is no folder"),
+        (["empty/remat.yaml"], "there is no model in"),
+    ],
+)
+def test_init_refuses_what_it_cannot_do(call: list[str], said: str, folder: Path, remat: Remat) -> None:
+    (folder / "empty").mkdir()
+    refused = remat("check", "--init", *call)
+    assert (refused.code, list(folder.rglob("remat.yaml"))) == (2, [])
+    assert said in refused.err
