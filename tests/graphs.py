@@ -13,6 +13,7 @@ from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.problem import Budget, Problem
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
+from tests.second_judge import built
 
 
 def op(name: str, reads: str = "", makes: str = "", *, time: int = 1, **fields: Any) -> Op:
@@ -204,7 +205,7 @@ def small_graphs(draw: st.DrawFn, max_ops: int = 8) -> Graph:
         )
         tensors += made
     names = [tensor.name for tensor in tensors]
-    return build_graph(
+    return built(
         name="small",
         kind=Kind.INFERENCE,
         time_unit="unit",

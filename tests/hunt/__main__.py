@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from remat_cli.core.problem import Problem
+from remat_cli.planners import OFFLOADING
 from tests.hunt.claims import QUICK, check_by_each_other, check_by_oracle, planners
-from tests.hunt.problems import LARGER, SMALL, TINY, problems_with_link, varied_problems
+from tests.hunt.problems import LARGER, SMALL, TINY, moved_problems, problems_with_link, varied_problems
 
 # Problems that are drawn from one seed. A claim that is false is made small with these in hand.
 _BATCH = 10
@@ -30,9 +31,10 @@ def hunt(seconds: float, first_seed: int) -> int:
         for kind, drawn, check in (
             ("small", varied_problems(SMALL), check_by_oracle),
             ("offloading", problems_with_link(TINY), check_by_oracle),
+            ("moving", moved_problems(), lambda problem: check_by_oracle(problem, OFFLOADING)),
             (
                 "larger",
-                varied_problems(LARGER),
+                varied_problems(LARGER) | problems_with_link(LARGER),
                 lambda problem: check_by_each_other(problem, QUICK, time_limit=_SECONDS),
             ),
         ):
@@ -69,8 +71,9 @@ def _draw(
 
 def _described(tried: Counter[str]) -> str:
     tiny = f"{tried['offloading']:,} with a link to the host"
-    problems = f"{tried['small']:,} small problems, {tiny}, {tried['larger']:,} larger ones"
-    return f"{problems}; {len(planners())}, as many, and {len(QUICK)} planners each"
+    moving = f"{tried['moving']:,} that transfers decide"
+    problems = f"{tried['small']:,} small problems, {tiny}, {moving}, {tried['larger']:,} larger ones"
+    return f"{problems}; {len(planners())}, as many, {len(OFFLOADING)}, and {len(QUICK)} planners each"
 
 
 def main() -> None:

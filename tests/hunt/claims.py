@@ -16,6 +16,7 @@ from remat_cli.planners.moccasin.planner import Moccasin
 from remat_cli.planners.retention.options import OrderChoice
 from remat_cli.planners.retention.planner import Retention
 from tests.oracle import least_peak, least_time
+from tests.second_judge import replayed
 from tests.transfer_oracle import TransferOracle
 
 # What the oracles know.
@@ -64,11 +65,23 @@ def solutions(problem: Problem, names: Collection[str] = (), **limits: Any) -> d
         except PlannerRefuses:
             continue
         assert found[name].warnings == (), f"{name}: {found[name].warnings}"
+        _check_judge(name, found[name])
     return found
 
 
-def check_by_oracle(problem: Problem, **limits: Any) -> None:
-    """Hold the claims of every planner against the truth."""
+def _check_judge(name: str, solution: Solution) -> None:
+    """Hold what the judge says of a plan against what another one says."""
+    schedule, trace, problem = solution.result.schedule, solution.trace, solution.problem
+    if schedule is None or trace is None:
+        return
+    said = replayed(problem.graph, schedule, problem.link)
+    judged = (trace.peak_bytes, trace.time)
+    assert judged == said, f"{name}: the judge says {judged}, another one {said}"
+    assert said[0] <= problem.budget.device_bytes, f"{name} exceeds the budget"
+
+
+def check_by_oracle(problem: Problem, names: Collection[str] = (), **limits: Any) -> None:
+    """Hold the claims of every planner, or of those that are named, against the truth."""
     graph, budget, link = problem.graph, problem.budget.device_bytes, problem.link
     truth: dict[Scope, int | None] = {}
     for scope in _BY_ORACLE:
@@ -78,7 +91,7 @@ def check_by_oracle(problem: Problem, **limits: Any) -> None:
         truth[Scope.ANY_PLAN] = TransferOracle(graph, budget, link).least_time()
     # Transfers lower peaks, too.
     least = graph.fixed_bytes if link is not None else least_peak(graph).peak_bytes
-    for name, solution in solutions(problem, **limits).items():
+    for name, solution in solutions(problem, names, **limits).items():
         _check(name, solution, truth, least)
 
 

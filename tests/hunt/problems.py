@@ -9,12 +9,13 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from remat_cli.core.bounds import largest_working_set
-from remat_cli.core.graph import Graph, Tensor, build_graph
+from remat_cli.core.graph import Graph, Kind, Phase, Tensor
 from remat_cli.core.link import Duplex, Link
 from remat_cli.core.problem import Budget, Problem
 from remat_cli.core.solve import baseline_of
 from tests.graphs import graph_of, op, small_graphs, training_chain, training_graphs, training_unet
 from tests.oracle import least_peak
+from tests.second_judge import built
 
 # Together the times of a graph stay below the 2^60 that the format allows.
 _LONGEST = 2**53
@@ -59,7 +60,7 @@ def resized(graph: Graph, seed: int, sizes: str | None = None, times: str | None
                 return drawn and rng.choice([_LONGEST, _LONGEST - 1, rng.randrange(1, _LONGEST)])
         return drawn
 
-    return build_graph(
+    return built(
         name=graph.name,
         kind=graph.kind,
         time_unit=graph.time_unit,
@@ -110,7 +111,7 @@ def varied(graph: Graph, seed: int) -> Graph:
             )
         )
     also = rng.sample(sorted(tensors), k=min(len(tensors), rng.choice([0, 0, 1, 2])))
-    return build_graph(
+    return built(
         name=graph.name,
         kind=graph.kind,
         time_unit=graph.time_unit,
@@ -142,6 +143,26 @@ def with_link(problem: Problem, seed: int) -> Problem:
         [Fraction(1, 4), Fraction(1), Fraction(3), Fraction(50)]
     )
     return replace(problem, link=Link(rate, rng.choice(list(Duplex))), offload=rng.random() < 0.8)
+
+
+def moved_chain(seed: int) -> Problem:
+    """Return a problem in which transfers decide: a chain that is read backwards, little room, and a link at its pace.
+
+    Running ops again is forbidden, long, or as cheap as the link, so that the best plans move, wait, or do both.
+    """
+    rng = random.Random(seed)
+    length = rng.choice([2, 2, 2, 3])
+    sizes = {f"{letter}{i}": rng.randrange(1, 7) for letter in "ag" for i in range(length + 1)}
+    slow = rng.choice([1, 1, 10])
+    ops = []
+    for each in training_chain(length).ops:
+        again = each.phase is not Phase.FORWARD or rng.random() < 0.4
+        ops.append(replace(each, time=rng.randrange(1, 6) * (slow if again else 1), recomputable=again))
+    graph = graph_of(*ops, sizes=sizes, kind=Kind.TRAINING)
+    least, most = largest_working_set(graph).bytes, baseline_of(graph).peak_bytes
+    budget = Budget(rng.randrange(least, max(most, least + 1)))
+    link = Link(Fraction(rng.choice([1, 2, 3, 4, 6]), rng.choice([1, 2, 3])), rng.choice(list(Duplex)))
+    return Problem(graph, budget, link=link, offload=True)
 
 
 def with_budget(graph: Graph, seed: int) -> Problem:
@@ -197,3 +218,8 @@ def varied_problems(graphs: st.SearchStrategy[Graph], times: str | None = None) 
 def problems_with_link(graphs: st.SearchStrategy[Graph]) -> st.SearchStrategy[Problem]:
     """Draw problems, and links to the host."""
     return st.builds(with_link, varied_problems(graphs, times="as drawn"), _SEEDS)
+
+
+def moved_problems() -> st.SearchStrategy[Problem]:
+    """Draw problems that only plans with transfers, and waits for them, solve best."""
+    return st.builds(moved_chain, _SEEDS)
