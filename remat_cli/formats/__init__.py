@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import native, node_link, onnx, torch
-from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
+from remat_cli.formats.reader import ALL_OTHER_DIMS, Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source
 
 __all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "has_fixed_sizes", "portable_bytes", "read_graph"]
@@ -49,13 +49,23 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
     source = Source(path)
     for reader in READERS.values():
         if reader.recognises(source):
-            return reader.read(source, options or ReadOptions())
+            reading = reader.read(source, options or ReadOptions())
+            return _with_idle_dims(reading, options) if options and source.is_json else reading
     if str(source.document.get("format", "")).startswith("remat.schedule/"):
         raise GraphError(f"{path} is a schedule, not a graph", hint="name the graph that it was made for")
     raise GraphError(
         f"{path}: the JSON in it is no graph",
         hint=f'remat reads {", ".join(READERS)}; a native graph begins with {{"format": "{native.FORMAT}", ...}}',
     )
+
+
+def _with_idle_dims(reading: Reading, options: ReadOptions) -> Reading:
+    """Return what was read of a file of fixed sizes, with a note of sizes that were given in vain."""
+    idle = [*(name for name in options.dims if name != ALL_OTHER_DIMS), *options.input_shapes]
+    if not idle:
+        return reading
+    note = f"all sizes in a JSON graph are fixed: those given for {', '.join(idle)} make no difference"
+    return replace(reading, notes=(*reading.notes, note))
 
 
 def has_fixed_sizes(path: Path) -> bool:

@@ -475,6 +475,8 @@ def test_a_dim_is_given_where_it_exists(batch: Batch) -> None:
     read = {line["graph"]: (line["mode"], line["dims"]) for line in lines()}
     assert read == {"unet.onnx": ("training", {"batch": 1}), "gpt.onnx": ("training", {"batch": 1, "seq": 16})}
     assert batch(*call, "--json").json["absent_dims"] == {"seq": ["unet.onnx"]}
+    absent = batch("a.json", *call[2:], "--json").json["absent_dims"]
+    assert absent == {"batch": ["a.json"], "seq": ["a.json"]}
 
 
 @pytest.mark.usefixtures("models")

@@ -637,3 +637,9 @@ def test_help_imports_no_heavy_library() -> None:
 def test_the_verbs_of_the_table_are_the_ones_that_exist() -> None:
     context = cli.make_context("remat", ["--help"], resilient_parsing=True)
     assert all(cli.get_command(context, verb) is not None for verb in VERBS)
+
+
+def test_sizes_given_in_vain_are_told(remat: Remat, graph: Path) -> None:
+    told = "all sizes in a JSON graph are fixed: those given for batch make no difference"
+    assert told in remat("convert", graph, "--dim", "batch=2", "-o", "-").err
+    assert "no difference" not in remat("convert", graph, "--dim", "*=2", "-o", "-").err
