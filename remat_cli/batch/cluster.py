@@ -38,8 +38,8 @@ class Parcel:
 
     Attributes:
         job: whose paths are names in `files`.
-        files: content of its files by name.
-        origin: the graph as the user named it, for messages.
+        files: their content, by name.
+        origin: the graph's path as the user gave it, for messages.
     """
 
     job: Job
@@ -98,7 +98,7 @@ def run_packed(packed: bytes, version: str) -> JobOutcome:
 
 
 def run_parcel(parcel: Parcel, limits: JobLimits) -> JobOutcome:
-    """Carry out a job on a worker; end it early where nobody can receive its outcome any more."""
+    """Carry out a job on a worker; end it early if its outcome can no longer be delivered."""
     with TemporaryDirectory(prefix="remat-") as name:
         job = unpack(parcel, Path(name))
         processes = Processes(1, limits)
@@ -113,7 +113,7 @@ def run_parcel(parcel: Parcel, limits: JobLimits) -> JobOutcome:
 
 
 def _as_at_home(outcome: JobOutcome, here: str, origin: str) -> JobOutcome:
-    """Return the outcome with the graph named as the user did, and not as on the worker."""
+    """Return the outcome with the user's name for the graph in place of the worker's."""
     ended = outcome.ended
     if ended.error is None:
         return outcome
@@ -121,7 +121,7 @@ def _as_at_home(outcome: JobOutcome, here: str, origin: str) -> JobOutcome:
 
 
 def _is_wanted() -> bool:
-    """Tell whether the task in whose thread this runs has not been cancelled, and its worker has a scheduler."""
+    """Return whether the task of this thread is still wanted: not cancelled, and its worker has a scheduler."""
     worker = _distributed().get_worker()
     if worker.status.name in ("closing", "closed", "failed"):
         return False
@@ -181,7 +181,7 @@ class Cluster:
 
     @property
     def trouble(self) -> str:
-        """Whether there are no workers, of which some may come, or some that cannot run jobs."""
+        """Why jobs do not run: there are no workers yet, or some cannot run jobs; empty without trouble."""
         if not self._count_threads():
             return "the cluster has no workers"
         return "".join(f"left out: {reason}" for reason in list(self._unfit.values())[:1])
@@ -244,7 +244,7 @@ class Cluster:
         self._client.close()
 
     def _outcome(self, future: Any) -> JobOutcome | None:
-        """Return what came of a job; None where its worker cannot run jobs, and another one has to.
+        """Return the outcome of a job; None if its worker cannot run jobs, so that another one has to.
 
         Raises:
             TimeoutError: its outcome was lost with a worker, and it runs again.
@@ -293,7 +293,7 @@ class Cluster:
             raise self._lost()
 
     def _lost(self) -> ClusterLost:
-        hint = ("what was finished is in the results; start it again, and go on with ", Setting("resume"))
+        hint = ("finished jobs are in the results; start the scheduler again, and go on with ", Setting("resume"))
         return ClusterLost(f"the scheduler at {self._address} has gone", hint=hint)
 
 

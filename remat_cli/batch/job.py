@@ -1,4 +1,4 @@
-"""A job: one graph, one budget, one config; and what comes of it."""
+"""A job (one graph, one budget, one config) and its outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Job:
     Attributes:
         key: its identity: two jobs with the same key have the same result.
         graph: the file, as the user named it.
-        sha256: of the file's bytes; empty where it cannot be read, which the job itself will find.
+        sha256: of the file's bytes; empty if it cannot be read, in which case the job will fail.
         options: how the file becomes the graph that is planned.
         config: name of the config, as asked for.
         request: the plan that is wanted.
@@ -40,7 +40,7 @@ class JobLimits:
     """What a job may use.
 
     Attributes:
-        seconds: then it is asked for its best plan, and ended soon after; None without limit.
+        seconds: time after which the job is asked for its best plan, and ended soon after; None without limit.
         memory_bytes: memory that its process may allocate; None without limit.
     """
 
@@ -50,7 +50,7 @@ class JobLimits:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What came of a job.
+    """The outcome of a job.
 
     Attributes:
         ended: the figures.
@@ -62,7 +62,7 @@ class JobOutcome:
 
 
 def failure(status: Ending, error: str, hint: Wording = "", *, exit_code: int | None = None) -> JobOutcome:
-    """Return the outcome of a job that came to no answer."""
+    """Return the outcome of a job that ended without an answer."""
     code = EXIT_CODES[status] if exit_code is None else exit_code
     return JobOutcome(Ended(status=status, exit_code=code, error=error, hint=as_text(hint, on_command_line) or None))
 

@@ -19,7 +19,7 @@ from remat_cli.interruption import heed_ctrl_c, pass_over_requests
 
 def main() -> None:
     """Carry out the job on stdin."""
-    # What a solver prints must not get among the outcome.
+    # What a solver prints must not mix with the outcome.
     with os.fdopen(os.dup(1), "wb") as outcomes:
         os.dup2(2, 1)
         # Whoever started it may have been told to take no notice of Ctrl-C; of other requests, it ends this process.

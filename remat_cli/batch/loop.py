@@ -18,7 +18,7 @@ _LOOK = 0.1
 
 
 class Executor(Protocol):
-    """Runs jobs beside each other. Every job that was submitted comes out of `finished` once."""
+    """Runs jobs at the same time. `finished` returns every submitted job once."""
 
     @property
     def has_room(self) -> bool:
@@ -39,12 +39,12 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """End what still runs; what comes of it is lost."""
+        """End the running jobs; their outcomes are lost."""
         ...
 
 
 class Interruption:
-    """Ctrl-C, or a request to end, while jobs run: heeded once ended jobs are recorded; a second Ctrl-C at once."""
+    """Ctrl-C, or a request to end, while jobs run: heeded once ended jobs are recorded, and a second one at once."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -79,7 +79,7 @@ def run_jobs(
 
     Args:
         jobs: in the order in which they are started.
-        executor: runs them; it is left with jobs that still run where it was interrupted.
+        executor: runs them; after an interruption it still has running jobs.
         record: is called for each job that has ended, as soon as it has.
         interruption: whether to go on.
         observe: is told how far it is.

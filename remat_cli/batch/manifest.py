@@ -109,7 +109,7 @@ def _budget(text: str | int, index: int, document: Document) -> BudgetSpec:
 
 
 def _config(config: str | dict[str, Any], index: int, document: Document, folder: Path) -> RunConfig:
-    """Return the config that a name or file, or a planner with options, stands for."""
+    """Return the config that a name, a file, or a planner with options stands for."""
     if isinstance(config, str):
         return placed(document, ("configs", index), lambda: load_config(beside(folder, config)))
     part = document.section("configs", {}).section(index, config)

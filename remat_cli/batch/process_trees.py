@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def kill_tree(leader: int) -> None:
-    """Kill a process that leads a group, that group, and (on Linux) what has left the group, as solvers do.
+    """Kill a process group with its leader, and (on Linux) descendants that left the group, as solvers do.
 
     Args:
         leader: id of the process; not yet waited for, or the calling one.

@@ -21,10 +21,10 @@ from remat_cli.settings import Setting
 CHILD: tuple[str, ...] = ("-P", "-m", "remat_cli.batch.job_process")
 # Seconds that a job has to hand over its best plan when its time is up.
 GRACE = 5.0
-# Seconds between a process having nothing more to say and its end.
+# Seconds in which a process has to end after it closed its output.
 _TO_LEAVE = 5.0
 _CHUNK = 65536
-# How much of what a process prints is kept: the end, where it says what went wrong.
+# Bytes of a process's stderr that are kept: the end, where it says what went wrong.
 _TAIL = 8192
 # What Python, C++, the loader of libraries and OpenBLAS print where memory does not suffice.
 _NO_MEMORY = ("MemoryError", "bad_alloc", "Cannot allocate memory", "cannot map", "failed to map", "Memory allocation")
@@ -117,7 +117,7 @@ class Processes:
         return max(0.0, min([end, *deadlines]) - monotonic())
 
     def _stop_late_ones(self) -> None:
-        """Ask jobs whose time is up for the best plan that they have; kill those that were asked before."""
+        """Ask jobs whose time is up for their best plan; kill those that were asked before."""
         now = monotonic()
         for child in self._children:
             if child.deadline is not None and now >= child.deadline:
@@ -129,7 +129,7 @@ class Processes:
                     child.process.send_signal(signal.SIGINT)
 
     def _is_over(self, key: selectors.SelectorKey) -> bool:
-        """Take in what a process says; tell whether it has said all of its outcome."""
+        """Read the output of a process; return whether its outcome is complete."""
         child: _Child = key.data
         is_outcome = key.fileobj is child.process.stdout
         said = os.read(key.fd, _CHUNK)
@@ -187,7 +187,7 @@ class Processes:
 
 
 def _wait_for_end(process: int) -> None:
-    """Wait until a process has ended by itself, but not for long; its id stays taken."""
+    """Wait a short time for a process to end by itself; its id stays taken."""
     end = monotonic() + _TO_LEAVE
     while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and monotonic() < end:
         sleep(0.01)

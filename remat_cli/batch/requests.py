@@ -24,15 +24,15 @@ from remat_cli.units import BudgetSpec
 
 @dataclass(frozen=True)
 class JobGroup:
-    """Graphs that are to be planned with the same configs.
+    """Graphs to plan with the same configs.
 
     Attributes:
         graphs: their files.
-        options: how they are read; what is said here wins over what a config says.
+        options: how they are read; they win over those of a config.
         budgets: as asked for; empty: each config's own.
         configs: planner and options of each, under the label by which the user knows it.
-        request: what is said of all their plans; it wins over what a config says.
-        optional_dims: of the dims in `options`, those that are said of many graphs: one need not have them.
+        request: for all their plans; it wins over that of a config.
+        optional_dims: the dims in `options` that are given for many graphs, of which some may lack them.
     """
 
     graphs: tuple[Path, ...]
@@ -68,7 +68,7 @@ def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
     if isdir(path):
         raise GraphError(f"{path} is a directory", hint=f"name the files in it, such as '{path / '*.onnx'}'")
     if names_function(path):
-        # What it comes to depends on more than its file, so that nobody could tell whether a result is still of today.
+        # Its result depends on more than the file: a finished result might be out of date, and nothing would tell.
         raise GraphError(
             f"{path} is Python, not a graph file", hint=f"remat convert {path} -o graph.json, and name that"
         )
@@ -87,7 +87,7 @@ class _Settled:
 
     Attributes:
         job: with this in place, and no graph.
-        identity: what of it a job's result depends on, as JSON.
+        identity: the parts on which a job's result depends, as JSON.
         budgets: as asked for.
     """
 
@@ -111,8 +111,8 @@ def jobs_of(groups: Sequence[JobGroup], *, one_worker: bool) -> list[Job]:
 
     Args:
         groups: what is asked for.
-        one_worker: jobs run beside each other: a planner that takes several cores is given one, unless the user says
-            how many.
+        one_worker: jobs run at the same time: a planner that takes several cores gets one, unless the user says how
+            many.
 
     Raises:
         UsageError: a budget is missing, or a planner, option, device or table of times is wrong.
@@ -136,7 +136,7 @@ def _settled(config: RunConfig, group: JobGroup, one_worker: bool) -> _Settled:
     budgets = group.budgets or (() if request.budget is None else (request.budget,))
     if not budgets:
         raise UsageError(
-            f"{config.label} is to be planned at no budget",
+            f"{config.label} has no budget",
             hint=("give ", Setting("budget", "8GB"), ", 80% (of the plain peak) or min; in a manifest: budgets: [80%]"),
         )
     options, choice = config.graph.under(group.options), request.chosen
@@ -168,11 +168,11 @@ def _content(options: GraphOptions) -> dict[str, Any]:
 
 
 def schedule_name(job: Job, digest: str) -> str:
-    """Return the name of a job's schedule file: graph, budget and config, in safe characters, and what tells it apart.
+    """Return the name of a job's schedule file: graph, budget and config in safe characters, and a digest.
 
     Args:
         job: whose plan it is.
-        digest: of the file's content, in hexadecimal digits: no plan takes the place of another one, of whatever run.
+        digest: of the file's content, in hexadecimal digits: no plan overwrites another, even of another run.
     """
     words = (job.graph.stem, str(job.request.budget).replace(" ", ""), job.config)
     return f"{'-'.join(map(_safe, words))}-{digest[:12]}.json"

@@ -66,8 +66,8 @@ class Ended:
         interrupted: the job's time was up; the plan is the best one until then.
         error: why there is no plan.
         hint: what to do about it.
-        mode: training or inference, as the graph was planned; None where nobody said and it could not be read.
-        dims: that the graph was read with; those that it does not have, and that need not be there, left out.
+        mode: training or inference, as the graph was planned; None if it was not given and the graph could not be read.
+        dims: with which the graph was read, without optional dims that it does not have.
     """
 
     status: Ending
@@ -89,7 +89,7 @@ class Ended:
 
     @property
     def can_differ(self) -> bool:
-        """Whether it may end in another way with more time, more memory, or another version of a library."""
+        """Whether it may end differently with more time, more memory, or another version of a library."""
         return self.interrupted or self.status not in _ANSWERS
 
 

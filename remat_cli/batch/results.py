@@ -29,16 +29,16 @@ class Records:
         results: file to which lines are added as jobs end; None: none.
         schedules: folder, made if it is not there; None: schedules are not written.
         jobs: all that are asked for.
-        resume: begin with the lines in the file that are of these jobs and whose schedules are there; else the file
-            must be new or empty.
-        retry: but not with those that failed, or ran out of time.
+        resume: begin with the lines in the file that are of these jobs and whose schedules exist; else the file must be
+            new or empty.
+        retry: with `resume`, drop the lines of jobs that failed, or ran out of time.
 
     Raises:
         UsageError: a file or folder cannot be written, is written by another process, or holds something else.
 
     Attributes:
         lines: of the jobs that have ended, by their keys.
-        notes: what was found in the file and could not be gone on with.
+        notes: lines of the file that could not be used.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Records:
             self._file.close()
 
     def add(self, job: Job, outcome: JobOutcome) -> JobLine:
-        """Write the schedule of a job, if there is one, and then its line: what has a line is there in full.
+        """Write the schedule of a job, if there is one, and then its line: a line means that all was written.
 
         Raises:
             UsageError: a file cannot be written.
@@ -94,7 +94,7 @@ class Records:
         return line
 
     def _has_schedule(self, line: JobLine) -> bool:
-        """Tell whether the schedule of an earlier run's line is where it should be, as it was written."""
+        """Return whether the schedule of an earlier run's line is unchanged in its place."""
         if self._schedules is None or line.peak_bytes is None:
             return True
         if line.schedule is None:
@@ -139,7 +139,7 @@ class _ResultsFile:
         self._path = path
         self.notes: tuple[str, ...] = ()
         if exists(path) and not isfile(path):
-            raise UsageError(f"{path} is no regular file", hint="name a file with -o, or - for stdout")
+            raise UsageError(f"{path} is not a regular file", hint="name a file with -o, or - for stdout")
         with ExitStack() as opened, write_faults(path, _ELSEWHERE):
             self._file = opened.enter_context(_locked(path))
             self._file.seek(0)

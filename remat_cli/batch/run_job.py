@@ -38,7 +38,7 @@ def carry_out(job: Job) -> JobOutcome:
 
 
 def _prepared(job: Job) -> Prepared:
-    """Return the graph of a job, read with those of the optional dims that it has."""
+    """Return the graph of a job, read with the optional dims that it has."""
     options = job.options
     if job.optional_dims and has_fixed_sizes(job.graph):
         options = replace(options, dims=_without(options.dims, job.optional_dims - {ALL_OTHER_DIMS}))
@@ -92,7 +92,7 @@ def _figures(solution: Solution) -> Ended:
 
 
 def _hint(solution: Solution) -> str | None:
-    """Return what budget to ask for instead, where something is known of that."""
+    """Return a hint with a budget that would work, if one is known."""
     least = solution.working_set.bytes
     if solution.problem.budget.device_bytes < least:
         return f"the least that any plan needs is {format_bytes(least)}"

@@ -1,4 +1,4 @@
-"""Remedies for a failing check, each tried before it is told: every figure is that of a plan that was replayed."""
+"""Remedies for a failing check. Each is tried before it is suggested: every figure is that of a replayed plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remat_cli.units import BudgetSpec, format_bytes
 
 # How many budgets are tried in the search for one that fits.
 _TRIES = 6
-# With arenas, where each budget may take as long as the check itself did.
+# The same with arenas: each try may take as long as the check itself.
 _TRIES_WITH_ARENAS = 2
 _BATCH_NAMES = ("batch", "batch_size", "batchsize", "bs", "n", "b")
 _SIGNIFICANT_DIGITS = 4
@@ -26,7 +26,7 @@ class Offer:
     """A budget at which there is a plan.
 
     Attributes:
-        budget_bytes: the budget, as it is asked for: resident bytes lie beside that of an arena.
+        budget_bytes: the budget; that of an arena leaves out resident bytes.
         overhead: of the plan.
     """
 
@@ -50,11 +50,11 @@ class BatchOffer:
 
 
 def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observe: Observer) -> Offer:
-    """Return a larger budget at which the model holds, the smallest of the few that are tried.
+    """Return the smallest of a few larger budgets at which the model holds.
 
     Args:
         prepared: the graph.
-        refusal: the result at the budget that is too small, without a plan that is allowed.
+        refusal: the result at the budget that is too small.
         request: what plans are held to.
         observe: is told what is tried.
     """
@@ -81,7 +81,7 @@ def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observ
 
 
 def _closest(refusal: Solution, beside_bytes: int) -> int:
-    """Return the smallest budget, without what lies beside it, that a run which was found needs; 0 without one."""
+    """Return the smallest budget that a known run needs, without what lies beside an arena; 0 if no run is known."""
     if refusal.closest_arena_bytes is not None:
         return refusal.closest_arena_bytes
     return 0 if refusal.closest is None else refusal.closest.peak_bytes - beside_bytes
@@ -97,7 +97,7 @@ def plain_need(prepared: Prepared, request: Request, observe: Observer) -> int:
 
 
 def plain_planning(prepared: Prepared, request: Request, observe: Observer) -> Planning:
-    """Return the plain run as the plan that is asked for, or the refusal where it does not fit."""
+    """Return the plain run as the plan, or the refusal if it does not fit."""
     request = replace(request, planner=PlannerChoice("keep_all"), max_overhead=None)
     return uninterrupted(plan(prepared, request, observe))
 
@@ -109,8 +109,8 @@ def batch_offer(
 
     Args:
         model: what it is held to.
-        resident_bytes: what of the following does not grow with the batch.
-        needed_bytes: what would fit the model as it is.
+        resident_bytes: the part of the next two figures that does not grow with the batch.
+        needed_bytes: what the model needs now.
         limit_bytes: what it may need.
         observe: is told what is tried.
     """
@@ -128,7 +128,7 @@ def batch_offer(
 
 
 def _overhead_of(graph: GraphOptions, model: ModelCheck, limit_bytes: int, observe: Observer) -> float | None:
-    """Return the overhead with which the model, read in this way, holds; None where it does not."""
+    """Return the overhead with which the model holds if it is read this way; None if it does not hold."""
     try:
         prepared = prepare(model.path, graph)
     except RematError:
@@ -141,7 +141,7 @@ def _overhead_of(graph: GraphOptions, model: ModelCheck, limit_bytes: int, obser
 
 
 def plan_overhead(prepared: Prepared, request: Request, observe: Observer) -> float | None:
-    """Return the overhead of a plan that is found in haste; None where the planner finds none that is allowed."""
+    """Return the overhead of a plan from a short search; None if it finds none within the limits."""
     try:
         return uninterrupted(plan(prepared, _in_haste(request), observe)).overhead
     except PlannerRefuses:
@@ -149,7 +149,7 @@ def plan_overhead(prepared: Prepared, request: Request, observe: Observer) -> fl
 
 
 def uninterrupted(planning: Planning) -> Planning:
-    """Return the planning, unless the search for it was cut short: a check that judged that would not be repeatable.
+    """Return the planning if its search ran to the end: a check of an interrupted search would not be repeatable.
 
     Raises:
         KeyboardInterrupt: it was.
@@ -160,7 +160,7 @@ def uninterrupted(planning: Planning) -> Planning:
 
 
 def _in_haste(request: Request) -> Request:
-    """Return the request with limits so much lower that all tries take no longer than the check itself did."""
+    """Return the request with lower limits: all tries together take no longer than the check itself did."""
     options = request.chosen.all_options()
     limits = {name: options.get(name) for name in ("time_limit", "work_limit", "patience")}
     lower = {name: limit / _TRIES for name, limit in limits.items() if limit is not None}
@@ -168,7 +168,7 @@ def _in_haste(request: Request) -> Request:
 
 
 def round_up(size: int) -> int:
-    """Return the next size that can be written with four digits."""
+    """Round a size up to four significant digits."""
     step = int(10 ** max(0, len(str(size)) - _SIGNIFICANT_DIGITS))
     return -(-size // step) * step
 

@@ -26,8 +26,8 @@ class Figures:
     Attributes:
         plain_peak_bytes: peak of the plain run.
         hard_limit_bytes: no plan in any order needs less.
-        limit_bytes: what the model is held to: its budget or its largest peak; with `arena: true` that of the arena,
-            which resident bytes lie beside; None without either.
+        limit_bytes: the budget or largest peak that the model is held to; with `arena: true` that of the arena, without
+            resident bytes; None without either.
         plan_peak_bytes: peak of the plan; None where there is none, or none was asked for.
         overhead: of the plan, as a share of the plain run's time; None likewise.
         plain_time: of the plain run; None in a baseline of an older version.
@@ -51,7 +51,7 @@ class Figures:
 
     @property
     def exact_overhead(self) -> Fraction | None:
-        """The overhead to be held against a limit; only where the times are missing, what rounding has left of it."""
+        """The overhead to compare with a limit: exact where both times are known, else the rounded figure."""
         if self.plain_time is not None and self.plan_time is not None:
             return exact_overhead(self.plan_time, self.plain_time)
         return Fraction(self.overhead) if self.overhead is not None and isfinite(self.overhead) else None
@@ -64,7 +64,7 @@ class _BaselineFile:
 
 
 def read_baseline(path: Path) -> dict[str, Figures]:
-    """Return the figures by the names of the models; none where there is no such file.
+    """Return the figures by the names of the models; empty if there is no such file.
 
     Raises:
         UsageError: the file is malformed.
@@ -82,7 +82,7 @@ def read_baseline(path: Path) -> dict[str, Figures]:
 
 
 def baseline_bytes(figures: Mapping[str, Figures]) -> bytes:
-    """Return the content of a baseline file: sorted, and nothing in it that is not measured."""
+    """Return the content of a baseline file: measured figures only, sorted."""
     models = {name: asdict(measured) for name, measured in figures.items()}
     text = json.dumps({"format": _FORMAT, "models": models}, ensure_ascii=False, indent=2, sort_keys=True)
     return f"{text}\n".encode()

@@ -1,4 +1,4 @@
-"""One model held to its limits: what was measured, what fails and why, and what would help."""
+"""Check one model against its limits: what was measured, what fails and why, and what would help."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """One limit that a model does not keep to, or what kept it from being measured.
+    """A limit that a model exceeds, or the error that prevented its measurement.
 
     Attributes:
-        limit: the key of the project file that is not kept to; "error" where the model could not be measured, and
-            `UNDERSTATED` where a run is known to take more than was predicted.
+        limit: the key of the project file whose limit is exceeded; "error" if the model could not be measured, and
+            `UNDERSTATED` if a run is known to take more than predicted.
         reason: why, in one sentence without its full stop.
-        remedies: what could be done, likewise; each was tried as far as it names a figure.
+        remedies: what would help, likewise; each that names a figure was tried.
     """
 
     limit: str
@@ -71,17 +71,17 @@ class Failure:
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """What came of one line of a check.
+    """The result of one line of a check.
 
     Attributes:
         model: what was held to its limits.
-        figures: what was measured; None where that could not be done.
-        before: what the baseline says; None where it does not know the model.
-        failures: none where the model holds.
-        exit_code: 0, 3, or that of the error that kept the model from being measured.
+        figures: what was measured; None if nothing could be measured.
+        before: the figures in the baseline; None if the model is not in it.
+        failures: empty if the model holds.
+        exit_code: 0, 3, or that of the error that prevented the measurement.
         notes: what the user should know about the model's file.
-        session: for which session of a runtime the figures hold, in a sentence; empty where there is none to choose.
-        seconds: that it took.
+        session: the session of a runtime for which the figures hold, in a sentence; empty without a choice.
+        seconds: time of the check.
     """
 
     model: ModelCheck
@@ -106,7 +106,7 @@ class CheckOutcome:
 def worst_exit_code(outcomes: tuple[CheckOutcome, ...]) -> int:
     """Return the exit code of a whole check.
 
-    A model that could not be measured goes before one that fails, as nothing is known of it: it may be worse.
+    A model that could not be measured ranks above one that fails: it may be worse.
     """
     codes = {outcome.exit_code for outcome in outcomes}
     return max(codes - {0, ExitCode.NO_FIT}, default=max(codes, default=0))
@@ -119,12 +119,12 @@ def check_model(
 
     Args:
         model: the model and its limits.
-        baseline: figures by the names of the models, which `max_regression` is measured against.
+        baseline: figures by the names of the models, to which `max_regression` compares.
         observe: is told what is being done.
-        accept: the baseline is about to be written anew: whatever was measured is no regression.
+        accept: the baseline is about to be replaced: nothing counts as a regression.
 
     Raises:
-        KeyboardInterrupt: the user stopped it; a plan of a search that was cut short is not judged.
+        KeyboardInterrupt: the user stopped it; plans of interrupted searches are not judged.
     """
     began = monotonic()
     named = Prefixed(observe or Observer(), f"{_short(model.name)}: ")
@@ -150,7 +150,7 @@ def check_models(
     accept: bool = False,
     jobs: int = 1,
 ) -> Iterator[CheckOutcome]:
-    """Yield what comes of each model, in their order; the arguments are those of `check_model`.
+    """Yield the result of each model, in their order; the arguments are those of `check_model`.
 
     Args:
         models: what is checked.
@@ -182,7 +182,7 @@ def _result_of(future: Future[CheckOutcome], model: ModelCheck, baseline: Mappin
     try:
         return future.result()
     except BrokenProcessPool:
-        reason = "a process of this check came to a sudden end, as it does where the machine runs out of memory"
+        reason = "a process of this check was killed, as happens when the machine runs out of memory"
         failure = Failure(
             "error", reason, (as_text(("check fewer models at a time: ", Setting("jobs", 1)), on_command_line),)
         )
@@ -190,7 +190,7 @@ def _result_of(future: Future[CheckOutcome], model: ModelCheck, baseline: Mappin
 
 
 def _in_yaml(error: RematError) -> tuple[str, ...]:
-    """Return what an error says is to be done, in words for the project file; none where it says nothing."""
+    """Return an error's hint in words for the project file; none without a hint."""
     return (as_text(error.remedy, in_config),) if error.remedy else ()
 
 
@@ -261,7 +261,7 @@ class _Check:
             self.failures.extend(self.regressions(self.figures))
 
     def limits(self, graph: Graph) -> dict[str, int]:
-        """Return the bytes that the model, or its arena, may need, by what says so; the smallest first."""
+        """Return the limits on the bytes of the model or its arena, by their keys; the smallest first."""
         sizes, request = {}, self.model.request
         if request.budget is not None:
             sizes["budget"] = bytes_of_budget(request.budget, graph, request.beside(graph))
@@ -325,7 +325,7 @@ class _Check:
         yield Failure("max_overhead", reason, (*remedies, wider))
 
     def execution_failures(self, prepared: Prepared, schedule: Schedule) -> Iterator[Failure]:
-        """Run a schedule, and yield what it does otherwise than it says."""
+        """Run a schedule, and yield each difference from its prediction."""
         options = replace(self.model.graph, mode=prepared.mode)
         check_can_execute(self.model.path, options, schedule)
         execution = execute_plan(
@@ -344,7 +344,7 @@ class _Check:
             yield Failure("execute", broken.message, _in_yaml(broken))
 
     def remedies(self, prepared: Prepared, refusal: Solution, limits: Mapping[str, int]) -> tuple[str, ...]:
-        """Return what was tried and found to help: a larger budget; a smaller batch, for the budget that there is."""
+        """Return what was tried and helps: a larger budget, or a smaller batch for this budget."""
         offer = budget_offer(prepared, refusal, self.model.request, self.observe)
         too_small = [key for key, size in limits.items() if size < offer.budget_bytes]
         budget = self.model.request.budget
@@ -372,7 +372,7 @@ class _Check:
         allowed = self.model.max_regression
         assert allowed is not None
         limit = f"max_regression {format_share(allowed)}"
-        remedy = ("if that is meant, write the baseline anew: remat check --update-baseline",)
+        remedy = ("if that is intended, renew the baseline: remat check --update-baseline",)
         if self.before is None:
             reason = "it is not in the baseline, which max_regression needs"
             yield Failure("max_regression", reason, ("add it: remat check --update-baseline",))
@@ -381,7 +381,7 @@ class _Check:
         if new > old * (1 + allowed):
             grown = "" if old == 0 else f" by {format_share((new - old) / old)}"
             reason = f"the plain peak grew{grown}, from {format_bytes(old)} to {format_bytes(new)}, above {limit}"
-            see = "see all that became of it: remat diff OLD NEW, where OLD is the model as it was"
+            see = "see all changes: remat diff OLD NEW, where OLD is the earlier model"
             yield Failure("max_regression", reason + what_grew(self.before, now), (*remedy, see))
         earlier, later = self.before.exact_overhead, now.exact_overhead
         if earlier is None or later is None:
@@ -420,7 +420,7 @@ def _beside(planning: Planning) -> str:
 
 
 def _fragmentation(refusal: Solution, beside_bytes: int) -> str:
-    """Return what keeps plans whose sum fits from an arena."""
+    """Return why no arena was found although the sum fits."""
     limit, found = refusal.problem.budget.device_bytes - beside_bytes, refusal.closest_arena_bytes
     assert found is not None
     return (

@@ -1,4 +1,4 @@
-"""What a model's peak has grown by since its baseline: which tensors, and of which types ops came and went."""
+"""Why a model's peak has grown since its baseline: tensors at the peak, and ops of each type added or removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.studies.difference import PeakContents, matched
 from remat_cli.units import format_bytes
 
-# Of the plain peak: what is smaller is not kept in a baseline.
+# Share of the plain peak below which a tensor is not kept in a baseline.
 _SMALLEST_SHARE = 100
 _MOST_NAMED = 3
 
@@ -23,9 +23,9 @@ def largest_at_peak(graph: Graph) -> dict[str, int]:
 
 
 def what_grew(before: Figures, now: Figures) -> str:
-    """Return what is new or larger at the plain peak, and how the ops have changed, to be added to a sentence.
+    """Return clauses for a sentence: what is new or larger at the plain peak, and how the ops have changed.
 
-    Tensors are matched by name and, where names have changed, by size. Empty where the baseline does not say.
+    Tensors are matched by name and, where names have changed, by size. Empty if the baseline does not list them.
     """
     parts: list[str] = []
     if before.at_peak is not None and now.at_peak is not None:

@@ -36,20 +36,19 @@ _WORK_LIMIT = 30.0
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """One line of a check: a model and what it is held to; None where there is no such limit.
+    """One line of a check: a model and its limits; None stands for no limit.
 
     Attributes:
-        name: unlike that of any other line.
+        name: unique in the project.
         path: the model's file.
         line: where it stands in the project file.
         graph: how the file is read.
-        request: the plan that it must have, where it names a budget; its planner is asked where the plain run exceeds
-            that.
-        max_peak: bytes that may be needed: by the plan where there is a budget, else by the plain run.
-        max_regression: how much more than in the baseline is allowed: of the plain run's peak as a share of what it
-            was, of the overhead as a share of the plain run's time.
+        request: the plan that is required, if it names a budget; the planner is asked if the plain run exceeds it.
+        max_peak: bytes that the plan may need, or without a budget the plain run.
+        max_regression: allowed growth since the baseline: of the plain run's peak as a share of the earlier peak, and
+            of the overhead as a share of the plain run's time.
         execute: the plan, or without a budget the plain run, must run as predicted: in onnxruntime, or in torch.
-        files: that it is read from.
+        files: from which it is read.
     """
 
     name: str
@@ -69,7 +68,7 @@ class Project:
 
     Attributes:
         path: of the project file.
-        baseline: where the figures are kept that `max_regression` is measured against.
+        baseline: the file of the figures to which `max_regression` compares.
         models: in the order of the file.
     """
 
@@ -89,7 +88,7 @@ class _ProjectFile:
 
 @dataclass(frozen=True)
 class _Defaults(RequestKeys, GraphOptions):
-    """What holds for every model that does not say otherwise, as YAML gives it."""
+    """The keys under `defaults`, as YAML gives them."""
 
     config: str | None = None
     max_peak: str | int | None = None

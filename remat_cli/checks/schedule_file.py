@@ -95,7 +95,7 @@ def _read_as_planned(graph: Path, options: GraphOptions, file: ScheduleFile) -> 
 
 
 def replay_on(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Trace:
-    """Return what the simulator measured of a schedule on a graph that has been read; otherwise as `replay`."""
+    """Replay a schedule on a graph that has been read already; otherwise the same as `replay`."""
     if file.sha256 is not None and file.sha256 != graph_sha256(prepared.graph):
         raise _other_graph(prepared, file, schedule)
     trace = simulate(prepared.graph, file.schedule, link=_link(prepared, file, schedule))
@@ -105,7 +105,7 @@ def replay_on(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Trace:
 
 
 def _link(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Link | None:
-    """Return the link that the schedule was planned for; where it does not say, the one that is known otherwise."""
+    """Return the link that the schedule was planned for; if it names none, the one of the options."""
     if file.link is None or file.link == prepared.link:
         return prepared.link
     said = [Setting(name, value) for name in _OF_LINK if (value := getattr(prepared.options, name)) is not None]
@@ -119,7 +119,7 @@ def _link(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Link | None
 
 
 def _other_graph(prepared: Prepared, file: ScheduleFile, schedule: Path) -> GraphError:
-    """Return the error for a graph that the schedule was not made for; it names the options that differ."""
+    """Return the error for a schedule of another graph; it names the options that differ."""
     what = f"{schedule} was made for another graph than {prepared.graph.name!r} with these options (sha256 differs)"
     if file.read_with is None:
         return GraphError(
@@ -149,7 +149,7 @@ def _other_graph(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Grap
 
 
 def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared) -> int | None:
-    """Return what the peak is held against: what was asked for or else what the file names; None without either.
+    """Return the budget for the peak: the given one, else the file's; None without either.
 
     Raises:
         UsageError: "min" was asked for.
@@ -165,7 +165,7 @@ def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared
 
 
 def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: int | None) -> InvalidSchedule | None:
-    """Hold what the file says of itself, and the budget, against the replay; None where all of it is so."""
+    """Compare the budget and the file's own figures with the replay; return the error, or None if all agree."""
     step, broken = None, list(_false_claims(file, prepared, trace))
     hint = "the steps, the figures or the graph were changed after it was planned; plan again"
     if budget is not None and trace.peak_bytes > budget:
@@ -187,7 +187,7 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
 
 
 def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> str | None:
-    """Say that the file's arena, and resident bytes beside it, are above the budget; None where they are not."""
+    """Return the error for an arena that, with resident bytes, is above the budget; None if it fits."""
     if file.arena is None or budget is None:
         return None
     resident, total = prepared.graph.resident_bytes, prepared.graph.resident_bytes + file.arena.bytes
@@ -197,7 +197,7 @@ def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> 
 
 
 def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Iterator[str]:
-    """Yield what the file says of graph and plan, and what is so instead."""
+    """Yield each figure of graph or plan in the file that the replay contradicts."""
     graph, baseline = prepared.graph, baseline_of(prepared.graph)
     measured: dict[str, int | str] = {
         "graph.name": graph.name,
@@ -218,7 +218,7 @@ def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Itera
 
 
 def _false_proofs(file: ScheduleFile, overhead: float) -> Iterator[str]:
-    """Yield what the file says to be proven, and what its own plan shows instead."""
+    """Yield each proof in the file that its own plan contradicts."""
     known = tuple(dict.fromkeys(scope.written for scope in Scope))
     if file.bound_scope is not None and file.bound_scope not in known:
         yield f"the file says bound.scope {file.bound_scope!r}, but there are only {', '.join(known)}"
@@ -237,5 +237,5 @@ def _false_proofs(file: ScheduleFile, overhead: float) -> Iterator[str]:
 
 
 def _equal(said: float, measured: float) -> bool:
-    """Tell whether two shares are the same but for how another program rounds in the last digits."""
+    """Return whether two shares are equal, up to the rounding of another program."""
     return isclose(said, measured, rel_tol=1e-9, abs_tol=1e-9)

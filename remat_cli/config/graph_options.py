@@ -25,17 +25,15 @@ class GraphOptions(ReadOptions):
     The fields are at once the options of the command line and the keys of a config file.
 
     Attributes:
-        optimizer: whose state is resident, where the file tells parameters apart (ONNX, PyTorch). By default sgd: none.
-        kernels: which ops training runs in one kernel, of those that a file may hold as several nodes. By default those
-            that an exporter took apart.
-        accumulate: a PyTorch step adds to gradients that are there before; else it makes them.
+        optimizer: its state is resident, if the file tells parameters apart (ONNX, PyTorch). By default sgd: no state.
+        kernels: which groups of nodes training runs in one kernel. By default those that an exporter took apart.
+        accumulate: a PyTorch step adds to gradients from before; else it makes them.
         cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
         device: profile for the roofline model, and for the link to the host.
         measurements: what was measured of ops: times for the measured model, and workspace.
-        link_bandwidth: of the link to the host, each way where it is full duplex; by default the device profile's,
-            where one is given.
-        link_duplex: whether transfers to the host and back go at the same time; by default as the device profile says,
-            where one is given, else they do not.
+        link_bandwidth: of the link to the host, each way if it is full duplex; by default the device profile's.
+        link_duplex: whether transfers to the host and back run at the same time; by default as the device profile says,
+            and half duplex without one.
     """
 
     optimizer: str | None = setting(None, "Whose state stays in memory.", choices=tuple(OPTIMIZERS))
@@ -79,7 +77,7 @@ class GraphOptions(ReadOptions):
         return {name: value for name, value in said.items() if value}
 
     def beside(self, folder: Path) -> GraphOptions:
-        """Return the options with the files that they name taken from `folder`, that of the file that names them."""
+        """Return the options with their files' paths relative to `folder`, that of the file that names them."""
         return replace(
             self,
             device=None if self.device is None else str(beside(folder, self.device)),
@@ -87,7 +85,7 @@ class GraphOptions(ReadOptions):
         )
 
     def under(self, above: GraphOptions) -> GraphOptions:
-        """Return the options of both; what `above` says wins, name by name where there are names."""
+        """Merge other options into these; `above` wins, name by name in mappings."""
         said: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(above, item.name)

@@ -1,4 +1,4 @@
-"""A planner and its options, as somebody chose them."""
+"""The choice of a planner and its options."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DEFAULT_PLANNER = "auto"
 
 @dataclass(frozen=True)
 class PlannerChoice:
-    """A planner by its name, with the options that were said; it can be pickled, and sent to another process.
+    """A planner by its name, with the given options; it can be pickled, and sent to another process.
 
     Attributes:
         name: as in PLANNERS.
-        options: the planner's own defaults hold for what is not in them.
+        options: the given ones; the others keep the planner's defaults.
         source: where the options come from, for messages.
     """
 
@@ -48,7 +48,7 @@ class PlannerChoice:
             UsageError: there is no such option, or a value is wrong.
         """
         planner = PLANNERS[self.name]
-        # Where nothing is given there is nothing to check, and pydantic need not be loaded.
+        # Without options there is nothing to check, and pydantic need not be loaded.
         return checked(planner, Document(self.options, self.source)) if self.options else planner()
 
     @property

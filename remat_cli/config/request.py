@@ -18,11 +18,11 @@ from remat_cli.units import BudgetSpec, parse_budget, parse_share
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for when a plan is wanted; None where nothing was said. It can be sent to another process.
+    """A request for a plan; None stands for what is left open. It can be sent to another process.
 
     Attributes:
-        budget: which memory a plan may take.
-        planner: who plans, with which options.
+        budget: memory that the plan may take.
+        planner: the planner and its options.
         max_overhead: only plans of at most this overhead count, as a share of the plain run's time.
         offload: plans may move tensors to the host and back.
         arena: everything in a plan gets an address. The budget is then that of the arena: resident bytes lie beside it.
@@ -47,7 +47,7 @@ class Request:
         return self.planner or PlannerChoice()
 
     def under(self, above: Request) -> Request:
-        """Return the request with what `above` says, too; `above` wins."""
+        """Merge another request into this one; `above` wins."""
         return Request(
             budget=self.budget if above.budget is None else above.budget,
             planner=self.planner if above.planner is None else above.planner,
@@ -76,7 +76,7 @@ class Request:
         return self.beside(graph) + bytes_of_budget(self.budget, graph, self.beside(graph))
 
     def beside(self, graph: Graph) -> int:
-        """Return the resident bytes that a budget does not count, as they lie beside an arena."""
+        """Return the resident bytes that the budget leaves out because they lie beside an arena."""
         return graph.resident_bytes if self.arena else 0
 
     def check(self, place: str = "") -> None:
@@ -93,7 +93,7 @@ class Request:
         _ = chosen.built
         if self.alignment < 1:
             raise UsageError(
-                f"{place}an alignment of {self.alignment} bytes is none", hint="give 64, or 1 for any address"
+                f"{place}an alignment of {self.alignment} bytes is not possible", hint="give 64, or 1 for any address"
             )
         if self.offload:
             chosen.check_can_offload(place)

@@ -1,4 +1,4 @@
-"""The settings of a run: a config file, on top of which the command line puts more."""
+"""The settings of a run: a config file, with the command line on top."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run is asked for; None where nothing was said.
+    """The settings of a run; None stands for what is left open.
 
     Attributes:
         label: the name by which the user knows it.
         request: which plan is wanted.
         graph: how the file becomes the graph that is planned.
         report: what the terminal report shows.
-        sources: the config files that said it.
+        sources: the config files that it comes from.
     """
 
     label: str = ""
@@ -45,7 +45,7 @@ class RunConfig:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that said it, and those that it names."""
+        """The config files, and the files that they name."""
         return (*self.sources, *self.graph.files)
 
 
@@ -57,7 +57,7 @@ class _ConfigFile(RequestKeys, GraphOptions):
 
 
 def load_config(path: Path) -> RunConfig:
-    """Read a config file; a name without a folder that is no file here means one of those that come with remat.
+    """Read a config file; a bare name that is no file here names one that comes with remat.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.

@@ -41,7 +41,7 @@ def shipped(path: Path, folder: str) -> Path:
     names = shipped_names(folder)
     close = get_close_matches(path.stem, names, n=1)
     raise UsageError(
-        f"{path}: no such file, and nothing of that name comes with remat",
+        f"{path}: no such file, and no file of that name comes with remat",
         hint=f"did you mean {close[0]!r}?" if close else f"name a file, or one of {', '.join(names)}",
     )
 
@@ -56,5 +56,5 @@ def load_device(name: str) -> Device:
     document = read_yaml(source)
     if source == Path(name):
         return checked(Device, document)
-    # What comes with remat is right: a test holds it. To import what checks takes longer than to read a graph.
+    # A test holds the shipped profiles valid. Importing the checker takes longer than reading a graph.
     return Device(**{**document.values, "link_duplex": Duplex(document.values["link_duplex"])})

@@ -23,8 +23,8 @@ _WITH_OR_WITHOUT = ", with or without transfers"
 # What a proof rests on, to be read after its name.
 BASES = {
     Basis.COUNTED: "in whole numbers, by remat itself",
-    Basis.TWO_SOLVERS: "that share nothing come to it",
-    Basis.ONE_SOLVER: "says so; nobody has checked it",
+    Basis.TWO_SOLVERS: "that share no code agree",
+    Basis.ONE_SOLVER: "says so, unchecked",
 }
 _LONGEST_NAME = 40
 _LARGEST_SHOWN = 3
@@ -33,7 +33,7 @@ _LITTLE_ROOM = 1.05
 
 
 def which_plans(solution: Solution) -> str:
-    """Return over which plans its foremost proof holds, to be read after "plans"."""
+    """Return the plans of the widest proof, to be read after "plans"."""
     if solution.leaves_out_transfers:
         return solution.scope.which_plans + WITHOUT_TRANSFERS
     return _which_plans(solution, solution.scope)
@@ -75,7 +75,7 @@ def verdict(solution: Solution) -> str:
     if solution.trace is None or solution.overhead is None:
         if solution.status is Status.INFEASIBLE:
             return f"No plan fits {budget}: proven for all plans {which_plans(solution)}."
-        return f"No plan was found for {budget}; that there is none is not proven."
+        return f"No plan was found for {budget}; it is not proven that none exists."
     peak = format_bytes(solution.trace.peak_bytes)
     cost = f"for {format_share(solution.overhead)} more time" if solution.overhead else "and takes no extra time"
     return f"The plan fits: it peaks at {peak} of {budget} {cost}."
@@ -129,7 +129,7 @@ def smallest_budget(search: SmallestBudget) -> str:
 
 
 def verdict_on_schedule(peak_bytes: int, budget_bytes: int | None) -> str:
-    """Return what came of replaying a schedule, in one sentence."""
+    """Return the verdict on a replayed schedule, in one sentence."""
     if budget_bytes is None:
         return "The schedule holds: every step can be carried out."
     if peak_bytes <= budget_bytes:
@@ -174,9 +174,9 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
     if solution.status is Status.UNKNOWN:
         advice.append("Where a time limit ended the search, give it more time (--time-limit).")
     if solution.leaves_out_transfers and not solution.problem.offload:
-        advice.append("Let plans move tensors to the host and back, of which that is not proven (--offload).")
+        advice.append("Let plans move tensors to the host and back (--offload): the proof does not cover those.")
     if solution.scope not in (Scope.ANY_PLAN, Scope.ANY_ORDER):
-        advice.append("Try another planner, which searches other plans (`remat planners` lists them).")
+        advice.append("Try another planner: each searches other plans (`remat planners` lists them).")
     return advice
 
 

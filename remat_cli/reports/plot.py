@@ -39,14 +39,14 @@ _STYLE: dict[Any, Any] = {
 
 
 def check_can_plot(path: Path) -> None:
-    """Check what could keep `sweep_plot` from writing this file, before any work is done.
+    """Check, before any work is done, that `sweep_plot` can write this file.
 
     Raises:
         UsageError: matplotlib is missing, or the name does not say a format that can be written.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(
-            f"--plot {path}: the name says no format that can be drawn", hint=f"end it in {' or '.join(FORMATS)}"
+            f"--plot {path}: the name ends in no format that can be drawn", hint=f"end it in {' or '.join(FORMATS)}"
         )
     if find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib, which is not installed", hint="pip install 'remat[plot]'")

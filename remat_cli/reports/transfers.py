@@ -27,7 +27,7 @@ class Moved:
         name: of the tensor.
         bytes: its size.
         copies: how often it is copied, either way.
-        away: while only the host has it: from the step that frees it to the one that begins to copy it back.
+        away: spans of steps in which only the host has it, from its free to the start of its copy back.
     """
 
     name: str

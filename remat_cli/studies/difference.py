@@ -19,8 +19,8 @@ class PeakContents:
 
     Attributes:
         tensors: bytes of each that an op made; views left out.
-        others: bytes of what is always there, and of the workspace of the op that runs at the peak, less what it
-            takes over from an input.
+        others: bytes that are always in memory, and the workspace of the op at the peak, less what that op takes over
+            from an input.
     """
 
     tensors: Mapping[str, int]
@@ -42,7 +42,7 @@ class PeakChange:
     """A tensor, or another part of the peak, whose bytes differ between the old peak and the new one.
 
     Attributes:
-        name: in the new graph where it is there.
+        name: in the new graph if that has it, else in the old one.
         old_bytes: at the old peak; 0 where it was not in memory then.
         new_bytes: at the new peak; 0 where it is not.
         reason: why, in two or three words.
@@ -55,7 +55,7 @@ class PeakChange:
 
     @property
     def bytes(self) -> int:
-        """By how much the peak is larger for it."""
+        """The part of the growth of the peak that comes from it."""
         return self.new_bytes - self.old_bytes
 
 
@@ -73,7 +73,7 @@ class Difference:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """For each op of the new graph that the old one has too, its name there."""
+        """The names in the old graph of the new graph's ops that it has, too."""
         return matched({op.name: _likeness(self.old, op) for op in self.old.ops},
                        {op.name: _likeness(self.new, op) for op in self.new.ops},
                        {op.name: op.type for op in self.old.ops},
@@ -103,7 +103,7 @@ class Difference:
 
     @cached_property
     def at_peak(self) -> tuple[PeakChange, ...]:
-        """What makes up the difference between the peaks, to the byte; the largest changes first."""
+        """All changes between the two peaks, the largest first; they add up to the byte."""
         before, now = PeakContents.of(self.old), PeakContents.of(self.new)
         changes = [*self._tensors(before, now), *_others(before, now)]
         return tuple(sorted((change for change in changes if change.bytes), key=lambda c: (-abs(c.bytes), c.name)))
@@ -132,7 +132,7 @@ def _others(before: PeakContents, now: PeakContents) -> Iterator[PeakChange]:
 
 
 def _likeness(graph: Graph, op: Op) -> Hashable:
-    """Return a key that ops share if they do the same to tensors of the same shapes."""
+    """Return a key that two ops share if they compute the same on tensors of the same shapes."""
     outputs = (graph.tensors[name] for name in op.outputs)
     return op.type, op.phase, tuple((tensor.bytes, tensor.shape, tensor.dtype) for tensor in outputs)
 
@@ -143,14 +143,14 @@ def matched(
     old_types: Mapping[str, Hashable] | None = None,
     new_types: Mapping[str, Hashable] | None = None,
 ) -> dict[str, str]:
-    """Return, by the names of new things, the old ones that they are.
+    """Match new things to old ones; return the old names by the new ones.
 
-    Those of one name that are alike are the same. Of the others, in their order, those that are alike under different
-    names; and then those of one name and, where types are given, of one type.
+    First come pairs that agree in name and likeness, then, in their order, pairs that agree in likeness alone, and then
+    pairs that agree in name and, where types are given, in type.
 
     Args:
-        old: by name, what makes one like another.
-        new: the same of the new ones.
+        old: the likeness of each old thing, by name.
+        new: the likeness of each new thing, by name.
         old_types: of the old ones, by name.
         new_types: of the new ones, by name.
     """

@@ -16,7 +16,7 @@ from remat_cli.prepare import Prepared
 from remat_cli.settings import Setting, parts
 from remat_cli.studies.progress import Prefixed
 
-# Graphs that are kept ready: those between which a binary search goes back and forth.
+# Prepared graphs in the cache: a binary search returns to recent values.
 _KEPT_READY = 4
 # Without a value that is too large, the next one is at most this many times the largest that fits: reading a model at a
 # value takes memory that grows with it.
@@ -80,12 +80,11 @@ class Fit:
     Attributes:
         question: what was searched.
         smallest: at the smallest value that is allowed.
-        plain: the largest value whose plain run fits; None where there is none.
-        found: the largest value for which a plan was found; None where there is none.
-        limit: the largest value at which the largest working set fits: beyond it no plan in any order does. None where
-            there is none.
+        plain: the largest value whose plain run fits, or None.
+        found: the largest value for which a plan was found, or None.
+        limit: the largest value at which the largest working set fits, or None; above it no plan in any order fits.
         planning: the plan at `found`; without one, the refusal at the smallest value that was tried.
-        refused: values for which no plan was found, ascending, and how each of them ended.
+        refused: values for which no plan was found, ascending, each with the status of its search.
         is_monotone: among the values tried, the plain run's memory never fell as the value grew.
         interrupted: the user stopped the search.
     """
@@ -123,7 +122,7 @@ class Fit:
 
 
 def fit(question: Question, prepare_at: Callable[[int], Prepared], observe: Observer | None = None) -> Fit:
-    """Search the largest value that fits: in growing steps, then where memory grows to the budget on a line.
+    """Search the largest value that fits: in growing steps, then by interpolating memory between two values.
 
     The search assumes that memory grows with the value, and checks that for the values it tries. The planner is asked
     only for values whose plain run does not fit and whose largest working set does.
@@ -150,7 +149,7 @@ def fit(question: Question, prepare_at: Callable[[int], Prepared], observe: Obse
 
 @dataclass
 class _Search:
-    """Counts in multiples: number n stands for the value n * multiple_of, number 0 for none."""
+    """Counts values in multiples: number n stands for the value n * multiple_of, and 0 for no value."""
 
     question: Question
     prepare_at: Callable[[int], Prepared]
@@ -194,7 +193,7 @@ class _Search:
         try:
             sized = Sized(value, self.prepare_at(value))
         except (GraphError, UsageError) as error:
-            # A fault of the call or the file shows at the first value; a fault of one value shows at that value.
+            # A fault of the call or the file appears at the first value already.
             if isinstance(error, UsageError) and not self._plain_peaks:
                 raise
             raise type(error)(
@@ -216,13 +215,13 @@ class _Search:
         return _crossing(self._working_sets, self.question.budget_bytes, low, high)
 
     def _guess_planned(self, low: int, high: int) -> int | None:
-        """Guess where the plan that came closest at `high` fits, if all that grows in it does so in proportion."""
+        """Guess the number at which the closest plan at `high` fits, if all that grows in it grows in proportion."""
         del low
         closest, peaks = self._closest.get(high), self._peaks_by_number
         last = sorted(peaks)[-2:]
         if closest is None or len(last) < 2:
             return None
-        # What does not grow: the plain run's peak on a line down to 0.
+        # The constant part: the line through the plain run's peaks, at 0.
         fixed = peaks[last[1]] - (peaks[last[1]] - peaks[last[0]]) * last[1] // (last[1] - last[0])
         growing, room = closest - fixed, self.question.budget_bytes - fixed
         return high * room // growing if growing > 0 else None
@@ -232,7 +231,7 @@ class _Search:
         return {value // self.question.multiple_of: peak for value, peak in self._plain_peaks.items()}
 
     def _check_memory_depends(self, plain: int) -> None:
-        """Refuse a dimension on which no memory depends, where every value fits."""
+        """Refuse a dimension on which no memory depends: every value would fit."""
         first, last = (self.question.multiple_of * number for number in (1, plain))
         if plain > 1 and last == max(self._plain_peaks) and self._plain_peaks[first] == self._plain_peaks[last]:
             raise UsageError(
@@ -260,7 +259,7 @@ class _Search:
         return self._at(number) if number else None
 
     def _planning(self, found: int) -> Planning:
-        """Return the plan at `found`, the plain run where that fits; or the refusal at the smallest value."""
+        """Return the plan at `found` (the plain run if that fits), or the refusal at the smallest value."""
         number = max(found, 1)
         if number in self._plans:
             return self._plans[number]
@@ -286,27 +285,27 @@ def largest(
     most: int,
     guess: Callable[[int, int], int | None] = lambda low, high: None,
 ) -> int:
-    """Return the largest number up to `most` that holds; `known` holds, and beyond some number none does.
+    """Return the largest number up to `most` for which `holds` is true; above it `holds` is false for all.
 
     Args:
         holds: is asked for as few numbers as possible.
-        known: a number for which it holds.
+        known: a number for which it is true.
         most: the largest number of interest.
-        guess: returns about the number that is searched, given the largest for which it is known to hold and the
-            smallest for which it is known not to (`most` + 1 for none); None where there is nothing to go by.
+        guess: estimates the result from the largest number known to hold and the smallest known not to (`most` + 1 for
+            none); None without an estimate.
     """
     low, high, guesses, step = known, most + 1, 0, 1
     while low + 1 < high:
         aim = guess(low, high)
         is_open = high > most  # nothing failed so far
         guesses = 0 if aim is None or is_open else guesses + 1
-        # As long as nothing failed, double; then halve what is between.
+        # Double until one fails, then bisect.
         number = min(max(1, 2 * low), most) if is_open else (low + high) // 2
         if aim is not None and (is_open or guesses % _GUESSES):
             if low < aim < high:
                 step = 1
             else:
-                # It is most likely right beside an end; if not, ever further from it.
+                # The result most likely lies right beside an end; look further and further from it.
                 aim, step = low + step if aim <= low else high - step, 2 * step
             if low < aim < high:
                 number = min(aim, max(1, _FARTHEST * low)) if is_open else aim
@@ -322,9 +321,10 @@ def _crossing(measured: Mapping[int, int], budget_bytes: int, low: int, high: in
 
     Args:
         measured: bytes at some numbers.
-        budget_bytes: where the line crosses.
+        budget_bytes: the height at which the line crosses.
         low: a number that fits.
-        high: one that does not, or the end; the line goes through the two numbers that are nearest to the crossing.
+        high: a number that does not fit, or the end; the line goes through the two measured numbers nearest to the
+            crossing.
     """
     numbers = sorted(measured)
     nearest = [*[n for n in numbers if n <= low][-2:], *[n for n in numbers if n >= high][:1]][-2:]

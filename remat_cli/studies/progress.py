@@ -1,4 +1,4 @@
-"""Progress of work that is made of many runs of planners."""
+"""Progress of work in which planners run many times."""
 
 from __future__ import annotations
 

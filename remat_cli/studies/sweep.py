@@ -19,14 +19,14 @@ from remat_cli.units import BudgetSpec, format_bytes
 
 @dataclass(frozen=True)
 class Point:
-    """What a planner came to at one budget.
+    """The result of a planner at one budget.
 
     Attributes:
         solution: verified, with a plan or without.
-        seconds: that the planner took; 0 where it was not asked.
-        asked_for_smallest: the budget is the smallest that was found, and not one that was given.
-        found_at: the budget in bytes at which the plan was found, where another plan than the planner's answer here
-            is the fastest known to fit; else None.
+        seconds: time of the planner; 0 if it was not asked.
+        asked_for_smallest: the budget is the smallest that was found, rather than a given one.
+        found_at: the budget in bytes at which the plan was found, if it was taken over from another budget because it
+            is faster than the planner's answer here; else None.
     """
 
     solution: Solution
@@ -52,7 +52,7 @@ class Curve:
     Attributes:
         label: of the planner.
         points: by ascending budget.
-        refusal: why the planner cannot take the graph; None where it can.
+        refusal: why the planner cannot take the graph; None if it can.
     """
 
     label: str
@@ -147,11 +147,11 @@ def sweep(
 
     Args:
         prepared: the graph.
-        requests: for each curve, by its label: who plans, and what plans may do; their budgets count for nothing.
+        requests: for each curve, by its label: the planner, and what plans may do; their budgets are ignored.
         budgets: in any order.
         observe: is told of planner, budget and how many there are.
-        share_plans: give each budget the fastest plan that this planner found at any of them and that fits, so that no
-            curve gets worse with more memory; without, each point is the planner's answer at that budget.
+        share_plans: give each budget the planner's fastest plan of all budgets that fits, so that no curve gets worse
+            with more memory; without, each point is the planner's answer at that budget.
 
     Raises:
         FalseClaim: the simulator does not confirm what a planner claims.
@@ -187,7 +187,7 @@ class _CurveRun:
         self._refusal: PlannerRefuses | UsageError | None = None
 
     def ask_all(self, budgets: Sequence[BudgetSpec]) -> bool:
-        """Ask for all budgets in this order; tell whether the user interrupted it."""
+        """Plan at all budgets in this order; return whether the user interrupted it."""
         for number, budget in enumerate(budgets):
             self._progress.next(self._label, budget)
             try:
@@ -218,7 +218,7 @@ class _CurveRun:
 
 
 def _with_fastest(point: Point, points: Sequence[Point]) -> Point:
-    """Return the point with the fastest plan of all that fits its budget."""
+    """Return the point with the fastest of all plans that fit its budget."""
     fitting = [
         (other.trace.time, needed, other.budget_bytes, other.solution)
         for other in points

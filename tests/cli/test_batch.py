@@ -411,7 +411,7 @@ WRONG_CALLS: dict[str, tuple[Sequence[str], int, str]] = {
     "no graphs": ((), 2, "Missing argument"),
     "a missing graph": (("c.json", "--budget", "80%"), 6, "c.json: no such file"),
     "a pattern without a match": (("*.onnx", "--budget", "80%"), 6, "*.onnx: no file matches"),
-    "no budget": (("a.json",), 2, f"{DEFAULT_PLANNER} is to be planned at no budget"),
+    "no budget": (("a.json",), 2, f"{DEFAULT_PLANNER} has no budget"),
     "a budget that is none": (("a.json", "--budget", "lots"), 2, "budget 'lots' is not understood"),
     "an unknown config": (("a.json", "-c", "dtrr"), 2, "did you mean 'dtr'?"),
     "an option of no planner": (("a.json", "-c", "dtr", "--option", "heuristc=lru"), 2, "--option heuristc"),
@@ -428,7 +428,7 @@ WRONG_CALLS: dict[str, tuple[Sequence[str], int, str]] = {
     "a manifest beside graphs": (("m.yaml", "a.json"), 2, "m.yaml is a manifest, and stands alone"),
     "a missing manifest": (("m.yaml",), 2, "m.yaml: no such file"),
     "results where there is no folder": (("a.json", "-c", "dtr", "-o", "no/r.jsonl"), 2, "cannot be written"),
-    "results in a device": (("a.json", "-c", "dtr", "-o", "/dev/full"), 2, "/dev/full is no regular file"),
+    "results in a device": (("a.json", "-c", "dtr", "-o", "/dev/full"), 2, "/dev/full is not a regular file"),
     "schedules where there is a file": (
         ("a.json", "-c", "dtr", "--schedules", "b.json"),
         2,

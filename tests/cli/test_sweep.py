@@ -172,7 +172,7 @@ class TestSweep:
             (("--option", "rotor.slots=1"), "there is no 'rotor'"),
             (("--option", "approx_dp.slot=1"), "unknown key"),
             (("--time-limit", "soon"), "duration 'soon' is not understood"),
-            (("--plot", "x.gif"), "says no format"),
+            (("--plot", "x.gif"), "ends in no format"),
             (("--plot", "no/x.png"), "there is no folder"),
             (("--csv", "no/x.csv"), "there is no folder"),
         ],

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import recurrent
 
-TESTED_VERSIONS = ("2.13", "2.15")
+TESTED_VERSIONS = ("2.13", "2.14", "2.15")
 
 # What tensors without data raise when they are asked for their values.
 NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)

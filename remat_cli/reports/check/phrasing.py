@@ -23,7 +23,7 @@ _HEADINGS = ("plain peak", _CHANGE, "limit", "plan", _ARENA, "overhead")
 
 
 def conclusion(outcomes: Sequence[CheckOutcome]) -> str:
-    """Return what came of a whole check, in one sentence."""
+    """Return the conclusion of a whole check, in one sentence."""
     total = len(outcomes)
     models = "1 model" if total == 1 else f"{total} models"
     counts = Counter(outcome.verdict for outcome in outcomes)

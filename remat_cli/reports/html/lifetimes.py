@@ -1,7 +1,7 @@
-"""Lifetimes of tensors in a run: when each is in memory, who reads it, why it goes and comes back.
+"""Lifetimes of tensors in a run: when each is in memory, which ops read it, why it is evicted and comes back.
 
-Told in *moments*: the steps of a schedule that are no frees. A free takes no time and only what comes after it shows
-its effect, so that what it frees is gone from the next moment on.
+Time is counted in *moments*: the steps of a schedule without the frees. A free takes no time; what it frees is gone
+from the next moment on.
 """
 
 from __future__ import annotations

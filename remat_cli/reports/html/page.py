@@ -238,7 +238,7 @@ def _name(name: str, op: int | None = None, output: int | None = None) -> _Marku
 
 
 def _overhead(run: Run | None) -> str:
-    """Return what is run again and what that costs: by type and by op."""
+    """Return the section on reruns and their cost: by type and by op."""
     if run is None:
         return ""
     by_op, by_type = reruns_by_op(run), reruns_by_type(run)

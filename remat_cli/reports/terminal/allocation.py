@@ -69,4 +69,4 @@ def _in_words(found: Allocation, capacity: int | None) -> str:
         case Status.INFEASIBLE:
             return "proven: no arrangement fits the capacity"
         case Status.UNKNOWN:
-            return "none was found that fits, and none is proven not to exist"
+            return "none was found that fits; it is not proven that none exists"

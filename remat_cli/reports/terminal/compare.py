@@ -77,7 +77,7 @@ def _cases(sweep: Sweep) -> Iterator[_Case]:
 
 
 def compare_status(contests: Sequence[Contest]) -> Status:
-    """Return the worst ending of all graphs and budgets; a graph that no planner takes counts as unknown."""
+    """Return the worst status over all graphs and budgets; a graph that no planner takes counts as unknown."""
     statuses = {case.status for contest in contests for case in _cases(contest.sweep)}
     if Status.UNKNOWN in statuses or not all(contest.sweep.points for contest in contests):
         return Status.UNKNOWN

@@ -83,7 +83,7 @@ def test_what_is_asked_for_twice_is_done_once(group: JobGroup) -> None:
 
 
 def test_a_missing_budget_and_a_missing_device_are_found_before_anything_runs(group: JobGroup) -> None:
-    with pytest.raises(UsageError, match="retention is to be planned at no budget"):
+    with pytest.raises(UsageError, match="retention has no budget"):
         jobs(replace(group, budgets=()))
     with pytest.raises(UsageError, match="no such file"):
         jobs(replace(group, options=GraphOptions(device="a1000")))

@@ -325,7 +325,7 @@ def test_a_planner_that_finds_nothing_shows_what_came_closest(graph: Graph, sche
 
 def test_an_unfinished_search_is_not_called_infeasible(graph: Graph) -> None:
     report = plan(solved(graph, 4 * MB, PlanResult(Status.UNKNOWN)))
-    assert "No plan was found for 4.000 MB; that there is none is not proven." in report
+    assert "No plan was found for 4.000 MB; it is not proven that none exists." in report
     assert "--time-limit" in report
     assert "infeasible" not in report
     assert "\nWhy" not in report
