@@ -54,7 +54,7 @@ VERBS: Mapping[str, str] = {
 COMPLETE = "_REMAT_COMPLETE"
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:<4} {code.meaning}" for code in ExitCode)
 
-# A disk or a share of it that is full, a file beyond what is allowed, a device that fails, one only to read from.
+# Disk full, quota used up, file too large, device error, read-only file system.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
@@ -125,7 +125,7 @@ def main() -> NoReturn:
 
 
 class _Warnings(logging.Handler):
-    """Shows on stderr what is no error and yet not as it should be: claims of planners that turned out to be false."""
+    """Shows warnings on stderr: claims of planners that turned out to be false."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one."""
@@ -151,7 +151,7 @@ def _note(end: SystemExit) -> None:
 def _run() -> NoReturn:
     # A large graph is a million objects and no cycles: the collector would go through them again and again.
     gc.set_threshold(100_000, 50, 100)
-    # Nor need it look for garbage among what goes with the process: seconds, after a large model was captured.
+    # A last collection at exit would take seconds after a large model was captured.
     atexit.register(gc.freeze)
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("REMAT_DEBUG"))
     logging.getLogger("remat").addHandler(_WARNINGS)
@@ -205,7 +205,7 @@ def _end_interrupted() -> NoReturn:
 
 
 def _described(error: Exception) -> tuple[str, str, int]:
-    """Return message, hint and exit code for what no module of ours has put into words."""
+    """Return message, hint and exit code for an error that comes from outside remat, or from a bug in it."""
     if isinstance(error, MemoryError):
         return "out of memory", "use a smaller graph, or a planner for large graphs: dtr", ExitCode.NO_PLAN
     if isinstance(error, OSError) and error.errno in _FULL:

@@ -55,8 +55,8 @@ def command(
     Graph inputs, results and workspaces lie in the arena; resident bytes lie beside it, in a block of their own. The
     judge that checks schedules checks the addresses, too. "infeasible" is said only where it is proven.
 
-    BUFFERS.csv is in MiniMalloc's format, for who has no graph: columns id, lower, upper and size. A buffer is needed
-    from lower to before upper. The file that is written has a column offset more.
+    BUFFERS.csv, in MiniMalloc's format, needs no graph. Its columns are id, lower, upper and size: a buffer is in
+    memory from lower until just before upper. The output adds the column offset.
 
     \b
     Examples:
@@ -122,7 +122,7 @@ def _of_schedule(
     from remat_cli.core.arena import USUAL_ALIGNMENT, check_arena
     from remat_cli.formats.schedule_json import read_schedule, with_arena
 
-    file = replace(read_schedule(schedule), arena=None)  # one that is there is replaced, whatever it is worth
+    file = replace(read_schedule(schedule), arena=None)  # addresses in the file are replaced, right or wrong
     with streams.progress() as observe:
         observe.phase("replaying the schedule")
         prepared, _ = replay(graph, merge_config(given).graph, file, schedule)

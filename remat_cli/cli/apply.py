@@ -31,11 +31,12 @@ from remat_cli.formats.writing import check_writes
 @graph_options
 @output_options
 def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: bool, quiet: bool, **given: Any) -> None:
-    """Write MODEL with its nodes in the order of SCHEDULE, what is recomputed repeated under names of its own.
+    """Write MODEL with its nodes in the order of SCHEDULE; recomputed nodes are repeated under new names.
 
-    SCHEDULE is one for inference; what it says it was planned with need not be given again. onnxruntime runs the
-    result as planned with the options that remat_cli.session_options() returns; by default it would merge the repeats
-    again. Weights are never opened: where they lie in files of their own, write the result beside them.
+    SCHEDULE must be for inference. It records the options with which MODEL was read; they need not be given again.
+    onnxruntime runs the result as planned with the options that remat_cli.session_options() returns; with its default
+    options it merges the repeated nodes. Weights are never opened: if they lie in separate files, write the result
+    beside them.
 
     \b
     Examples:
@@ -74,7 +75,7 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
     notes = [*prepared.notes, *checked(rewritten.proto, model)]
     if absent := absent_files(rewritten.proto, model):
         notes.append(
-            f"weights that the model refers to are not there; put them beside the new file: {', '.join(absent)}"
+            f"files of weights that the model refers to are missing; put them beside the new file: {', '.join(absent)}"
         )
     prepared = replace(prepared, notes=tuple(notes))
     execution = None

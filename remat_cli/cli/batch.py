@@ -63,11 +63,11 @@ _planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
 @click.option(
     "--schedules", type=click.Path(path_type=Path), metavar="FOLDER", help="Write the schedule of every plan here."
 )
-@click.option("--resume", is_flag=True, help="Go on with the results in -o: what is in them is not done again.")
-@click.option("--retry", is_flag=True, help="With --resume: try again what failed, or ran out of memory or time.")
-@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Jobs beside each other. [default: the cores]")
+@click.option("--resume", is_flag=True, help="Go on with the results in -o: skip the jobs that they have.")
+@click.option("--retry", is_flag=True, help="With --resume: run jobs again that failed, or ran out of memory or time.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Jobs that run at the same time. [default: all cores]")
 @click.option("--job-timeout", metavar="10m", help="Stop a job after this time; its best plan until then counts.")
-@click.option("--memory-limit", metavar="SIZE", help="Memory that the process of a job may allocate, such as 4GB.")
+@click.option("--memory-limit", metavar="SIZE", help="Memory that each job's process may allocate, such as 4GB.")
 @click.option("--scheduler", metavar="ADDRESS", help="Run the jobs on a Dask cluster: tcp://host:8786.")
 @graph_settings
 @_planner_option(
@@ -93,13 +93,13 @@ def command(
     quiet: bool,
     **given: Any,
 ) -> int:
-    """Plan every GRAPH, at every budget, with every config; what goes wrong with one is recorded, and the rest goes on.
+    """Plan every GRAPH at every budget with every config. A job that fails is recorded, and the others go on.
 
     GRAPH is a file or a quoted pattern. A MANIFEST (.yaml) names graphs with the options of each; the command line
-    wins over it. Each job has a process of its own. Ctrl-C keeps what was finished, and --resume goes on from there.
+    wins over it. Each job runs in a process of its own. Ctrl-C keeps the finished jobs; --resume does the others.
 
-    The exit code is that of the worst job, the first of these that there is: 1 (a crash), 5, 6, 2, 4 (no plan, or no
-    memory or time), 3, 0.
+    The exit code is that of the worst job, in this order: 1 (a crash), 5, 6, 2, 4 (no plan, or out of memory or
+    time), 3, 0.
 
     \b
     Examples:
@@ -130,7 +130,7 @@ def command(
         def record(job: Job, outcome: JobOutcome) -> JobLine:
             line = records.add(job, outcome)
             if output == STDOUT and not streams.write(STDOUT, line_bytes(line)) and schedules is None:
-                raise BrokenPipeError  # what is still to come would be seen by nobody
+                raise BrokenPipeError  # nobody reads the remaining lines
             return line
 
         waiting = [job for job in asked if job.key not in records.lines]
@@ -152,11 +152,11 @@ def _check_call(output: Path | None, *, resume: bool, retry: bool, jobs: int | N
     if retry and not resume:
         raise UsageError("--retry goes with --resume", hint="add --resume, or leave --retry out")
     if jobs is not None and scheduler is not None:
-        raise UsageError("--jobs is for this machine, and --scheduler for a cluster", hint="leave one of them out")
+        raise UsageError("--jobs is for this machine and --scheduler for a cluster", hint="leave one of them out")
 
 
 def _groups(files: Sequence[str], given: Mapping[str, Any]) -> list[JobGroup]:
-    """Return what is asked for: by a manifest or by files, what the command line says on top of it."""
+    """Return the groups of jobs of a manifest or of files, with the options of the command line on top."""
     from remat_cli.batch.manifest import load_manifest
     from remat_cli.batch.requests import JobGroup, matching_files
 

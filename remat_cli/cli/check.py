@@ -35,7 +35,7 @@ _EXAMPLE = "`remat check --init` writes one; or write  models: [{path: model.onn
     "forms",
     multiple=True,
     metavar="FORM[=FILE]",
-    help=f"Of the report, which goes to FILE or stdout: {', '.join(_FORMATS)}. Repeatable. [default: {_TABLE}]",
+    help=f"Form of the report, which goes to FILE or stdout: {', '.join(_FORMATS)}. Repeatable. [default: {_TABLE}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option(
@@ -48,7 +48,7 @@ _EXAMPLE = "`remat check --init` writes one; or write  models: [{path: model.onn
 @click.option("--only", multiple=True, metavar="NAME", help="Check only this model; 'unet*' for several. Repeatable.")
 @OFFLOAD
 @click.option("--init", "is_first", is_flag=True, help="Write PROJECT for the models in its folder and below.")
-@click.option("--update-baseline", is_flag=True, help="Write the figures that max_regression is measured against.")
+@click.option("--update-baseline", is_flag=True, help="Write the baseline to which max_regression compares.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, metavar="N", show_default=True, help="Models at a time."
 )
@@ -67,9 +67,8 @@ def command(
 ) -> int:
     """Hold the models of a project to budgets and limits. PROJECT is a YAML file. [default: remat.yaml]
 
-    Ends with 0 where all hold, and with 3 where one fails, or warns that its run takes more than predicted. A model
-    that cannot be read or planned does not keep the others from being checked; the exit code is then that of its error
-    (2, 4, 5 or 6).
+    Exits with 0 if all models hold, and with 3 if one fails or warns that its run takes more than predicted. If a model
+    cannot be read or planned, the others are still checked, and the exit code is that of its error (2, 4, 5 or 6).
 
     --init writes PROJECT, with each ONNX model and native graph that lies beside or below it, and overwrites nothing.
 
@@ -176,7 +175,7 @@ def _check_is_new(project: Path) -> None:
 
 
 def _asked_for(forms: Sequence[str], output: Path | None) -> tuple[str, dict[str, tuple[str, Path]]]:
-    """Return the form that is printed, and by the options that say so the forms that are written, each with its file.
+    """Return the form that is printed, and, by the option that names each, the forms that are written and their files.
 
     Raises:
         UsageError: there is no such form, or stdout would get several.
@@ -220,7 +219,7 @@ def _chosen(project: Project, only: Sequence[str]) -> tuple[ModelCheck, ...]:
 
 
 def _readable(path: Path, read: Callable[[Path], dict[str, Figures]], *, or_none: bool) -> dict[str, Figures]:
-    """Return the baseline; with `or_none`, a broken one (after a merge, say) is about to be written anew."""
+    """Return the baseline; with `or_none`, None for a broken one (after a merge, say) that is about to be replaced."""
     try:
         return read(path)
     except UsageError:
@@ -237,7 +236,7 @@ def _update(
     *,
     keep_others: bool,
 ) -> None:
-    """Write the figures of every model that could be measured; a model that could not keeps those that it had."""
+    """Write the figures of every model that was measured; the other models keep their old figures."""
     from remat_cli.checks.baseline import baseline_bytes
     from remat_cli.checks.check import Verdict
 

@@ -39,7 +39,7 @@ DEFAULT_BUDGETS = "80%,60%,40%"
 )
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write a line for each plan; - is stdout.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write a Markdown table; - is stdout.")
-@click.option("--no-timing", is_flag=True, help="Leave out how long planners took, so that output can be compared.")
+@click.option("--no-timing", is_flag=True, help="Leave out how long planners took, so that the output repeats.")
 @graph_options
 @planners_options
 @output_options
@@ -56,7 +56,7 @@ def command(
     """Set planners side by side: overhead, peak, time, bound, status, and how long each took, on each GRAPH.
 
     Each planner is asked at each budget, and each plan is replayed. A planner that cannot take a graph says why; the
-    others go on. Options such as --dim hold for all graphs. The exit code is 0 where every budget of every graph has a
+    others go on. Options such as --dim hold for all graphs. The exit code is 0 if every budget of every graph has a
     plan.
 
     \b

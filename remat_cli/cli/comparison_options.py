@@ -29,7 +29,7 @@ from remat_cli.studies.sweep import Curve
 from remat_cli.units import parse_duration
 
 ALL = "all"
-# A planner that would search longer is stopped here, unless it is told otherwise: there are many points.
+# Default limit of each search: there are many points.
 _SECONDS_A_POINT = 10.0
 
 _planner = partial(click.option, cls=SectionedOption, section=PLANNER)
@@ -69,16 +69,16 @@ def planners_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_planners(given: Mapping[str, Any], config: RunConfig, *, twice: bool = False) -> dict[str, Request]:
-    """Return what is asked of each planner, by the name under which it is shown; at no budget yet.
+    """Return the request for each planner, by the name under which it is shown; the budget is set later.
 
     Args:
         given: the options by their parameter names, as click hands them to a command.
-        config: names the planner, where the command line does not, and its options.
-        twice: a planner whose plans may offload is there without that, too, unless it exists to offload.
+        config: names the planner and its options, where the command line does not.
+        twice: list a planner whose plans may offload a second time, without offloading, unless it exists to offload.
 
     Raises:
-        UsageError: there is no such planner or config, one is named twice, or an option is wrong or nobody's; or with
-            `twice`, plans may offload and no planner ever does.
+        UsageError: there is no such planner or config, one is named twice, an option is wrong, or no planner has it; or
+            with `twice`, plans may offload and none of the planners does.
     """
     listed = _listed(given)
     choices: dict[str, PlannerChoice] = {}
@@ -119,7 +119,7 @@ def _twice(requests: Mapping[str, Request]) -> dict[str, Request]:
 
 
 def planner_files(given: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Return the config files among the planners that are asked for; a planner's name is that of no file."""
+    """Return the config files among the planners that are asked for: every entry that is no planner's name."""
     return tuple(map(Path, _listed(given)))
 
 
@@ -135,7 +135,7 @@ def with_given_options(choices: Mapping[str, PlannerChoice], given: Mapping[str,
         given: the options by their parameter names, as click hands them to a command.
 
     Raises:
-        UsageError: an option is nobody's.
+        UsageError: none of the planners has an option.
     """
     chosen = dict(choices)
     for text in given["options"]:
@@ -147,7 +147,7 @@ def with_given_options(choices: Mapping[str, PlannerChoice], given: Mapping[str,
 
 
 def with_short_limit(choice: PlannerChoice) -> PlannerChoice:
-    """Return a planner with a time limit that suits a run of many, where it has none."""
+    """Return a planner with the time limit for one of many searches, where it has none of its own."""
     own = next((item.default for item in fields(PLANNERS[choice.name]) if item.name == "time_limit"), None)
     is_long = isinstance(own, float | int) and own > _SECONDS_A_POINT
     # Where the work is counted, the clock is not what ends it.
@@ -157,7 +157,7 @@ def with_short_limit(choice: PlannerChoice) -> PlannerChoice:
 
 
 def refused_by_all(curves: Sequence[Curve]) -> RematError:
-    """Return the error for a call of which no planner could take any graph."""
+    """Return the error for a call in which no planner could take any graph."""
     refusals = [curve.refusal for curve in curves if curve.refusal is not None]
     if len(refusals) == 1:
         return refusals[0]
@@ -166,7 +166,7 @@ def refused_by_all(curves: Sequence[Curve]) -> RematError:
 
 
 def _choices(listed: list[str], config: RunConfig) -> Iterator[tuple[str, PlannerChoice, bool]]:
-    """Yield the planners that are listed: the name under which one is shown, itself, whether its plans may offload."""
+    """Yield each listed planner: the name under which it is shown, the planner, and whether its plans may offload."""
     asked = config.request.offload
     for entry in listed:
         if entry == ALL:
@@ -188,7 +188,7 @@ def _choices(listed: list[str], config: RunConfig) -> Iterator[tuple[str, Planne
 
 
 def _give_option(key: str, value: Any, choices: dict[str, PlannerChoice]) -> None:
-    """Set an option of every planner that has it; written PLANNER.KEY, of that one alone."""
+    """Set an option of every planner that has it; PLANNER.KEY sets it for that planner alone."""
     label, dot, own_key = key.rpartition(".")
     if dot and label not in choices:
         raise unknown_name(f"--option {key}", label, tuple(choices))

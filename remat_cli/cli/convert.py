@@ -26,9 +26,9 @@ from remat_cli.prepare import prepare
 def command(graph: Path, output: Path, training: bool, quiet: bool, **given: Any) -> None:
     """Write GRAPH in the native JSON format.
 
-    A forward graph stays one (its training graph can be derived from the file) unless --training is given. With
-    --training or --mode the file is exactly the graph that plan with the same options plans: its sha256 is the one in
-    the schedule.
+    A forward graph stays a forward graph, from which a training graph can be derived later, unless --training is given.
+    With --training or --mode the file holds exactly the graph that `plan` with the same options plans: its sha256 is
+    the one in the schedule.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`remat diff`: what became of a graph."""
+"""`remat diff`: what changed between two graphs."""
 
 from __future__ import annotations
 

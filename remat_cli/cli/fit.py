@@ -38,9 +38,10 @@ def command(
 ) -> int:
     """Search the largest value of a dimension of MODEL that fits: the largest batch, say, that can be trained.
 
-    MODEL is ONNX with a symbolic dimension, or a PyTorch step; --dim without a value names the dimension. Three
-    answers: what fits without a plan; what a plan was found for, with that plan; and beyond what no plan in any order
-    fits. Each value that is tried gives the planner 10 seconds, unless --time-limit or a config says otherwise.
+    MODEL is ONNX with a symbolic dimension, or a PyTorch step; --dim without a value names the dimension. The report
+    has three values: the largest that fits without a plan, the largest for which a plan was found, and the one above
+    which no plan in any order fits. The planner gets 10 seconds for each value that is tried, unless --time-limit or a
+    config says otherwise.
 
     \b
     Examples:

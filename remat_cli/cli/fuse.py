@@ -21,15 +21,15 @@ from remat_cli.formats.writing import check_writes
 @click.option(
     "--for-this-machine",
     is_flag=True,
-    help="Store tensors as suits this processor, too: faster, and for processors like this one only.",
+    help="Also lay out tensors for this processor: faster, but only on processors like this one.",
 )
 @output_options
 def command(model: Path, output: Path, for_this_machine: bool, as_json: bool, quiet: bool) -> None:
     """Write MODEL as onnxruntime's optimiser leaves it: ops fused, constants computed. Plan the file that this writes.
 
-    A plan and the optimiser undo each other, so that a model that was planned has to be run without the optimiser. To
-    have fused kernels as well, fuse first, and plan second. It needs onnxruntime (pip install 'remat[run]') and the
-    weights; another version of onnxruntime may fuse other ops.
+    A planned model has to run without the optimiser, which would merge the recomputed ops again. To have fused kernels
+    as well, fuse first and plan second. This needs onnxruntime (pip install 'remat[run]') and the weights; another
+    version of onnxruntime may fuse other ops.
 
     \b
     Examples:

@@ -25,7 +25,7 @@ from remat_cli.synthesis import synthesize
 @click.option("--json", "as_json", is_flag=True, help="With --list: print a machine-readable summary to stdout.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the family. Repeatable.")
 @click.option("--seed", type=int, help="Seed of a family that draws.")
-@click.option("--ops", type=click.IntRange(min=1), help="Make the graph so long that it has about this many ops.")
+@click.option("--ops", type=click.IntRange(min=1), help="Make a graph of about this many ops.")
 @click.option(
     "--kind",
     type=click.Choice([str(kind) for kind in Kind]),
@@ -55,8 +55,8 @@ def command(
 ) -> None:
     """Write a synthetic graph of FAMILY in the native JSON format: for trials of planners at any size.
 
-    FAMILY is layered, transformer, unet or chain. The same options and seed give the same bytes. A training graph is
-    derived, and ops get their times, as for a file; a graph of kind forward keeps the marks to do so later.
+    FAMILY is layered, transformer, unet or chain. The same options and seed give the same bytes. Training graphs and
+    times of ops are derived as for a file; a graph of kind forward keeps what is needed to derive them later.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ _LINE = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ ", re.MULTILINE)
 
 
 class _OneLine(logging.Formatter):
-    """Keeps names from files from ending a line, or from steering the terminal that shows the log."""
+    """Escapes control characters in names from files: they would break lines, or steer the terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the name is logging's
         record.message = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in record.message)
@@ -30,7 +30,7 @@ class _OneLine(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """A log that cannot be written any more costs one warning, and the call goes on without it."""
+    """Warns once where the log can no longer be written; the call goes on without it."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # the name is logging's
         """Leave the file as it is where the system takes no more."""
@@ -77,14 +77,14 @@ def start(path: Path) -> None:
 
 
 def _check_is_log(path: Path) -> None:
-    """Raise a UsageError where a file has something else in it: it would be appended to."""
+    """Raise a UsageError if the file is something other than a log of remat: nothing may be appended to it."""
     if not isfile(path):
         return
     with suppress(OSError), path.open("rb") as file:  # what cannot be read may still be appended to
         head = file.read(4096)
         if head and not _LINE.search(head):
             raise UsageError(
-                f"--log-file {path}: is no log of remat, and would be appended to",
+                f"--log-file {path}: is not a log of remat, and a log would be appended to it",
                 hint="name another file, or a new one",
             )
 

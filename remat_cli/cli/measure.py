@@ -36,13 +36,13 @@ _MOST_NAMED = 4
 def command(graph: Path, output: Path, time_limit: str, as_json: bool, quiet: bool, **given: Any) -> None:
     """Run each op of GRAPH on random tensors, on this machine, and write how long it takes.
 
-    Give the file to other verbs by --measurements: times, and the overhead of a plan, are then those of this machine.
+    Give the file to other verbs by --measurements: times and overheads are then those of this machine.
 
-    The ops of a PyTorch step (pip install 'remat[torch]') run one at a time, with no more memory than one needs; what
-    its kernel takes for itself is measured too, and counts in the peaks that are predicted. An ONNX model (pip install
+    The ops of a PyTorch step (pip install 'remat[torch]') run one at a time, in the memory of a single op. The memory
+    that each kernel takes for itself is measured too, and counts in predicted peaks. An ONNX model (pip install
     'remat[run]') runs as a whole in onnxruntime, with one thread; in training, the backward of an op counts as twice
-    its forward. Ops whose kernels take memory that no rule tells run by themselves, too. The file holds for the sizes
-    that were measured.
+    its forward. Ops whose workspace follows no known rule also run by themselves. The file holds for the sizes that
+    were measured.
 
     \b
     Examples:
@@ -56,9 +56,7 @@ def command(graph: Path, output: Path, time_limit: str, as_json: bool, quiet: bo
     config = merge_config(given)
     options = config.graph
     if options.measurements is not None or options.cost_model is not None:
-        raise UsageError(
-            "measure makes the times that --measurements and --cost-model are about", hint="leave them out"
-        )
+        raise UsageError("measure makes times; --measurements and --cost-model use them", hint="leave them out")
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(graph, *config.files))
     with streams.progress() as observe:
         if names_function(graph):
@@ -92,7 +90,8 @@ def _of_model(
 
     if has_fixed_sizes(graph):
         raise UsageError(
-            f"{graph} has no kernels that could run", hint="measure the ONNX model or PyTorch step that it was made of"
+            f"{graph} has no kernels that could run",
+            hint="measure the ONNX model or PyTorch step that it comes from",
         )
     check_can_measure()
     # The backward pass is not in the file: the ops that are measured are those of the forward pass.
@@ -102,7 +101,7 @@ def _of_model(
 
 
 def _completed(prepared: Prepared, measured: Measurements) -> tuple[Prepared, Measurements]:
-    """Give ops that could not be measured the time that the roofline model gives them, and say so."""
+    """Give ops that could not be measured the time of the roofline model, and say so."""
     missing = measured.missing(prepared.graph)
     if not missing:
         return prepared, measured

@@ -41,7 +41,7 @@ graph_argument = click.argument("graph", type=READ, metavar="GRAPH")
 
 
 def planner_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the planners that begin like this."""
+    """Return the planners whose names begin like this."""
     return _beginning(PLANNERS, incomplete)
 
 
@@ -200,7 +200,7 @@ def merge_config(given: dict[str, Any]) -> RunConfig:
 
 
 def request_of(given: Mapping[str, Any]) -> Request:
-    """Return what a command line says of the plan that is wanted, but for the options of the planner.
+    """Return what a command line requests, without the options of the planner.
 
     Raises:
         UsageError: there is no such planner, or a value is not understood.
@@ -217,7 +217,7 @@ def request_of(given: Mapping[str, Any]) -> Request:
 
 
 def graph_options_of(given: Mapping[str, Any]) -> GraphOptions:
-    """Return what a command line says of how a graph is read, beside other things.
+    """Return the options with which a graph is read, among those of a command line.
 
     Raises:
         UsageError: a value is not understood.
@@ -238,7 +238,7 @@ def graph_options_of(given: Mapping[str, Any]) -> GraphOptions:
 
 
 def read_call(given: dict[str, Any]) -> RunConfig:
-    """Put config file and command line together, the options of the planner among it.
+    """Merge config file and command line, including the options of the planner.
 
     Raises:
         UsageError: the file or an option is wrong, or the planner does not have an option.

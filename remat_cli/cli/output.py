@@ -40,7 +40,7 @@ class Output:
         reads: the files that the call reads, none of which may be among them.
 
     Raises:
-        UsageError: a file cannot be written, or is not the only one there, or is read: nothing has been done yet.
+        UsageError: a file cannot be written, is named twice, or is also read: nothing has been done yet.
     """
 
     def __init__(

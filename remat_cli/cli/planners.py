@@ -15,7 +15,7 @@ from remat_cli.errors import UsageError
 @click.option("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout.")
 @click.option("--schema", is_flag=True, help="Print a JSON Schema of every planner's options.")
 def command(names: tuple[str, ...], as_json: bool, schema: bool) -> None:
-    """List the planners, or those that are named: what each takes, searches and proves, its options, its source.
+    """List the planners, or the named ones: what each takes, searches and proves, its options and its source.
 
     \b
     Examples:

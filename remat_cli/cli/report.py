@@ -27,10 +27,10 @@ from remat_cli.formats.schedule_json import holds_schedule, read_schedule
 def command(graph: Path, schedule: Path, output: Path, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write SCHEDULE, replayed on GRAPH, as one HTML file that needs no network.
 
-    It shows memory over time before and after, the life of every tensor, when and why it was dropped and recomputed,
-    what is run again and what that costs. GRAPH is the file that was planned, or what convert wrote of it; what
-    SCHEDULE says it was planned with need not be given again. SCHEDULE may come from any tool, and is replayed, not
-    believed. The two may also be given the other way round.
+    The page shows memory over time with and without the plan, the lifetime of every tensor, when and why it was evicted
+    and recomputed, which ops run again, and what that costs. GRAPH is the file that was planned, or what convert wrote
+    of it. SCHEDULE records the options with which GRAPH was read; they need not be given again. SCHEDULE may come from
+    any tool: it is replayed, never believed. The two may be given in either order.
 
     \b
     Examples:

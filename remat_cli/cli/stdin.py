@@ -19,7 +19,7 @@ _copy: Path | None = None
 
 
 class FileToRead(click.Path):
-    """A file that is read; `-` is what comes from standard input, in a file that goes when the call ends."""
+    """A file that is read; `-` is standard input, saved in a file that is deleted when the call ends."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)

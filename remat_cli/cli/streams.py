@@ -1,4 +1,4 @@
-"""The standard streams where nobody hears them: closed, as under cron and daemons, or left by their reader."""
+"""Standard streams that nobody reads: closed, as under cron and daemons, or left by their reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def prepare_streams() -> None:
-    """Make sure that there are standard streams, and that what is told on stderr never ends a call."""
+    """Make sure that the standard streams exist, and that a message on stderr never ends a call."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if _is_closed(number):
             # The lowest free number is this one. Otherwise the next file has it, and what is printed goes there.
@@ -36,7 +36,7 @@ def _is_closed(number: int) -> bool:
 
 
 class _Unheard(FileIO):
-    """A stream of which it does not matter whether anybody hears it: its pipe, disk or terminal may be gone."""
+    """A stream whose pipe, disk or terminal may be gone: what cannot be written is dropped."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write, or pretend to."""
@@ -53,7 +53,7 @@ def stdout_is_closed() -> bool:
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Go on where whoever reads stdout has left (`remat ... | head`): the exit code still says how it went."""
+    """Go on after the reader of stdout has left (`remat ... | head`): the exit code still says how the call ended."""
     try:
         yield
     except OSError as error:
@@ -64,5 +64,5 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def drop_stdout() -> None:
-    """Point stdout elsewhere: the interpreter would complain while it closes one that takes nothing."""
+    """Point stdout to the null device: the interpreter complains when it closes a broken stream."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

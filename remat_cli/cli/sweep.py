@@ -40,9 +40,9 @@ def command(
 ) -> int:
     """Show what memory costs: the overhead of GRAPH's plans against the budget, its knee and its smallest budget.
 
-    Each plan is replayed. One that was found at another budget and fits is taken over where it is faster, and marked:
-    more memory never makes a curve worse. min searches the smallest budget, which takes about twenty plans. With
-    --offload there are two curves: what recomputation alone costs, and what the link to the host saves of it.
+    Each plan is replayed. A faster plan from another budget that fits here is taken over and marked, so that more
+    memory never makes a curve worse. min searches the smallest budget, which takes about twenty plans. With --offload
+    there are two curves: recomputation alone, and recomputation with transfers to the host.
 
     \b
     Examples:

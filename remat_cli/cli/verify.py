@@ -44,18 +44,17 @@ def command(
 ) -> None:
     """Replay SCHEDULE on GRAPH, step by step; name the first broken step, or say what it really costs.
 
-    GRAPH is the file that was planned, or what convert wrote of it. Options that are not given are those that SCHEDULE
-    says it was planned with; only files (--device FILE, --measurements) have to be given again. SCHEDULE may come from
-    any tool; what it says of graph, budget, peak, time, overhead, bound and status is checked, not believed, and each
-    difference is named.
+    GRAPH is the file that was planned, or what convert wrote of it. Options default to those that SCHEDULE records;
+    only files (--device FILE, --measurements) have to be given again. SCHEDULE may come from any tool: its graph,
+    budget, peak, time, overhead, bound and status are checked, and each difference is named.
 
-    With --execute the model is run by onnxruntime (pip install 'remat[run]') as it is and as 'remat apply' writes it,
-    on the same random inputs, and random weights where the file has none: the outputs must be the same bit by bit, the
-    order that of the schedule, and the measured peak the predicted one, to within 2 MiB or 3 %, and not above that of
-    the model as it is. Beside it stands what onnxruntime takes with its own options.
+    With --execute, onnxruntime (pip install 'remat[run]') runs the model as it is and as 'remat apply' writes it, on
+    the same random inputs, with random weights if the file has none. The outputs must agree bit for bit, the order must
+    be the schedule's, and the measured peak must be the predicted one to within 2 MiB or 3 %, and no higher than that
+    of the model as it is. The report also shows what onnxruntime takes with its own options.
 
-    A PyTorch step is run by torch (pip install 'remat[torch]') as it is, by the plain schedule and by SCHEDULE: what it
-    returns, all gradients and buffers must be the same bit by bit, and the peak as above.
+    A PyTorch step is run by torch (pip install 'remat[torch]') as it is, by the plain schedule and by SCHEDULE.
+    Results, gradients and buffers must agree bit for bit, and the peak as above.
 
     Without SCHEDULE, --execute runs GRAPH as it is: an ONNX model for inference, in a session with
     remat_cli.session_options() and in one with onnxruntime's own options; a step by its plain schedule.

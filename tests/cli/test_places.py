@@ -160,7 +160,7 @@ def test_a_path_leads_where_the_system_goes(call: str, remat: Remat, folder: Pat
     before = sorted(folder.rglob("*"))
     ended = remat(*call.split())
     assert ended.code == 2
-    assert any(reason in ended.err for reason in ("there is no folder 'absent/..'", "would be lost", "is no log"))
+    assert any(reason in ended.err for reason in ("there is no folder 'absent/..'", "would be lost", "is not a log"))
     assert sorted(folder.rglob("*")) == before
     assert Path("graph.json").read_bytes() == GRAPH.read_bytes()
 
@@ -208,7 +208,7 @@ def test_only_a_log_is_added_to(remat: Remat, folder: Path) -> None:
     before = contents(folder)
     ended = remat("--log-file", "graph.json", "inspect", "graph.json")
     assert ended.code == 2
-    assert "is no log of remat" in ended.err
+    assert "is not a log of remat" in ended.err
     assert contents(folder) == before
     for _ in range(2):
         assert remat("--log-file", "run.log", "planners", "-h").code == 0
