@@ -56,7 +56,7 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
         return _of_history(optimizer)
     if isinstance(optimizer, torch.optim.SparseAdam):  # no step without data, as gradients are sparse
         return 2 * sum(parameter.nbytes for parameter in _parameters(optimizer))
-    return kept_state_bytes(optimizer) or kept_state_bytes(_stepped(optimizer))
+    return _kept_bytes(optimizer) or _kept_bytes(_stepped(optimizer))
 
 
 def _of_history(optimizer: torch.optim.LBFGS) -> int:
@@ -123,17 +123,20 @@ class _AnyValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def kept_state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of the state that an optimizer has by now, on the device of its parameters.
+def kept_state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the state that an optimizer has by now, on the device of its parameters.
 
-    Single numbers, such as counters of steps, are not counted.
+    Single numbers, such as counters of steps, are left out.
     """
-    sizes = {}
     for parameter, state in optimizer.state.items():
         for tensor in (part for value in pytree.tree_leaves(dict(state)) for part in _plain_tensors(value)):
             if tensor.dim() > 0 and tensor.device == getattr(parameter, "device", tensor.device):
-                sizes[storage_key(tensor)] = tensor.untyped_storage().nbytes()
-    return sum(sizes.values())
+                yield tensor
+
+
+def _kept_bytes(optimizer: torch.optim.Optimizer) -> int:
+    kept = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in kept_state(optimizer)}
+    return sum(kept.values())
 
 
 def _plain_tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -75,7 +76,7 @@ class PlannedCall:
         self._replanned = 0
         self._warned = False
         self._former: dict[tuple[int, ...], Callable[..., Any]] | None = None
-        self.record.before_run = self._begin_step
+        self.record.around_run = self._measured_run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model.
@@ -105,6 +106,7 @@ class PlannedCall:
             return self._explained(args, kwargs)
         finally:
             self._former, self._given = None, ()
+            self._watch.resume()
 
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as planned; raise what remat and torch.compile say in words for the user."""
@@ -167,9 +169,14 @@ class PlannedCall:
             self._compiled[hooks] = compiled(function, self._divide, takes_sizes=self._takes_sizes)
         return self._compiled[hooks]
 
-    def _begin_step(self) -> None:
+    @contextmanager
+    def _measured_run(self) -> Iterator[None]:
         device = next((p.device.type for module in self._modules for p in module.parameters()), "cpu")
         self._watch.begin(device, self._modules, self._given)
+        try:
+            yield
+        finally:
+            self._watch.pause()
 
     def _hold(self, measured: MeasuredStep) -> None:
         """Hold a measured step against the budget: plan again with what was missing, or say that it is above."""
@@ -216,8 +223,8 @@ class PlannedCall:
         run, run_back = boxed(forward), boxed(backward)
 
         def noted(args: list[Any]) -> Any:
-            self.record.runs(planned)
-            return run(args)
+            with self.record.runs(planned):
+                return run(args)
 
         def noted_back(args: list[Any]) -> Any:
             self.record.backward_passes += 1

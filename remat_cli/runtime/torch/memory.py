@@ -6,7 +6,6 @@ the allocator's count of requested bytes; that branch is untried, as there was n
 
 from __future__ import annotations
 
-import atexit
 import os
 import time
 from bisect import bisect_left
@@ -47,97 +46,9 @@ class Allocations:
         return max((self.at(start_ns), *self.bytes[first:last]))
 
 
-# The recording that runs and gives way: one at a time can run, and a new one ends it.
-_open: list[Recording] = []
-
-
-def _stop_at_exit() -> None:
-    """Stop what still records: torch crashes where the interpreter ends while its profiler runs."""
-    for recording in list(_open):
-        recording.stop()
-
-
-atexit.register(_stop_at_exit)
-
-
 def profiler_runs() -> bool:
-    """Tell whether a profiler runs that does not give way to another: two cannot run at one time."""
-    return torch.autograd.profiler._is_profiler_enabled and not _open
-
-
-class Recording:
-    """What is allocated from now on, until it is stopped."""
-
-    def __init__(self, device: str, *, gives_way: bool = False) -> None:
-        """Begin.
-
-        Args:
-            device: "cpu" or "cuda" (untried).
-            gives_way: another recording may end it.
-        """
-        for other in list(_open):
-            other.stop()
-        self._cuda = device == "cuda"
-        self._runs = False
-        self._peaks: list[int] = []
-        self._before = 0
-        self.allocations = Allocations((), ())
-        if self._cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            self._before = torch.cuda.memory_allocated()
-            return
-        # Else it writes a line to stderr whenever it starts and stops; it looks here when it is first used.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        self._profile = torch.profiler.profile(activities=activities, profile_memory=True)
-        self._profile.start()
-        self._runs = True
-        if gives_way:
-            _open.append(self)
-
-    def mark(self) -> None:
-        """Tell what was there until now from what comes."""
-        if self._cuda:
-            torch.cuda.synchronize()
-            self._peaks.append(torch.cuda.max_memory_allocated() - self._before)
-            torch.cuda.reset_peak_memory_stats()
-
-    def stop(self) -> None:
-        """End.
-
-        Raises:
-            UsageError: torch's profiler does not tell.
-        """
-        self.mark()
-        if not self._runs:
-            return
-        self._runs = False
-        if self in _open:
-            _open.remove(self)
-        self._profile.stop()
-        results = getattr(self._profile.profiler, "kineto_results", None)
-        if results is None:
-            raise unsupported("its profiler has no allocation events")
-        events = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
-        times, sizes = [when for when, _ in events], [size for _, size in events]
-        self.allocations = Allocations(times, list(accumulate(sizes)))
-
-    def peak(self, start_ns: int | None, end_ns: int | None) -> int:
-        """Return the most that was in use between two times, beside what was there before; None: begin, end.
-
-        On CUDA the times say only whether what is meant lies before or after the mark.
-        """
-        if self._cuda:
-            return self._peaks[0] if start_ns is None else self._peaks[-1]
-        return self.allocations.peak_between(start_ns or 0, end_ns or 2**63)
-
-    @property
-    def left_behind(self) -> int:
-        """What was in use at the end, beside what was there before."""
-        if self._cuda:
-            return int(torch.cuda.memory_allocated() - self._before)
-        return self.allocations.at(2**63)
+    """Return whether a profiler runs: two cannot run at one time."""
+    return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
 def allocations_of(call: Callable[[], object]) -> Allocations:
@@ -146,12 +57,16 @@ def allocations_of(call: Callable[[], object]) -> Allocations:
     Raises:
         UsageError: torch's profiler does not tell.
     """
-    recording = Recording("cpu")
-    try:
+    # Else it writes a line to stderr whenever it starts and stops; it looks here when it is first used.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         call()
-    finally:
-        recording.stop()
-    return recording.allocations
+    results = getattr(profile.profiler, "kineto_results", None)
+    if results is None:
+        raise unsupported("its profiler has no allocation events")
+    events = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
+    times, sizes = [when for when, _ in events], [size for _, size in events]
+    return Allocations(times, list(accumulate(sizes)))
 
 
 def peak_of(call: Callable[[], object], device: str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from remat_cli.core.graph import Graph
@@ -91,7 +92,7 @@ class PlanRecord:
         unplanned: how many calls ran unplanned, by the reason.
         is_part: another planned model has it as a part, and is planned as a whole.
         gradients_unplanned: gradients of the model's parameters arrived that no planned backward pass had made.
-        before_run: called where a planned call begins to run.
+        around_run: entered while a planned call runs.
     """
 
     budget: str
@@ -101,7 +102,7 @@ class PlanRecord:
     unplanned: Counter[str] = field(default_factory=Counter)
     gradients_unplanned: bool = False
     is_part: bool = False
-    before_run: Callable[[], None] | None = None
+    around_run: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def calls(self) -> int:
@@ -117,12 +118,13 @@ class PlanRecord:
             self.graphs.append(own)
         return own
 
-    def runs(self, graph: PlannedGraph) -> None:
-        """Note that a call runs by a plan."""
+    @contextmanager
+    def runs(self, graph: PlannedGraph) -> Iterator[None]:
+        """Note that a call runs by a plan, while it does."""
         graph.calls += 1
         self.last = graph
-        if self.before_run is not None:
-            self.before_run()
+        with self.around_run():
+            yield
 
     def __str__(self) -> str:
         """Return the report."""

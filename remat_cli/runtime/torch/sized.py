@@ -128,10 +128,10 @@ class SizedStep:
         """
         number = self._number(self._sizes.values(args))
         entry = self._entries[number]
-        self._record.runs(entry.planned)
         given = [*args, *entry.numbers]
         args.clear()
-        made = entry.program.forward(given)
+        with self._record.runs(entry.planned):
+            made = entry.program.forward(given)
         outputs = self._given.forward_outputs
         slots = [torch.empty(0)] * len(self._slots)
         for place, value in zip(entry.program.slots, made[outputs:], strict=True):

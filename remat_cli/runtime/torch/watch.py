@@ -1,8 +1,8 @@
 """The first steps of a planned model, measured as wholes: what the model does not see is in them, too.
 
-A step lasts from a planned call to the end of the optimizer's step, or to the next call. Its allocations come from
-CUDA's allocator (untried). After the first steps nothing is measured any more. On the CPU steps are not measured:
-torch's profiler, open from one call to the next, crashed the interpreter in some of the runs in which it was tried.
+A step lasts from a planned call to the end of the optimizer's step, or to the next call. After the first steps nothing
+is measured any more. (torch's profiler would see more on the CPU, but crashes the interpreter where it stays open from
+one call to the next.)
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from time import time_ns
 from typing import Any
 
 import torch
@@ -18,12 +17,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
-from remat_cli.formats.torch.ops import storage_key
-from remat_cli.formats.torch.optimizer import kept_state_bytes
-from remat_cli.runtime.torch.memory import Recording, profiler_runs
+from remat_cli.formats.torch.optimizer import kept_state
+from remat_cli.runtime.torch.live import LiveBytes, bytes_in, live_on
+from remat_cli.runtime.torch.memory import profiler_runs
 
 _FIRST_STEPS = 3
-_DEVICES = ("cuda",)
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,9 @@ class StepWatch:
 
     def __init__(self) -> None:
         self.left = _FIRST_STEPS
-        self._recording: Recording | None = None
-        self._base = 0
-        self._net: int | None = None  # what a step left behind that was ended by the next call
-        self._optimizer_began: int | None = None
+        self._live: LiveBytes | None = None
+        self._is_begun = False
+        self._is_in_optimizer = False
         self._measured: MeasuredStep | None = None
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._parameters: set[int] = set()
@@ -79,31 +76,40 @@ class StepWatch:
             modules: whose parameters are in memory.
             given: what the model is called with.
         """
-        if device not in _DEVICES or not self.left or profiler_runs():
+        if not self.left or profiler_runs():
             return
+        if self._live is None and (live := live_on(device)) is not None:
+            self._live = live
         modules = list(modules)
         parameters = [parameter for module in modules for parameter in module.parameters()]
+        buffers = [buffer for module in modules for buffer in module.buffers()]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        inputs = [value for value in pytree.tree_leaves(given) if isinstance(value, torch.Tensor)]
+        state = [tensor for optimizer in self._optimizers for tensor in kept_state(optimizer)]
+        if self._live is None:
+            return
+        self._live.begin((*parameters, *buffers, *gradients, *inputs, *state))
         self._parameters = {id(parameter) for parameter in parameters}
-        if self._net is None:
-            buffers = [buffer for module in modules for buffer in module.buffers()]
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            inputs = [value for value in pytree.tree_leaves(given) if isinstance(value, torch.Tensor)]
-            state = sum(kept_state_bytes(optimizer) for optimizer in self._optimizers)
-            self._base = _bytes_in((*parameters, *buffers, *gradients, *inputs)) + state
-        else:
-            self._base += self._net
         if not self._hooks:
             self._hooks = [
                 register_optimizer_step_pre_hook(self._optimizer_begins),
                 register_optimizer_step_post_hook(self._optimizer_ends),
             ]
-        self._optimizer_began = None
-        self._recording = Recording(device, gives_way=True)
+        self._is_begun, self._is_in_optimizer = True, False
+
+    def pause(self) -> None:
+        """Look away where the model has run: torch still has to do with its results."""
+        if self._is_begun and self._live is not None:
+            self._live.pause()
+
+    def resume(self) -> None:
+        """Look on as the planned call ends; a step that cannot be seen from there on is not measured."""
+        if self._is_begun and self._live is not None:
+            self._is_begun = self._live.resume()
 
     def end(self) -> MeasuredStep | None:
         """End the step that is being measured; return the last one that was, once."""
-        if self._recording is not None:
-            self._net = self._finish()
+        self._finish()
         measured, self._measured = self._measured, None
         if not self.left:
             for hook in self._hooks:
@@ -111,27 +117,23 @@ class StepWatch:
             self._hooks = []
         return measured
 
-    def _finish(self) -> int:
-        recording, self._recording = self._recording, None
-        assert recording is not None
-        recording.stop()
-        self.left -= 1
-        began = self._optimizer_began
-        optimizer = 0 if began is None else self._base + recording.peak(began, None)
-        self._measured = MeasuredStep(self._base + recording.peak(None, began), optimizer)
-        return recording.left_behind
+    def _finish(self) -> None:
+        if self._is_begun and self._live is not None:
+            self._is_begun = False
+            self.left -= 1
+            self._measured = MeasuredStep(*self._live.end())
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._recording is not None and self._is_ours(optimizer) and self._optimizer_began is None:
-            self._recording.mark()
-            self._optimizer_began = time_ns()
+        if self._is_begun and self._live is not None and self._is_ours(optimizer) and not self._is_in_optimizer:
+            self._live.mark()
+            self._is_in_optimizer = True
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._is_ours(optimizer):
             self._optimizers.add(optimizer)
-            if self._recording is not None:
-                self._finish()
-            self._net = None
+            self._finish()
+            if self._live is not None:
+                self._live.forget()
 
     def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups
@@ -148,10 +150,6 @@ def standing_bytes(modules: Iterable[nn.Module], *, gradients: bool) -> int:
     there = [p.grad for module in modules for p in module.parameters() if p.grad is not None and gradients]
     parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if parallel is None:
-        return _bytes_in(there)
+        return bytes_in(there)
     buckets: int = sum(parameter.nbytes for parameter in parallel.parameters() if parameter.requires_grad)
-    return buckets + (0 if parallel.gradient_as_bucket_view else _bytes_in(there))
-
-
-def _bytes_in(tensors: Iterable[torch.Tensor]) -> int:
-    return sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+    return buckets + (0 if parallel.gradient_as_bucket_view else bytes_in(there))

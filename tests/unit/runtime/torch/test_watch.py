@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import FlopCounterMode
 
 from remat_cli.errors import UsageError
-from remat_cli.runtime.torch import watch
 from remat_cli.runtime.torch.memory import peak_of
 from remat_cli.runtime.torch.record import PlanRecord
 from remat_cli.torch import plan_of, planned
@@ -62,12 +64,12 @@ def whole_step(model: nn.Module) -> int:
 
 
 BUDGET = 1_300_000
-MEASURED = pytest.mark.skipif(
-    "cpu" not in watch._DEVICES, reason="steps are not measured on the CPU: see runtime/torch/watch.py"
-)
 
 
-@MEASURED
+def modes() -> list[object]:
+    return list(_get_current_dispatch_mode_stack())
+
+
 def test_a_loss_outside_the_model_is_measured_and_planned_for(caplog: pytest.LogCaptureFixture) -> None:
     model = made(budget=BUDGET)
     losses = train(model)
@@ -96,7 +98,6 @@ def test_a_reserve_that_is_no_size_is_refused(wrong: Any) -> None:
         planned(MLP(), budget="80%", reserve=wrong)
 
 
-@MEASURED
 def test_a_step_that_no_plan_can_bring_below_the_budget_goes_on_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -138,7 +139,6 @@ def test_buckets_of_data_parallel_are_counted() -> None:
     assert with_buckets - plain_peak(alone, alone) == sum(parameter.nbytes for parameter in alone.parameters())
 
 
-@MEASURED
 def test_the_optimizers_own_memory_is_told_where_it_is_above_the_budget(caplog: pytest.LogCaptureFixture) -> None:
     model = made(lambda: nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 1)))
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)
@@ -151,7 +151,6 @@ def test_the_optimizers_own_memory_is_told_where_it_is_above_the_budget(caplog: 
     assert caplog.text.count("in the optimizer's step") == 1
 
 
-@MEASURED
 def test_after_the_first_steps_nothing_is_measured() -> None:
     model = made(budget="10MB")
     optimizer = torch.optim.SGD(model.parameters())
@@ -175,3 +174,56 @@ def test_a_profiler_of_the_user_is_left_alone() -> None:
         train(model, 2)
     assert any("addmm" in event.key for event in profile.key_averages())
     assert plan_of(model).graphs[0].measured_peak_bytes == []
+
+
+def test_what_is_measured_is_what_the_profiler_sees() -> None:
+    model = made(budget="10MB")
+    train(model, 4)
+    assert plan_of(model).graphs[0].measured_peak_bytes[-1] == pytest.approx(whole_step(model), rel=0.01)
+
+
+def test_two_models_in_turns_are_measured_side_by_side() -> None:
+    models = [made(budget="10MB") for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+    before = modes()
+    for _ in range(5):
+        logits = [model(torch.randn(BATCH, 32)) for model in models]
+        for each, optimizer in zip(logits, optimizers, strict=True):
+            torch.autograd.backward(each.sum())
+            optimizer.step()
+    assert [len(plan_of(model).graphs[0].measured_peak_bytes) for model in models] == [3, 3]
+    assert modes() == before
+
+
+def test_a_mode_that_is_entered_in_the_midst_of_a_step_is_left_as_it_should_be() -> None:
+    model, before = made(budget="10MB"), modes()
+    for step in range(6):
+        logits = model(torch.randn(BATCH, 32))
+        with FlopCounterMode(display=False) if step < 2 else nullcontext():
+            torch.autograd.backward(logits.sum())
+    assert len(plan_of(model).graphs[0].measured_peak_bytes) == 3
+    assert modes() == before
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_other_functions_are_compiled_while_a_step_is_measured() -> None:
+    model, seen = made(budget="10MB"), []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        seen.append(graph)
+        return graph.forward
+
+    loss = torch.compile(lambda logits: F.cross_entropy(logits, torch.zeros(BATCH).long()), backend=backend)
+    for _ in range(5):
+        torch.autograd.backward(loss(model(torch.randn(BATCH, 32))))
+    assert seen
+    assert len(plan_of(model).graphs[0].measured_peak_bytes) == 3
+
+
+def test_sparse_gradients_are_passed_over() -> None:
+    model, table = made(budget="10MB"), nn.Embedding(300, 256, sparse=True)
+    for _ in range(4):
+        torch.autograd.backward(
+            (model(torch.randn(BATCH, 32)) @ table(torch.arange(CLASSES)).detach()).sum() + table(torch.arange(3)).sum()
+        )
+    assert len(plan_of(model).graphs[0].measured_peak_bytes) == 3
