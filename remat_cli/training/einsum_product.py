@@ -6,6 +6,7 @@ are summed, by their labels; each operand is brought into the order of its matri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -47,19 +48,25 @@ class Product:
     axes: tuple[int, ...]
 
 
+# Stands for all dimensions that have no label; written out, they get those from here on, behind all letters.
+_OTHERS = "..."
+_FIRST_OTHER = 0x100
+
+
 def product_of(operator: Operator) -> Product | None:
     """Return the product of matrices that an Einsum is, or None where it is none, or is written in another form.
 
-    The other forms have one operand, more than two, `...`, or a label twice in an operand.
+    The other forms have one operand, more than two, or a label twice in an operand.
     """
     inputs, arrow, result = str(operator.attributes.get("equation", "")).replace(" ", "").partition("->")
-    terms = inputs.split(",")
     shapes = [value.shape for value in operator.inputs if value is not None and value.shape is not None]
-    if len(terms) != 2 or "." in inputs or [len(set(term)) for term in terms] != [len(shape) for shape in shapes]:
+    terms, others = _written_out(inputs.split(","), [len(shape) for shape in shapes])
+    result = result.replace(_OTHERS, others)
+    if len(terms) != 2 or [len(set(term)) for term in terms] != [len(shape) for shape in shapes]:
         return None
     left, right = (dict(zip(term, shape, strict=True)) for term, shape in zip(terms, shapes, strict=True))
     if not arrow:
-        result = "".join(sorted(left.keys() ^ right.keys()))
+        result = others + "".join(sorted((left.keys() ^ right.keys()).difference(others)))
     wide_left, wide_right = ({label for label, size in own.items() if size > 1} for own in (left, right))
     summed = "".join(sorted((wide_left & wide_right).difference(result)))
     if not summed or not left.keys() | right.keys() >= set(result):
@@ -85,3 +92,17 @@ def product_of(operator: Operator) -> Product | None:
         tuple(sizes[label] for label in made),
         tuple(made.index(label) for label in result),
     )
+
+
+def _written_out(terms: Sequence[str], ranks: Sequence[int]) -> tuple[list[str], str]:
+    """Return the terms with labels in the place of `...`, and these labels; operands share the last of them.
+
+    Args:
+        terms: labels of each operand.
+        ranks: how many dimensions each has.
+    """
+    letters = [len(term.replace(_OTHERS, "")) for term in terms]
+    counts = [max(0, rank - n) if _OTHERS in t else 0 for t, n, rank in zip(terms, letters, ranks, strict=False)]
+    most = max(counts, default=0)
+    others = "".join(chr(_FIRST_OTHER + number) for number in range(most))
+    return [term.replace(_OTHERS, others[most - n :]) for term, n in zip(terms, counts, strict=False)], others
