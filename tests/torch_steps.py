@@ -194,6 +194,31 @@ def gpt(batch: int = 2) -> Any:
     return GPT(), {"tokens": torch.randint(20, (batch, 6)), "targets": torch.randint(20, (batch, 6))}
 
 
+def deep_gpt(batch: int = 8, depth: int = 4) -> Any:
+    """Large enough that what it keeps outweighs the states of random generators, which checkpoints keep."""
+    return GPT(depth, 32, 50), {"tokens": torch.randint(50, (batch, 64)), "targets": torch.randint(50, (batch, 64))}
+
+
+class Stages(nn.Module):
+    """Blocks of a few modules, with dropout, whose output is kept by those after them."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 32), nn.ReLU())
+            for _ in range(depth)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            x = x + stage(x)
+        return x.square().mean()
+
+
+def stages(batch: int = 256, depth: int = 2) -> Any:
+    return Stages(depth), torch.randn(batch, 32)
+
+
 def changing_buffer() -> Any:
     return ChangingBuffer(), (torch.randn(8, 16),)
 

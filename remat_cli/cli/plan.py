@@ -18,6 +18,7 @@ from remat_cli.cli.options import (
 )
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.stdin import in_a_call
+from remat_cli.config import RunConfig
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import prepare
 
@@ -31,13 +32,21 @@ from remat_cli.prepare import prepare
     "or min.",
 )
 @click.option("--max-overhead", metavar="SHARE", help="With --budget min: the smallest budget at this overhead.")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["checkpoints"]),
+    help="checkpoints: which modules of a PyTorch step to wrap in torch.utils.checkpoint, as code and settings.",
+)
 @address_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
 @graph_options
 @planner_options
 @output_options
-def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, quiet: bool, **given: Any) -> int:
+def command(
+    graph: Path, form: str | None, output: Path | None, html: Path | None, as_json: bool, quiet: bool, **given: Any
+) -> int:
     """Plan GRAPH under a budget, prove the plan by simulation, and write it.
 
     \b
@@ -48,6 +57,7 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
       remat plan graph.json --budget min -c approx_dp
       remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json --html report.html
       remat plan model.onnx --mode inference --budget 256KiB --addresses -o schedule.json
+      remat plan train.py:step --budget 8GB --as checkpoints
     """
     from remat_cli.planning import plan
     from remat_cli.reports.phrasing import next_steps
@@ -61,6 +71,10 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
     reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)
+    if form is not None:
+        if html is not None:
+            raise UsageError("--html has no meaning for checkpoints", hint="leave --html or --as out")
+        return _as_checkpoints(graph, config, output, streams)
     with streams.progress() as observe:
         observe.phase("reading the graph")
         planning = plan(prepare(graph, config.graph), request, observe)
@@ -73,3 +87,19 @@ def command(graph: Path, output: Path | None, html: Path | None, as_json: bool, 
     steps = next_steps(planning.solution, in_a_call(graph), None if output == STDOUT else output)
     streams.report(lambda: plan_report(planning, shown=config.report, next_steps=steps), planning.summary)
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
+
+
+def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:
+    from remat_cli.formats.torch import check_installed, names_function
+
+    if names_function(graph):
+        check_installed()
+    from remat_cli.reports.terminal.checkpoints import checkpoints_report
+    from remat_cli.studies.checkpoints import plan_checkpoints
+
+    with streams.progress() as observe:
+        planning = plan_checkpoints(graph, config.graph, config.request, observe)
+    if output is not None and planning.wrapped is not None:
+        streams.write(output, planning.schedule_file)
+    streams.report(lambda: checkpoints_report(planning), planning.summary)
+    return planning.exit_code

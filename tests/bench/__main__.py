@@ -211,6 +211,15 @@ def lengths_table(console: Console) -> None:
     torch_lengths(console)
 
 
+def checkpoints_table(console: Console) -> None:
+    """Checkpoints of modules in PyTorch, where it is installed."""
+    try:
+        from tests.bench.torch_checkpoints import torch_checkpoints
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    torch_checkpoints(console)
+
+
 def model_tables(console: Console) -> None:
     """Models of public kinds, exported to ONNX, where what they come from is installed."""
     try:
@@ -245,10 +254,11 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "kernels": kernels,
     "torch": torch_table,
     "lengths": lengths_table,
+    "checkpoints": checkpoints_table,
     "models": model_tables,
 }
 # These take long, and need more than what is installed for development.
-ONLY_WHEN_NAMED = ("torch", "lengths", "models", "library")
+ONLY_WHEN_NAMED = ("torch", "lengths", "checkpoints", "models", "library")
 
 
 def main() -> None:

@@ -229,3 +229,55 @@ def test_without_a_plan_check_and_verify_run_the_step_as_it_is(remat: Remat, sma
     ended = remat("verify", small, "--execute")
     assert ended.code == 0, ended.err
     assert "The step runs as planned." in ended.out
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("steps") / "stages.py"
+    path.write_text("from tests.torch_steps import stages as step\n")
+    return f"{path}:step"
+
+
+def test_checkpoints_are_chosen_and_written_as_a_schedule_that_runs(remat: Remat, stages: str, tmp_path: Path) -> None:
+    written = tmp_path / "s.json"
+    asked = ("plan", stages, "--dim", "depth=4", "--as", "checkpoints", "--planner", "dtr")
+    ended = remat(*asked, "--budget", "75%", "--json", "-o", written)
+    assert ended.code == 0
+    found = ended.json
+    assert found["checkpoints"]["modules"]
+    assert found["checkpoints"]["proven"]
+    assert found["checkpoints"]["peak_bytes"] <= found["budget_bytes"] < found["eager"]["peak_bytes"]
+    assert '"stages.0"' in found["code"]
+    assert found["free"]["overhead"] is not None
+    assert remat("verify", stages, written, "-q").code == 0
+    text = remat(*asked, "--budget", "75%").out
+    assert "module.forward = partial(checkpoint, module.forward, use_reentrant=False)\n" in text
+    assert "the free plan, by remat" in text
+
+
+def test_budget_that_no_checkpoints_reach_is_refused_with_the_least_peaks(remat: Remat, stages: str) -> None:
+    ended = remat("plan", stages, "--as", "checkpoints", "--budget", "1kB", "--planner", "dtr")
+    assert ended.code == 3
+    assert "No checkpoints of whole modules fit 1.000 kB." in ended.out
+    assert "the least peak that checkpoints reach is" in ended.out
+    assert "the least peak that was found for a free plan is" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--offload", "--link-bandwidth", "1GB/s"), "--offload has no meaning for checkpoints"),
+        (("--addresses",), "--addresses has no meaning for checkpoints"),
+        (("--html", "page.html"), "--html has no meaning for checkpoints"),
+    ],
+)
+def test_what_checkpoints_cannot_do_is_refused(remat: Remat, stages: str, more: tuple[str, ...], said: str) -> None:
+    ended = remat("plan", stages, "--as", "checkpoints", "--budget", "80%", *more)
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_checkpoints_of_another_format_are_refused(remat: Remat) -> None:
+    ended = remat("plan", GRAPHS / "unet.onnx", "--as", "checkpoints", "--budget", "80%")
+    assert ended.code == 2
+    assert "--as checkpoints wraps modules of PyTorch" in ended.err

@@ -129,7 +129,7 @@ class _Told(BaseException):
 @_no_search_for_garbage()
 def read_step(reference: str, options: ReadOptions) -> Reading:
     """Read a training step; arguments and errors are those of `take_step`."""
-    step, device, notes = _built(reference, options)
+    step, device, notes = built_step(reference, options)
 
     def taken(step: Step, captured: Captured) -> TakenStep:
         return TakenStep(reference, step, captured, Joint.of(captured), device, notes)
@@ -163,13 +163,18 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
         UsageError: there is no such function, or it does not take these options.
         GraphError: what it returns is no training step, or cannot be captured as one graph.
     """
-    step, device, notes = _built(reference, options)
+    step, device, notes = built_step(reference, options)
     step, captured = capture(step, device, reference)
     return TakenStep(reference, step, captured, Joint.of(captured), device, notes)
 
 
-def _built(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[str, ...]]:
-    """Return a training step without data, the kind of device whose kernels are read, and what to say about that."""
+def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[str, ...]]:
+    """Return a training step without data, the kind of device whose kernels are read, and what to say about that.
+
+    Raises:
+        UsageError: there is no such function, or it does not take these options.
+        GraphError: what it returns is no training step.
+    """
     check_supported()
     for name in ("input_shapes", "value_shapes"):
         if getattr(options, name):

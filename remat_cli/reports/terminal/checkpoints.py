@@ -1,0 +1,119 @@
+"""The report of `remat plan --as checkpoints`: what to wrap, what it costs, and what the free plan would take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from remat_cli.reports.safe_text import Report, clean
+from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
+from remat_cli.reports.terminal.plan import graph_title
+from remat_cli.studies.checkpoints import CheckpointPlanning, Wrapped
+from remat_cli.units import format_bytes, format_share
+
+_MOST_RANGES = 12
+
+
+def checkpoints_report(planning: CheckpointPlanning) -> Report:
+    """Return the report."""
+    labels: list[tuple[str, Cell]] = [
+        ("graph", graph_title(planning.prepared.graph)),
+        ("times", clean(planning.eager.costs)),
+        ("budget", format_bytes(planning.budget_bytes)),
+    ]
+    style = "bold green" if planning.wrapped is not None else "bold red" if planning.none_fits else "bold yellow"
+    parts: list[RenderableType] = [facts(labels), Text(_verdict(planning), style)]
+    if planning.wrapped is None:
+        parts.append(section("What could be done", bullets(_remedies(planning))))
+    parts.append(indented(_table(planning)))
+    if planning.wrapped is not None and planning.wrapped.paths:
+        parts.append(section("Modules to wrap", bullets(ranges(planning.wrapped))))
+        # Neither indented nor wrapped at the terminal's width: it is to be pasted.
+        code = Text(planning.code.rstrip("\n"), no_wrap=True, overflow="ignore")
+        parts.append(Group(Text("In code", style="bold"), code))
+    if planning.settings:
+        rows: list[list[Cell]] = [[item.trainer, clean(item.setting)] for item in planning.settings]
+        parts.append(section("As settings", columns(["", ""], rows)))
+    if planning.notes:
+        parts.append(section("Notes", bullets([clean(note) for note in planning.notes])))
+    return Report(*parts)
+
+
+def _verdict(planning: CheckpointPlanning) -> str:
+    budget, wrapped = format_bytes(planning.budget_bytes), planning.wrapped
+    if wrapped is None:
+        why = "No checkpoints of whole modules fit" if planning.none_fits else "No checkpoints were found that fit"
+        return f"{why} {budget}."
+    if not wrapped.paths:
+        return f"The step fits {budget} without checkpoints."
+    count = f"{len(wrapped.paths)} module{'s' if len(wrapped.paths) > 1 else ''}"
+    text = f"Checkpoints of {count} fit {budget}, at {format_share(planning.overhead(wrapped.trace.time))} more time"
+    if wrapped.proven:
+        return f"{text}; no other choice takes less."
+    least = planning.overhead(planning.plain.time + wrapped.least_time)
+    return f"{text}; no choice takes less than {format_share(least)}."
+
+
+def _remedies(planning: CheckpointPlanning) -> list[str]:
+    said = []
+    if planning.least is not None:
+        least = planning.least
+        said.append(
+            f"the least peak that checkpoints reach{'' if least.proven else ', as far as was found,'} is "
+            f"{format_bytes(least.trace.peak_bytes)}, at {format_share(planning.overhead(least.trace.time))} more time"
+        )
+    free = planning.free
+    if free.trace is not None and free.overhead is not None:
+        said.append(
+            f"the free plan fits, at {format_share(free.overhead)} more time: leave --as out, and run it with remat"
+        )
+    elif planning.free_least is not None and planning.free_least.peak_bytes is not None:
+        said.append(f"the least peak that was found for a free plan is {format_bytes(planning.free_least.peak_bytes)}")
+    return said
+
+
+def _table(planning: CheckpointPlanning) -> RenderableType:
+    rows: list[list[Cell]] = [["the step as it is", format_bytes(planning.plain.peak_bytes), ""]]
+    for label, wrapped in (("these checkpoints", planning.wrapped), ("checkpoints, least peak", planning.least)):
+        if wrapped is not None and wrapped.paths:
+            rows.append(_row(label, wrapped.trace.peak_bytes, planning.overhead(wrapped.trace.time)))
+    for item in planning.settings:
+        label = clean(item.setting).rpartition(", ")[2].rpartition("(")[2].rstrip(")")
+        rows.append(_row(label, item.peak, planning.overhead(planning.plain.time + item.time)))
+    free = planning.free if planning.free.trace is not None else planning.free_least
+    if free is not None and free.peak_bytes is not None and free.overhead is not None:
+        rows.append(_row("the free plan, by remat", free.peak_bytes, free.overhead))
+    return columns(["", "peak", "more time"], rows, right=(1, 2))
+
+
+def _row(label: str, peak: int, overhead: float) -> list[Cell]:
+    return [label, format_bytes(peak), format_share(overhead)]
+
+
+def ranges(wrapped: Wrapped) -> list[str]:
+    """Return the modules with those in a row put together: "blocks.0 to blocks.5 (6 × Block)"."""
+    runs: list[list[tuple[str, str]]] = []
+    for path, kind in zip(wrapped.paths, wrapped.kinds, strict=True):
+        if runs and kind == runs[-1][-1][1] and _follows(runs[-1][-1][0], path):
+            runs[-1].append((path, kind))
+        else:
+            runs.append([(path, kind)])
+    said = [_run(run) for run in runs]
+    return [*said[:_MOST_RANGES], f"and {len(said) - _MOST_RANGES} more"] if len(said) > _MOST_RANGES else said
+
+
+def _follows(one: str, other: str) -> bool:
+    """Tell whether two paths differ in one number only, which is one higher in the second."""
+    first, second = one.split("."), other.split(".")
+    apart = [(a, b) for a, b in zip(first, second, strict=False) if a != b]
+    if len(first) != len(second) or len(apart) != 1:
+        return False
+    a, b = apart[0]
+    return a.isdecimal() and b.isdecimal() and int(b) == int(a) + 1
+
+
+def _run(run: Sequence[tuple[str, str]]) -> str:
+    (first, kind), (last, _) = run[0], run[-1]
+    return clean(f"{first} ({kind})" if len(run) == 1 else f"{first} to {last} ({len(run)} × {kind})")
