@@ -36,7 +36,8 @@ from remat_cli.prepare import prepare
     "--as",
     "form",
     type=click.Choice(["checkpoints"]),
-    help="checkpoints: which modules of a PyTorch step to wrap in torch.utils.checkpoint, as code and settings.",
+    metavar="checkpoints",
+    help="Which modules of a PyTorch step to wrap in torch.utils.checkpoint, as code and settings.",
 )
 @address_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
