@@ -115,7 +115,7 @@ def language(kind: str, head: str, *inputs: torch.Tensor, float16: bool = False,
 
     def call(model: Any, *inputs: torch.Tensor) -> torch.Tensor:
         names = ("input_ids", "decoder_input_ids")
-        more = {} if kind == "Bert" else {"use_cache": False}
+        more = {} if kind in ("Bert", "DebertaV2") else {"use_cache": False}
         logits: torch.Tensor = model(**dict(zip(names, inputs, strict=False)), **more).logits
         return logits
 
@@ -146,6 +146,21 @@ def t5() -> Case:
     return language(
         "T5", "ForConditionalGeneration", tokens(), tokens(2, 64),
         d_model=WIDTH, d_ff=512, d_kv=32, num_layers=2, num_heads=4, attn_implementation="eager",
+    )  # fmt: skip
+
+
+def neox() -> Case:
+    return language(
+        "GPTNeoX", "ForCausalLM", hidden_size=WIDTH, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512
+    )
+
+
+def deberta() -> Case:
+    """Attention that gathers a score for each distance of two tokens."""
+    return language(
+        "DebertaV2", "ForMaskedLM", tokens(2, 64), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=512, relative_attention=True, pos_att_type=["c2p", "p2c"], max_relative_positions=64,
+        attention_probs_dropout_prob=0.0,
     )  # fmt: skip
 
 
@@ -277,6 +292,8 @@ MODELS: Mapping[str, Callable[[], Case]] = {
     "unet": unet,
     "lstm": recurrent(nn.LSTM),
     "gru": recurrent(nn.GRU),
+    "neox": neox,
+    "deberta": deberta,
     "mamba": mamba,
     "mixture_of_experts": mixture_of_experts,
     "whisper": whisper,
