@@ -16,9 +16,9 @@ MOST_WITH_GAPS = 20_000
 
 
 def greedy_offsets(instance: Instance) -> Iterator[Ints]:
-    """Yield the [buffers] offsets, in units, of several orders: what usually ends lowest comes first."""
+    """Yield the [buffers] offsets, in units, that each of the orders ends with."""
     place = first_fit if len(instance) <= MOST_WITH_GAPS else stacked
-    for order in _orders(instance):
+    for order in orders(instance):
         yield place(instance, order)
 
 
@@ -27,7 +27,8 @@ def largest_first(instance: Instance) -> Ints:
     return np.lexsort((instance.lower - instance.upper, -instance.sizes))
 
 
-def _orders(instance: Instance) -> Iterator[Ints]:
+def orders(instance: Instance) -> Iterator[Ints]:
+    """Yield [buffers] orders in which to place buffers: what usually ends lowest comes first."""
     lengths = instance.upper - instance.lower
     yield np.lexsort((instance.lower, -instance.sizes, -lengths))
     yield largest_first(instance)

@@ -226,7 +226,7 @@ class _Hunt:
 def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, bool]:
     """Search offsets of buffers up to a height; return them, and where there are none, whether a solver proves it.
 
-    Beams and a solver have rounds of ever more work.
+    Beams and a solver have rounds of ever more work. The first one is of beams alone: mostly it is enough.
     """
     widest = min(_WIDEST, _MOST_FOR_BEAMS // (len(instance) * instance.sections))
     beams = deque(beam for beam in _beams() if beam.width <= widest)
@@ -234,7 +234,7 @@ def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | N
     work, seed = _FIRST_ROUND, limits.seed
     while not limits.is_over and (asks_solver or beams):
         part = replace(limits.part(work=min(work, limits.work / (1 + _OF_SOLVER))), seed=seed)
-        if asks_solver:
+        if asks_solver and work > _FIRST_ROUND:
             offsets, is_proof = _side_by_side(instance, capacity, part, beams)
         else:
             offsets, is_proof = _by_beams(instance, capacity, part, beams), False
@@ -290,15 +290,18 @@ def _by_beams(
 
 def _beams() -> Iterator[Beam]:
     """Yield ever wider searches; the first ones in the order in which they solve most of the public instances."""
-    yield from (Beam(4, "tight", backwards=True), Beam(4), Beam(4, waste_weight=20.0))
-    yield from (Beam(16, "tight", backwards=True, waste_weight=20.0), Beam(16, "tight"))
+    yield from (Beam(4, skips=0), Beam(4, "tight", waste_weight=20.0, skips=0), Beam(4, "tight", backwards=True))
+    yield Beam(16, "tight", backwards=True, waste_weight=20.0, skips=0)
+    yield Beam(16, "tight", backwards=True, skips=0)
+    yield Beam(16, "tight", backwards=True, waste_weight=20.0)
     width, seed = 8, 0
     while width <= _WIDEST:
         for weight in (None, 20.0, 5.0):
             for backwards in (False, True):
                 for corner in ("tight", "first", "few"):
-                    seed += 1
-                    yield Beam(width, corner, backwards, weight, 0.02, seed)
+                    for skips in (0, 3):
+                        seed += 1
+                        yield Beam(width, corner, backwards, weight, 0.02, seed, skips)
         width *= 2
 
 

@@ -10,14 +10,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from remat_cli.allocation.of_schedule import arena_of
+from remat_cli.allocation.reordering import reordered
+from remat_cli.core.arena import Arena
 from remat_cli.core.problem import Budget, Observer, PassingObserver, Plan, Planner, PlanResult, Problem, Status
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.solve import Solution, solve, with_arena
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.units import format_bytes
 
-# Seconds in which an arena is sought for one plan, on all cores.
-_SECONDS = 15.0
+# Seconds for everything together, where the planner has no time limit that says so.
+_SECONDS = 60.0
+# Of the seconds left: for the planner when it is asked first, and when it is asked for a smaller sum.
+_FOR_FIRST_PLAN = 2 / 3
+_FOR_NEXT_PLAN = 1 / 2
+# Work of all searches for arenas, and of what is left of it and of the seconds what one of them has: for the fastest
+# plan, and for another. A usual core does that work in as many seconds; the clock mostly has no part in what is found.
+_WORK = 30.0
+_FOR_FIRST_ARENA = 0.5
+_FOR_NEXT_ARENA = 0.25
 # Plans that fit the sum for which an arena is sought, the fastest first, before a smaller sum is asked for.
 _MOST_PLANS = 4
 # Smaller sums that are asked for, and of the arena the least share by which one is smaller than the last.
@@ -40,43 +50,122 @@ class _Found(PassingObserver):
 def solve_with_addresses(problem: Problem, planner: Planner, alignment: int, observe: Observer) -> Solution:
     """Search a plan whose arena, and resident bytes beside it, fit the budget.
 
-    Where the fastest plan's sum fits and no arena for it does, the other plans that the planner found come next: their
-    frees and reruns lie elsewhere. Then plans of a smaller sum are asked for.
+    Where the fastest plan's sum fits and no arena for it does, another order of its runs and frees comes next, then the
+    other plans that the planner found. Then plans of a smaller sum are asked for. The planner's time limit, a minute
+    where it has none, is one for all of that.
 
     Raises:
         PlannerRefuses: the planner cannot take this graph.
         FalseClaim: a schedule of the planner's does not run.
         KeyboardInterrupt: interrupted before any plan was found.
     """
-    capacity = problem.budget.device_bytes - problem.graph.resident_bytes
-    first: Solution | None = None
-    closest: int | None = None
-    limit = problem.budget.device_bytes  # of the sum
-    tried: set[Schedule] = set()
-    for _ in range(1 + _MOST_SUMS):
-        heard = _Found(observe)
-        solution = solve(replace(problem, budget=Budget(limit)), planner, heard)
-        first = first or solution
-        if solution.trace is None or solution.result.schedule is None:
-            break
-        for schedule in _schedules(solution.result.schedule, heard.plans, problem.budget.device_bytes):
-            if schedule in tried:
-                continue
-            tried.add(schedule)
-            limits = Limits.of(_SECONDS, cores=0, observe=observe)
-            found, arena = arena_of(
-                problem.graph, schedule, limits, capacity=capacity, alignment=alignment, observe=observe
-            )
-            interrupted = solution.interrupted or found.interrupted
-            if arena is not None:
-                return replace(with_arena(first, schedule, arena), interrupted=interrupted)
-            closest = found.closest_bytes if closest is None else min(closest, found.closest_bytes or closest)
-            if interrupted:
-                return replace(_without_arena(first, closest), interrupted=True)
-        over = max((closest or capacity) - capacity, capacity // _SMALLEST_STEP, alignment)
-        limit = min(limit, solution.trace.peak_bytes) - over
-    assert first is not None
-    return first if first.trace is None else _without_arena(first, closest)
+    return _Search(problem, planner, alignment, observe).run()
+
+
+class _Search:
+    """One search.
+
+    Attributes:
+        closest: bytes of the smallest arena so far, where that is above the capacity.
+        found: the schedule that has an arena.
+        interrupted: the user stopped it.
+    """
+
+    def __init__(self, problem: Problem, planner: Planner, alignment: int, observe: Observer) -> None:
+        self.closest: int | None = None
+        self.found: tuple[Schedule, Arena] | None = None
+        self.interrupted = False
+        self._problem = problem
+        self._planner = planner
+        self._alignment = alignment
+        self._observe = observe
+        self._capacity = problem.budget.device_bytes - problem.graph.resident_bytes
+        self._limits = _limits(planner, observe)
+        self._tried: set[Schedule] = set()
+
+    def run(self) -> Solution:
+        """Return the first plan that has an arena, or the refusal."""
+        first, plans = self._ask(self._problem.budget.device_bytes, _FOR_FIRST_PLAN)
+        if first.trace is None or first.result.schedule is None:
+            return first
+        self.interrupted = first.interrupted
+        try:
+            self._try_all(first.result.schedule, plans, first.trace.peak_bytes)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        if self.found is None:
+            return replace(_without_arena(first, self.closest), interrupted=self.interrupted)
+        return replace(with_arena(first, *self.found), interrupted=self.interrupted)
+
+    def _ask(self, limit: int, share: float) -> tuple[Solution, Sequence[Plan]]:
+        """Ask for a plan whose sum is within a limit; return the other plans that the planner found, too."""
+        heard = _Found(self._observe)
+        planner = _within(self._planner, share * self._limits.seconds)
+        return solve(replace(self._problem, budget=Budget(limit)), planner, heard), heard.plans
+
+    def _try_all(self, best: Schedule, plans: Sequence[Plan], peak: int) -> None:
+        limit, share = self._problem.budget.device_bytes, _FOR_FIRST_ARENA
+        for sums in range(1 + _MOST_SUMS):
+            for schedule in _schedules(best, plans, self._problem.budget.device_bytes):
+                self._try_orders(schedule, share)
+                share = _FOR_NEXT_ARENA
+                if self.found is not None or self.interrupted:
+                    return
+            if sums == _MOST_SUMS or self._limits.is_over:
+                return
+            over = max((self.closest or self._capacity) - self._capacity, self._capacity // _SMALLEST_STEP)
+            limit = min(limit, peak) - max(over, self._alignment)
+            solution, plans = self._ask(limit, _FOR_NEXT_PLAN)
+            self.interrupted = solution.interrupted
+            if solution.trace is None or solution.result.schedule is None:
+                return
+            best, peak = solution.result.schedule, solution.trace.peak_bytes
+
+    def _try_orders(self, schedule: Schedule, share: float) -> None:
+        """Search an arena for a schedule, and where there is none, for another order of its runs."""
+        if self._try(schedule, share):
+            return
+        self._observe.phase("trying other orders of the plan's runs")
+        graph = self._problem.graph
+        other = reordered(graph, schedule, self._capacity, self._alignment, lambda: self._limits.is_over)
+        if other is not None:
+            self._try(other, _FOR_NEXT_ARENA)
+
+    def _try(self, schedule: Schedule, share: float) -> bool:
+        """Search an arena for a schedule; tell whether the search is over."""
+        if schedule in self._tried:
+            return False
+        self._tried.add(schedule)
+        limits = self._limits.part(share, share * self._limits.work)
+        before = limits.work
+        found, arena = arena_of(
+            self._problem.graph,
+            schedule,
+            limits,
+            capacity=self._capacity,
+            alignment=self._alignment,
+            observe=self._observe,
+        )
+        self._limits.spend(before - limits.work)
+        if arena is not None:
+            self.found = schedule, arena
+        elif found.closest_bytes is not None:
+            self.closest = min(found.closest_bytes, self.closest or found.closest_bytes)
+        self.interrupted |= found.interrupted
+        return arena is not None or self.interrupted
+
+
+def _limits(planner: Planner, observe: Observer) -> Limits:
+    """Return limits of a whole search with addresses, by the planner's time limit; work is that of arenas alone."""
+    seconds = getattr(planner, "time_limit", _SECONDS)
+    return Limits.of(seconds, min(_WORK, seconds / 2), cores=0, observe=observe)
+
+
+def _within(planner: Planner, seconds: float) -> Planner:
+    """Return a planner that takes no more time than that, where it has a time limit."""
+    if "time_limit" not in planner.__dataclass_fields__:
+        return planner
+    return replace(planner, time_limit=seconds)
 
 
 def _schedules(best: Schedule, plans: Sequence[Plan], budget_bytes: int) -> Iterator[Schedule]:
@@ -104,7 +193,7 @@ def smallest_arena(solution: Solution, alignment: int, observe: Observer) -> Sol
     if solution.trace is None or schedule is None:
         return solution
     graph = solution.problem.graph
-    limits = Limits.of(_SECONDS, cores=0, observe=observe)
+    limits = Limits.of(_SECONDS, _WORK, cores=0, observe=observe)
     found, arena = arena_of(graph, schedule, limits, alignment=alignment, observe=observe)
     assert arena is not None, "without a capacity the first greedy order is an arena"
     at_arena = replace(solution.problem, budget=Budget(graph.resident_bytes + arena.bytes))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from remat_cli.allocation.instance import Instance
 from remat_cli.allocation.skyline import Beam, BeamEnd, search
 from remat_cli.core.buffers import Buffer
-from tests.unit.allocation.test_portfolio import drawn_buffers, smallest_height
+from tests.unit.allocation.test_portfolio import drawn_buffers, hard_buffers, smallest_height
 
 
 def run(buffers: tuple[Buffer, ...], capacity: int, beam: Beam) -> BeamEnd:
@@ -56,12 +56,11 @@ def test_search_that_leaves_states_out_proves_nothing() -> None:
     assert end.offsets is not None or not end.is_proof
 
 
-def test_thorough_search_counts_no_skips() -> None:
-    # Floors stay empty more often than a narrow search is allowed to.
-    buffers = tuple(Buffer(i % 5, i % 5 + 1 + i % 3, 1 + i * 7 % 5) for i in range(6))
-    smallest = smallest_height(buffers)
-    assert run(buffers, smallest, Beam(5000, skips=0, is_thorough=True)).offsets is not None
-    assert run(buffers, smallest - 1, Beam(5000, skips=0, is_thorough=True)).is_proof
+def test_floors_that_stay_empty_lead_to_what_is_not_found_without() -> None:
+    buffers = hard_buffers(60)
+    capacity = Instance.of(buffers, 1).load + 3
+    found = {skips: run(buffers, capacity, Beam(4, skips=skips)).offsets is not None for skips in (0, 3)}
+    assert found == {0: False, 3: True}
 
 
 def test_search_stops_when_it_is_told_to() -> None:

@@ -1,0 +1,88 @@
+"""Other orders of a schedule's runs and frees: the same ops as often, in less of an arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from remat_cli.allocation.greedy import first_fit, orders
+from remat_cli.allocation.instance import Instance
+from remat_cli.allocation.lifetimes import needed_by
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import Schedule, with_frees
+
+# Runs above which nothing is tried, and the runs that all tries together place.
+_MOST_RUNS = 2_000
+_RUNS_PLACED = 40_000
+# How far a run moves, and how far from the moment at which the topmost buffer lies it is chosen, in runs.
+_FARTHEST = 12
+_NEAR = 16
+
+
+def reordered(
+    graph: Graph, schedule: Schedule, capacity: int, alignment: int, is_over: Callable[[], bool]
+) -> Schedule | None:
+    """Search an order of a schedule's runs whose arena a greedy placement makes smaller.
+
+    One run at a time moves to another place, near the moment at which the topmost buffer lies; what makes the greedy
+    arena no larger stays. How often that is tried is counted, and the moves are drawn from a fixed seed.
+
+    Args:
+        graph: what the schedule is for.
+        schedule: valid.
+        capacity: an arena that is small enough, in bytes.
+        alignment: of offsets.
+        is_over: tells when to stop.
+
+    Returns:
+        The order with the smallest arena, with every tensor freed as early as can be; None where that is no smaller
+        than the schedule's own, or the schedule moves tensors to the host or is too long.
+    """
+    if schedule.has_transfers or len(schedule.computes) > _MOST_RUNS:
+        return None
+    random = np.random.default_rng(0)
+    best = schedule
+    height, moment = _greedy(graph, schedule, alignment)
+    first = height
+    order = list(schedule.computes)
+    for _ in range(_RUNS_PLACED // len(order)):
+        if height <= capacity or is_over():
+            break
+        at = int(np.clip(_run_at(best, moment) + random.integers(-_NEAR, _NEAR + 1), 0, len(order) - 1))
+        to = int(np.clip(at + random.integers(-_FARTHEST, _FARTHEST + 1), 0, len(order) - 1))
+        moved = order[:at] + order[at + 1 :]
+        moved.insert(to, order[at])
+        if to == at or not _is_possible(graph, moved):
+            continue
+        tried = with_frees(graph, moved)
+        new_height, new_moment = _greedy(graph, tried, alignment)
+        if new_height <= height:
+            best, order, height, moment = tried, moved, new_height, new_moment
+    return best if height < first else None
+
+
+def _greedy(graph: Graph, schedule: Schedule, alignment: int) -> tuple[int, int]:
+    """Return the bytes of the smallest greedy arena, and the moment at which its topmost buffer begins."""
+    buffers = needed_by(graph, schedule).buffers
+    if not buffers:
+        return 0, 0
+    instance = Instance.of(buffers, alignment)
+    tops = min((first_fit(instance, order) + instance.sizes for order in orders(instance)), key=lambda each: each.max())
+    return int(tops.max()) * alignment, buffers[int(tops.argmax())].lower
+
+
+def _run_at(schedule: Schedule, moment: int) -> int:
+    """Return how many runs there are before a moment; step 0 runs in moment 1."""
+    return len(Schedule(schedule.steps[: max(0, moment - 1)]).computes)
+
+
+def _is_possible(graph: Graph, order: Sequence[str]) -> bool:
+    """Tell whether each op finds its inputs made."""
+    there = set(graph.inputs)
+    for name in order:
+        op = graph.op[name]
+        if not there.issuperset(op.inputs):
+            return False
+        there.update(op.outputs)
+    return True
