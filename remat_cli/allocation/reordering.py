@@ -12,8 +12,9 @@ from remat_cli.allocation.lifetimes import needed_by
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule, with_frees
 
-# Runs above which nothing is tried, and the runs that all tries together place.
+# Runs above which nothing is tried; the most tries, and the runs that all of them together place.
 _MOST_RUNS = 2_000
+_MOST_TRIES = 300
 _RUNS_PLACED = 40_000
 # How far a run moves, and how far from the moment at which the topmost buffer lies it is chosen, in runs.
 _FARTHEST = 12
@@ -46,7 +47,7 @@ def reordered(
     height, moment = _greedy(graph, schedule, alignment)
     first = height
     order = list(schedule.computes)
-    for _ in range(_RUNS_PLACED // len(order)):
+    for _ in range(min(_MOST_TRIES, _RUNS_PLACED // max(1, len(order)))):
         if height <= capacity or is_over():
             break
         at = int(np.clip(_run_at(best, moment) + random.integers(-_NEAR, _NEAR + 1), 0, len(order) - 1))

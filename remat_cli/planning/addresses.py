@@ -12,6 +12,7 @@ from dataclasses import replace
 from remat_cli.allocation.of_schedule import arena_of
 from remat_cli.allocation.reordering import reordered
 from remat_cli.core.arena import Arena
+from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Budget, Observer, PassingObserver, Plan, Planner, PlanResult, Problem, Status
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.solve import Solution, solve, with_arena
@@ -184,18 +185,48 @@ def _without_arena(first: Solution, closest: int | None) -> Solution:
     return replace(first, result=result, trace=None, closest=first.trace, closest_arena_bytes=closest)
 
 
-def smallest_arena(solution: Solution, alignment: int, observe: Observer) -> Solution:
+def smallest_arena(solution: Solution, proven_bytes: int, alignment: int, observe: Observer) -> Solution:
     """Return a solution at the smallest budget with the smallest arena that is found for its plan.
 
-    The bound on the budget stays: no arena is smaller than the sum.
+    Where that is above the sum, other orders of the plan's runs are tried.
+
+    Args:
+        solution: at the smallest budget.
+        proven_bytes: no plan fits less, as far as that was proven; it stays, as no arena is smaller than the sum.
+        alignment: of addresses.
+        observe: is told what is done.
     """
     schedule = solution.result.schedule
     if solution.trace is None or schedule is None:
         return solution
     graph = solution.problem.graph
     limits = Limits.of(_SECONDS, _WORK, cores=0, observe=observe)
-    found, arena = arena_of(graph, schedule, limits, alignment=alignment, observe=observe)
+    found, arena = arena_of(graph, schedule, limits.part(0.5, _WORK / 2), alignment=alignment, observe=observe)
     assert arena is not None, "without a capacity the first greedy order is an arena"
+    interrupted = solution.interrupted or found.interrupted
+    if not interrupted and found.status is not Status.OPTIMAL:
+        try:
+            least = proven_bytes - graph.resident_bytes
+            schedule, arena = _in_another_order(graph, schedule, arena, least, limits.part(work=_WORK / 2), observe)
+        except KeyboardInterrupt:
+            interrupted = True
     at_arena = replace(solution.problem, budget=Budget(graph.resident_bytes + arena.bytes))
-    placed = with_arena(replace(solution, problem=at_arena), schedule, arena)
-    return replace(placed, interrupted=solution.interrupted or found.interrupted)
+    return replace(with_arena(replace(solution, problem=at_arena), schedule, arena), interrupted=interrupted)
+
+
+def _in_another_order(
+    graph: Graph, schedule: Schedule, arena: Arena, least: int, limits: Limits, observe: Observer
+) -> tuple[Schedule, Arena]:
+    """Return another order of a schedule's runs and its arena, where that is smaller; else these.
+
+    What is proven may hold for one order alone. Where another order goes below it, the arena is as large as that.
+    """
+    observe.phase("trying other orders of the plan's runs")
+    other = reordered(graph, schedule, least, arena.alignment, lambda: limits.is_over)
+    if other is None:
+        return schedule, arena
+    _, smaller = arena_of(graph, other, limits, alignment=arena.alignment, observe=observe)
+    if smaller is None:
+        return schedule, arena
+    enough = max(smaller.bytes, -(-least // arena.alignment) * arena.alignment)
+    return (other, replace(smaller, bytes=enough)) if enough < arena.bytes else (schedule, arena)

@@ -129,7 +129,8 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
         if request.arena:
             from remat_cli.planning.addresses import smallest_arena
 
-            search = replace(search, solution=smallest_arena(search.solution, request.alignment, observe))
+            placed = smallest_arena(search.solution, search.proven_bytes, request.alignment, observe)
+            search = replace(search, solution=placed)
         return Planning(prepared, request, search.solution, search)
     if request.arena:
         # Only here, as the search for addresses loads OR-tools.

@@ -39,9 +39,10 @@ CAPACITY = 2**20
 BY_MINIMALLOC = {"A": 8.6, "B": 6.0, "C": 1.1, "D": 4.4, "E": 6.0, "F": 9.8, "G": 1.8}
 # Ops of generated graphs.
 SIZES = (300, 1_000, 10_000, 100_000)
-# Above so many ops the plain run is placed: `dtr` would take minutes.
-MOST_PLANNED = 20_000
-SECONDS = 60.0
+# Above so many ops only the plain run is placed: `dtr` would take minutes.
+MOST_PLANNED = 2_000
+# For each public instance, and for each schedule.
+SECONDS, SECONDS_A_SCHEDULE = 60.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def arena(console: Console, files: Iterable[tuple[Path, GraphOptions]]) -> None:
 def _public(console: Console, folder: Path) -> None:
     table = _table("Public instances of MiniMalloc, capacity 1 MiB", ("MiniMalloc s",))
     for path in sorted(folder.glob("*.csv")):
-        placed = _place(read_buffers(path).buffers, CAPACITY, 1)
+        placed = _place(read_buffers(path).buffers, CAPACITY, 1, SECONDS)
         table.add_row(path.stem, f"{BY_MINIMALLOC.get(path.stem, float('nan')):.1f}", *_cells(placed))
     console.print(table)
 
@@ -88,18 +89,18 @@ def _add(table: Table, graph: Graph) -> None:
 
 def _checked(graph: Graph, schedule: Schedule) -> Placed:
     needed = needed_by(graph, schedule)
-    placed = _place(needed.buffers, None, USUAL_ALIGNMENT)
+    placed = _place(needed.buffers, None, USUAL_ALIGNMENT, SECONDS_A_SCHEDULE)
     assert placed.found.offsets is not None
     assert placed.found.bytes is not None
     check_arena(graph, schedule, needed.arena(placed.found.offsets, placed.found.bytes, USUAL_ALIGNMENT))
     return placed
 
 
-def _place(buffers: tuple[Buffer, ...], capacity: int | None, alignment: int) -> Placed:
+def _place(buffers: tuple[Buffer, ...], capacity: int | None, alignment: int, seconds: float) -> Placed:
     instance = Instance.of(buffers, alignment)
     greedy = min(int((offsets + instance.sizes).max()) for offsets in greedy_offsets(instance))
     wall, cpu = perf_counter(), process_time()
-    found = allocate(buffers, limits_of(SECONDS), capacity=capacity, alignment=alignment)
+    found = allocate(buffers, limits_of(seconds), capacity=capacity, alignment=alignment)
     return Placed(found, greedy / instance.load, perf_counter() - wall, process_time() - cpu)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -13,13 +15,17 @@ from remat_cli.allocation.portfolio import Allocation
 from remat_cli.config import PlannerChoice, Request
 from remat_cli.core.arena import Arena, check_arena
 from remat_cli.core.graph import Graph
-from remat_cli.core.problem import Status
+from remat_cli.core.problem import Budget, Observer, Planner, PlanResult, Problem, Status
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.core.solve import with_arena
+from remat_cli.core.solve import Solution, baseline_of, with_arena
 from remat_cli.errors import FalseClaim
+from remat_cli.generate.layered import Layered
+from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planning import Planning, addresses, plan
+from remat_cli.planning.addresses import solve_with_addresses
+from remat_cli.synthesis import synthesize
 from remat_cli.units import parse_budget
 from tests.graphs import chain, graph_of, op, small_graphs, training_chain
 from tests.plans import prepared
@@ -90,6 +96,93 @@ def test_where_no_arena_is_found_a_smaller_sum_is_planned(monkeypatch: pytest.Mo
     assert planning.solution.sum_time == fast.trace.time
     assert planning.overhead == planning.solution.fragmentation_overhead
     assert planning.overhead
+
+
+def layered(ops: int) -> Graph:
+    """Return a random graph whose plain run leaves gaps that another order does not."""
+    return synthesize(Layered(), ops=ops).graph
+
+
+def test_another_order_of_the_runs_has_an_arena_where_the_sum_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_WORK", 0.5)
+    graph = layered(60)
+    planning = planned(graph, "100%", "keep_all", alignment=64)
+    solution = planning.solution
+    assert planning.schedule is not None
+    assert solution.arena is not None
+    assert solution.arena.bytes + graph.resident_bytes <= planning.budget_bytes
+    assert planning.schedule.computes != plain_run(graph).computes
+    assert sorted(planning.schedule.computes) == sorted(plain_run(graph).computes)
+    assert solution.fragmentation_overhead == planning.overhead == 0
+
+
+def test_smallest_arena_of_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_WORK", 0.02)
+    graph = layered(60)
+    one = planned(graph, "min", "keep_all", alignment=64).solution
+    monkeypatch.setattr(addresses, "reordered", lambda *_: None)
+    other = planned(graph, "min", "keep_all", alignment=64).solution
+    assert one.arena is not None
+    assert other.arena is not None
+    assert one.arena.bytes < other.arena.bytes
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Plans as `dtr` does, and keeps for how many seconds it was asked; interrupted at a second time."""
+
+    time_limit: float = 9.0
+    asked: ClassVar[list[float]] = []
+    is_interrupted: ClassVar[bool] = False
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        self.asked.append(self.time_limit)
+        if self.is_interrupted and len(self.asked) > 1:
+            raise KeyboardInterrupt
+        return DTR().plan(problem, observe)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    monkeypatch.setattr(Recorded, "asked", [])
+    return Recorded.asked
+
+
+def nothing_found(closest: int) -> tuple[Allocation, Arena | None]:
+    return Allocation(Status.UNKNOWN, None, None, 1, closest_bytes=closest), None
+
+
+def solved_by(planner: Planner, graph: Graph) -> Solution:
+    return solve_with_addresses(Problem(graph, Budget(baseline_of(graph).peak_bytes)), planner, 1, Observer())
+
+
+def test_one_time_limit_holds_for_plans_and_arenas(monkeypatch: pytest.MonkeyPatch, recorded: list[float]) -> None:
+    given: list[Limits] = []
+
+    def never(graph: Graph, schedule: Any, limits: Limits, **said: Any) -> tuple[Allocation, Arena | None]:
+        given.append(replace(limits))
+        limits.spend(limits.work)
+        return nothing_found(said["capacity"] + 1)
+
+    monkeypatch.setattr(addresses, "arena_of", never)
+    began = monotonic()
+    assert not solved_by(Recorded(), training_chain(6)).interrupted
+    assert len(recorded) > 1
+    assert 5 < recorded[0] <= 6
+    assert all(seconds <= 4.5 for seconds in recorded[1:])
+    assert all(limits.deadline <= began + 9.5 for limits in given)
+    assert sum(limits.work for limits in given) <= 4.5
+
+
+def test_ctrl_c_while_a_smaller_sum_is_planned_tells_what_is_known(
+    monkeypatch: pytest.MonkeyPatch, recorded: list[float]
+) -> None:
+    monkeypatch.setattr(Recorded, "is_interrupted", True)
+    monkeypatch.setattr(addresses, "arena_of", lambda *_, capacity, **__: nothing_found(capacity + 1))
+    solution = solved_by(Recorded(), training_chain(6))
+    assert solution.interrupted
+    assert solution.closest_arena_bytes == solution.baseline.peak_bytes + 1
+    assert len(recorded) == 2
 
 
 def test_where_no_plan_has_an_arena_the_smallest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
