@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +18,18 @@ MOST_WITH_GAPS = 20_000
 
 
 def greedy_offsets(instance: Instance) -> Iterator[Ints]:
-    """Yield the [buffers] offsets, in units, that each of the orders ends with."""
-    place = first_fit if len(instance) <= MOST_WITH_GAPS else stacked
-    for order in orders(instance):
-        yield place(instance, order)
+    """Yield the [buffers] offsets, in units, of each way of placing them."""
+    if len(instance) > MOST_WITH_GAPS:
+        yield from _in_time(instance)
+        yield from (stacked(instance, order) for order in orders(instance))
+    else:
+        yield from (first_fit(instance, order) for order in orders(instance))
+        yield from _in_time(instance)
+
+
+def _in_time(instance: Instance) -> Iterator[Ints]:
+    yield best_fit(instance)
+    yield best_fit(instance.backwards())
 
 
 def largest_first(instance: Instance) -> Ints:
@@ -68,3 +78,66 @@ def stacked(instance: Instance, order: Ints) -> Ints:
         offsets[buffer] = offset
         span[:] = offset + instance.sizes[buffer]
     return offsets
+
+
+def best_fit(instance: Instance) -> Ints:
+    """Return the [buffers] offsets that come of placing each buffer, as time goes by, in the smallest gap for it.
+
+    As an allocator does that is asked for one after the other: takes time near linear in the buffers.
+    """
+    offsets = np.zeros(len(instance), np.int64)
+    sizes, uppers = instance.sizes.tolist(), instance.upper.tolist()
+    gaps, placed = _Gaps(), list[tuple[int, int]]()  # of what is placed: when it is needed no more, and which it is
+    for buffer in np.lexsort((-instance.sizes, -instance.upper, instance.lower)).tolist():
+        while placed and placed[0][0] <= instance.lower[buffer]:
+            _, ended = heappop(placed)
+            gaps.give_back(int(offsets[ended]), sizes[ended])
+        offsets[buffer] = gaps.take(sizes[buffer])
+        heappush(placed, (uppers[buffer], buffer))
+    return offsets
+
+
+class _Gaps:
+    """The free room of an arena that grows as it must."""
+
+    def __init__(self) -> None:
+        self._top = 0
+        self._by_length: list[tuple[int, int]] = []  # length and start, ascending
+        self._end: dict[int, int] = {}  # by start
+        self._start: dict[int, int] = {}  # by end
+
+    def take(self, size: int) -> int:
+        """Return the start of so much room: in the smallest gap that has it, else at the top."""
+        index = bisect_left(self._by_length, (size, 0))
+        if index < len(self._by_length):
+            length, start = self._by_length[index]
+            self._remove(start)
+            if length > size:
+                self._add(start + size, start + length)
+            return start
+        start = self._start.get(self._top, self._top)
+        if start < self._top:
+            self._remove(start)
+        self._top = start + size
+        return start
+
+    def give_back(self, start: int, size: int) -> None:
+        """Make room free again, in one with the gaps beside it."""
+        end = start + size
+        if end in self._end:
+            end = self._remove(end)
+        if start in self._start:
+            start = self._start[start]
+            self._remove(start)
+        self._add(start, end)
+
+    def _add(self, start: int, end: int) -> None:
+        self._end[start], self._start[end] = end, start
+        insort(self._by_length, (end - start, start))
+
+    def _remove(self, start: int) -> int:
+        """Take a gap off the list; return where it ended."""
+        end = self._end.pop(start)
+        del self._start[end]
+        del self._by_length[bisect_left(self._by_length, (end - start, start))]
+        return end

@@ -223,7 +223,8 @@ class _Check:
     def measure(self) -> None:
         self.observe.phase("reading the graph")
         prepared = prepare(self.model.path, self.model.graph)
-        self.notes, self.session = prepared.notes, prepared.session
+        # With addresses the arena is what counts, and no session of a runtime lays it out.
+        self.notes, self.session = prepared.notes, "" if self.model.request.arena else prepared.session
         plain = baseline_of(prepared.graph)
         limits = self.limits(prepared.graph)
         limit = min(limits.values(), default=None)

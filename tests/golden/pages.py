@@ -29,7 +29,9 @@ from remat_cli.config import GraphOptions, Request
 from remat_cli.errors import ExitCode
 from remat_cli.generate import GENERATORS
 from remat_cli.planners import PLANNERS
+from remat_cli.reports.html.arena import arena_svg
 from remat_cli.reports.terminal.planner_cards import PlannerCard, planner_cards
+from remat_cli.reports.timeline import Run
 from remat_cli.settings import declared, option_of
 from tests.architecture.test_imports import LAYERS
 from tests.places import GRAPHS, ROOT
@@ -39,6 +41,7 @@ PAGES = (ROOT / "README.md", *sorted(page for folder in FOLDERS for page in (ROO
 # Without the forms that somebody fills in.
 READ_PAGES = tuple(page for page in PAGES if "_TEMPLATE" not in str(page.relative_to(ROOT)))
 PICTURE = "graphs/unet-sweep.svg"
+ARENA = GRAPHS / "skip_chain-arena.svg"
 # Where the README sends whoever wants to know more of a verb.
 PAGE_OF_VERB = {
     "inspect": "remat_cli/reports",
@@ -279,9 +282,19 @@ def draw() -> None:
     subprocess.run([sys.executable, "-m", "remat_cli", *shlex.split(command)[1:], "-q"], cwd=ROOT, check=True)
 
 
+def arena_picture() -> str:
+    """Return the picture on the page of addresses: the plan that its command asks for."""
+    planning = remat_cli.plan(remat_cli.read(GRAPHS / "skip_chain.json"), "80%", "approx_dp", arena=True)
+    assert planning.schedule is not None
+    assert planning.trace is not None
+    assert planning.solution.arena is not None
+    return arena_svg(Run(planning.prepared.graph, planning.schedule, planning.trace), planning.solution.arena)
+
+
 def main() -> None:
-    """Bring all pages up to date, and the picture."""
+    """Bring all pages up to date, and the pictures."""
     draw()
+    ARENA.write_text(arena_picture(), encoding="utf-8")
     for page in PAGES:
         renew_parts(page)
         renew_outputs(page)

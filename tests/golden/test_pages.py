@@ -24,8 +24,10 @@ from remat_cli.generate import GENERATORS
 from remat_cli.planners import PLANNERS
 from remat_cli.training import OPTIMIZERS
 from tests.golden.pages import (
+    ARENA,
     PAGES,
     READ_PAGES,
+    arena_picture,
     commands_of,
     links_of,
     made,
@@ -54,6 +56,10 @@ def test_every_command_prints_what_the_page_says(page: Path) -> None:
 def test_what_is_made_of_the_code_is_of_today(page: Path) -> None:
     for name, shown in made_parts(page):
         assert shown == made(name), f"{name}: run make golden"
+
+
+def test_the_picture_of_an_arena_is_of_today() -> None:
+    assert ARENA.read_text(encoding="utf-8") == arena_picture(), "run make golden"
 
 
 def test_the_readme_is_short_and_shows_a_run() -> None:

@@ -17,6 +17,8 @@ _LONGEST_NAME = 120
 # Rectangles that are drawn, the largest first: more cannot be told apart.
 _MOST = 5_000
 _WIDTH, _HEIGHT = 960, 320
+# As in the style sheet.
+_COLOURS = {"plan": "#2f6fde", "again": "#c02a86", "host": "#0b8a7d", "input": "#8a94a0", "workspace": "#c05f00"}
 
 
 @dataclass(frozen=True)
@@ -75,19 +77,34 @@ def _colour(run: Run, step: int, tensor: str | None, made: set[str]) -> str:
     return "again" if tensor in made else "plan"
 
 
+def arena_svg(run: Run, arena: Arena) -> str:
+    """Return the picture of an arena as a file of its own, in the colours that light pages have."""
+    lying = sorted(_lying(run, arena), key=lambda each: -(each.end - each.start) * each.size)
+    colours = "".join(f".{name}{{fill:{colour}}}" for name, colour in _COLOURS.items())
+    shapes = "\n".join(_shapes(lying[:_MOST], run, arena))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        'aria-label="The arena: time across, addresses up">\n'
+        f"<style>rect{{fill-opacity:.6;stroke:#fff;stroke-width:.5}}.ground{{fill:#eceff2;fill-opacity:1}}{colours}</style>\n"
+        f'<rect class="ground" width="{_WIDTH}" height="{_HEIGHT}"/>\n{shapes}\n</svg>\n'
+    )
+
+
 def _picture(lying: list[_Lying], run: Run, arena: Arena) -> str:
+    return (
+        f'<svg class="arena" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="The arena: time across, addresses up">{"".join(_shapes(lying, run, arena))}</svg>'
+    )
+
+
+def _shapes(lying: list[_Lying], run: Run, arena: Arena) -> Iterator[str]:
     total = max(1, run.trace.time)
-    shapes = []
     for each in lying:
         x, width = _WIDTH * each.start / total, _WIDTH * (each.end - each.start) / total
         height = _HEIGHT * each.size / arena.bytes
         y = _HEIGHT - _HEIGHT * each.offset / arena.bytes - height
         says = f"{shorten(each.name, _LONGEST_NAME)}: {format_bytes(each.size)} at {each.offset:,}"
-        shapes.append(
+        yield (
             f'<rect class="{each.colour}" x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.2):.2f}" height="{height:.2f}">'
             f"<title>{escape(says)}</title></rect>"
         )
-    return (
-        f'<svg class="arena" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="The arena: time across, addresses up">{"".join(shapes)}</svg>'
-    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
 from remat_cli.core.arena import AT_START, Address, Arena
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Compute, Free, Schedule
 from remat_cli.core.simulate import simulate
-from remat_cli.reports.html.arena import arena_section
+from remat_cli.reports.html.arena import arena_section, arena_svg
 from remat_cli.reports.timeline import Run
 from tests.graphs import graph_of, op
 
@@ -54,6 +55,16 @@ def test_everything_lies_where_and_when_it_is_there() -> None:
     assert found["workspace of B: 5 B at 9"] == ("workspace", near(3, 4, 9, 5))
     assert found["&lt;a&gt;: 4 B at 16"] == ("again", near(4, 7, 16, 4))
     assert len(found) == 5
+
+
+def test_picture_of_its_own_shows_the_same_in_colours_of_its_own() -> None:
+    run = run_of(GRAPH, *STEPS)
+    picture = arena_svg(run, ARENA)
+    assert rectangles(picture) == rectangles(arena_section(run, ARENA))
+    style = ElementTree.fromstring(picture).find("{*}style")
+    assert style is not None
+    assert style.text is not None
+    assert all(f".{colour}{{fill:" in style.text for colour, _ in rectangles(picture).values())
 
 
 def test_without_an_arena_there_is_no_section() -> None:
