@@ -50,6 +50,7 @@ class Solution:
             not.
         closest_arena_bytes: without a plan: the smallest arena that was found for those whose sum fits; None where no
             addresses were asked for, or no sum fits.
+        has_addresses: addresses were asked for: what is asked as a budget is that of the arena.
     """
 
     problem: Problem
@@ -63,6 +64,12 @@ class Solution:
     arena: Arena | None = None
     sum_time: int | None = None
     closest_arena_bytes: int | None = None
+    has_addresses: bool = False
+
+    @property
+    def beside_bytes(self) -> int:
+        """What lies beside the budget as it is asked for: resident bytes, where that is the budget of an arena."""
+        return self.problem.graph.resident_bytes if self.has_addresses else 0
 
     @property
     def needed_bytes(self) -> int | None:

@@ -131,7 +131,8 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
 
             placed = smallest_arena(search.solution, search.proven_bytes, request.alignment, observe)
             search = replace(search, solution=placed)
-        return Planning(prepared, request, search.solution, search)
+        solution = replace(search.solution, has_addresses=request.arena)
+        return Planning(prepared, request, solution, replace(search, solution=solution))
     if request.arena:
         # Only here, as the search for addresses loads OR-tools.
         from remat_cli.planning.addresses import solve_with_addresses
@@ -140,4 +141,4 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
     else:
         solved = solve(problem, planner, observe)
     solution = with_closest(within_overhead(solved, request.max_overhead), observe)
-    return Planning(prepared, request, solution)
+    return Planning(prepared, request, replace(solution, has_addresses=request.arena))

@@ -162,7 +162,8 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
     """
     if solution.trace is not None:
         return []
-    meant = meant_as_share(solution.problem.budget.device_bytes, solution.baseline.peak_bytes)
+    beside = solution.beside_bytes
+    meant = meant_as_share(solution.problem.budget.device_bytes - beside, solution.baseline.peak_bytes - beside)
     advice = [*([meant] if meant else []), _budget_that_fits(solution)]
     if solution.problem.budget.device_bytes < solution.working_set.bytes:
         dims = option_of("dims")
@@ -181,10 +182,19 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
 
 
 def _budget_that_fits(solution: Solution) -> str:
+    if solution.closest_arena_bytes is not None:
+        size = solution.closest_arena_bytes
+        return f"The smallest arena found is {format_bytes(size)}: plan with --budget {size}, or with --budget min."
     if solution.closest is None:
-        least = format_bytes(solution.working_set.bytes)
+        least = format_bytes(solution.working_set.bytes - solution.beside_bytes)
         return f"A budget below {least} never fits; `remat budget` searches for the smallest that does."
     peak, activations = solution.closest.peak_bytes, activations_of(solution.problem.graph)
+    if solution.has_addresses:
+        most = peak - solution.beside_bytes
+        return (
+            f"The smallest sum found is {format_bytes(most)}, beside resident bytes; an arena is no smaller: plan with "
+            f"--budget {most}, or with --budget min."
+        )
     budgets = [f"--budget {peak}"]
     if _says_more(activations) and (share := activations.share(peak)) <= 1:
         budgets.append(f"--budget '{ceil(share * 1000) / 10:g}% of activations'")
@@ -201,6 +211,10 @@ def next_steps(solution: Solution, graph_file: Path, schedule_file: Path | None)
     """
     if solution.trace is None or solution.result.schedule is None:
         return []
+    if solution.arena is not None:
+        if schedule_file is None:
+            return ["To keep the plan and its addresses, write them: -o schedule.json."]
+        return [f"Where everything lies is in {clean(str(schedule_file))}, under `arena`; run the steps in its order."]
     moves = any(isinstance(step, Offload) for step in solution.result.schedule.steps)
     if not solution.trace.recomputations and not moves:
         return ["The plan runs nothing again: run the model as you do."]

@@ -66,6 +66,9 @@ def plan_facts(solution: Solution, prepared: Prepared, planner: PlannerChoice) -
     """Return what was planned, by which planner, and under which budget: labels and values."""
     budget = solution.problem.budget.device_bytes
     share = phrasing.share_of_plain_peak(budget, solution.baseline.peak_bytes, solution.problem.graph)
+    if solution.beside_bytes:
+        sizes = map(format_bytes, (budget - solution.beside_bytes, solution.beside_bytes))
+        share = "{} for the arena, {} of resident bytes beside it".format(*sizes)
     return [*_subject(prepared, planner), ("budget", _titled(format_bytes(budget), share))]
 
 

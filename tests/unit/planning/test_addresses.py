@@ -25,6 +25,7 @@ from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planning import Planning, addresses, plan
 from remat_cli.planning.addresses import solve_with_addresses
+from remat_cli.reports.phrasing import remedies
 from remat_cli.synthesis import synthesize
 from remat_cli.units import parse_budget
 from tests.graphs import chain, graph_of, op, small_graphs, training_chain
@@ -45,6 +46,15 @@ def test_budget_is_that_of_the_arena_and_resident_bytes_lie_beside_it() -> None:
     assert planning.peak_bytes == planning.budget_bytes == 107
     assert planned(graph, "100%", "keep_all").budget_bytes == 107
     assert planned(graph, "50%", "keep_all").budget_bytes == 103
+
+
+def test_budgets_that_are_advised_leave_resident_bytes_out() -> None:
+    graph = graph_of(op("a", "", "x"), op("b", "x", "y"), sizes={"x": 4, "y": 3}, resident_bytes=100)
+    refused = planned(graph, "6", "keep_all").solution
+    assert refused.beside_bytes == 100
+    assert any("plan with --budget 7," in advice for advice in remedies(refused, None))
+    refused = planned(graph, "7", "keep_all", alignment=4).solution
+    assert any("plan with --budget 8," in advice for advice in remedies(refused, None))
 
 
 def test_below_the_working_set_no_arena_is_proven_to_fit() -> None:
