@@ -129,6 +129,11 @@ def _at(error: BaseException) -> str:
 def checked_dims(function: Callable[..., Any], reference: str, dims: Mapping[str, int]) -> dict[str, int]:
     """Check that the function takes these dims, and needs no others; return them, with a value for each that it needs.
 
+    Args:
+        function: its arguments are the dims.
+        reference: names it in messages.
+        dims: by name; the value under `ALL_OTHER_DIMS` goes to those that have no default.
+
     Raises:
         UsageError: it does not take one of them, or one that it needs is not given.
     """
