@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from os.path import exists, islink  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -159,10 +160,8 @@ def _write_first(project: Path, asked: Mapping[str, object], streams: Output) ->
         )
     _check_is_new(project)  # somebody may have written it meanwhile
     streams.write(project, found.content)
-    checks = "`remat check`" if project.name == _DEFAULT and project.parent == Path() else f"`remat check {project}`"
-    streams.notes(
-        [f"{project}: {found.models} {'model' if found.models == 1 else 'models'}; {checks} holds them to it"]
-    )
+    models = "1 model" if found.models == 1 else f"{found.models} models"
+    streams.notes([f"{project}: {models}, held to what they take today by: remat check {quote(str(project))}"])
 
 
 def _check_is_new(project: Path) -> None:
