@@ -1,5 +1,7 @@
 """The planners as `auto` asks them: each within limits, from the best plan so far, for better plans and bounds.
 
+A planner is imported when it is asked: many graphs are settled by the first ones, before a solver is needed.
+
 The best plan stands in an incumbent that all searches share. Where plans may move tensors to the host, there are two:
 one for all plans, and one for those that only recompute, which tells the first of what it takes. What is told outside
 is the judge's to verify (`core.solve`), and it keeps the best plan that it has verified.
@@ -13,28 +15,21 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from remat_cli.core.problem import Basis, Bound, Observer, PassingObserver, Plan, Planner, Problem, Scope
-from remat_cli.planners.annealing.search import AnnealingSearch
 from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.planner import DTR
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.fitting import STARTS, refit
 from remat_cli.planners.min_cut.search import MinCutSearch
-from remat_cli.planners.pofo.planner import Pofo
-from remat_cli.planners.retention.any_order_bound import any_order_bound
-from remat_cli.planners.retention.cover_bound import RerunBound
-from remat_cli.planners.retention.cut_bound import CutSearch
-from remat_cli.planners.retention.options import RetentionOptions
-from remat_cli.planners.retention.search import RetentionSearch
-from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.shared.incumbent import Incumbent, SequencePlan
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Stages
-from remat_cli.planners.shortest_path.search import ShortestPathSearch
 
 if TYPE_CHECKING:
     from remat_cli.planners.offload.search import OffloadSearch
+    from remat_cli.planners.retention.cover_bound import RerunBound
+    from remat_cli.planners.retention.cut_bound import CutSearch
+    from remat_cli.planners.shortest_path.search import ShortestPathSearch
 
 # The solver's counted work for the bound at single moments.
 _WORK_OF_BOUND = 0.5
@@ -143,11 +138,15 @@ class Members:
 
     def prove(self, limits: Limits) -> None:
         """Bound what plans in any order recompute, by what they keep at single moments."""
+        from remat_cli.planners.retention.any_order_bound import any_order_bound
+
         self.observe.phase("proving a bound")
         self._note(any_order_bound(self.problem.graph, self._room, limits.part(work=_WORK_OF_BOUND)))
 
     def prove_at_cuts(self, limits: Limits) -> None:
         """Bound the same, by what they keep at several moments together; what solutions keep, repaired, is a plan."""
+        from remat_cli.planners.retention.cut_bound import CutSearch
+
         self.observe.phase("proving a bound")
         total_time = self.problem.graph.total_time
         known = self.recomputing.bound_on(Scope.ANY_ORDER).time - total_time
@@ -196,20 +195,29 @@ class Members:
 
     def plan_chain(self, limits: Limits) -> None:
         """Plan the graph as a chain of layers."""
+        from remat_cli.planners.rotor.planner import Rotor
+
         self._ask(Rotor(time_limit=limits.seconds), self.recomputing)
 
     def plan_lower_sets(self, limits: Limits) -> None:
         """Plan chains of lower sets."""
+        from remat_cli.planners.lower_sets.dp_planners import ApproxDP
+
         self._ask(ApproxDP(time_limit=limits.seconds), self.recomputing)
 
     def retain(self, limits: Limits) -> None:
         """Decide for each tensor, from use to use, whether it is held; in other orders of first runs, too."""
+        from remat_cli.planners.retention.options import RetentionOptions
+        from remat_cli.planners.retention.search import RetentionSearch
+
         limits = replace(limits, work=self._retention_work, cores=1)
         options = RetentionOptions(patience=self._patience)
         RetentionSearch(self.recomputing, limits, options, is_prepared=True).run()
 
     def anneal(self, limits: Limits) -> None:
         """Search order and recomputation together."""
+        from remat_cli.planners.annealing.search import AnnealingSearch
+
         AnnealingSearch(self.recomputing, limits, self._gap).run()
 
     # Plans with transfers
@@ -224,6 +232,8 @@ class Members:
 
     def plan_fluid_chain(self, limits: Limits) -> None:
         """Plan the graph as a chain of layers whose inputs may go to the host."""
+        from remat_cli.planners.pofo.planner import Pofo
+
         self._ask(Pofo(time_limit=limits.seconds), self.incumbent)
 
     # What these have in common
@@ -247,11 +257,12 @@ class Members:
 
     @cached_property
     def _shortest_path(self) -> ShortestPathSearch:
+        from remat_cli.planners.shortest_path.search import ShortestPathSearch
+
         return ShortestPathSearch(self.recomputing, self.limits)
 
     @cached_property
     def _offload(self) -> OffloadSearch:
-        # It takes a solver's library along, which plans without transfers do without.
         from remat_cli.planners.offload.search import OffloadSearch
 
         return OffloadSearch(self.incumbent, self.limits, self._gap)

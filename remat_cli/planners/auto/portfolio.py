@@ -14,7 +14,7 @@ from remat_cli.core.graph import Phase
 from remat_cli.core.problem import Observer, PlanResult, Problem, Scope
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.auto.members import Members
-from remat_cli.planners.retention.cut_bound import SHARE_OF_TURN, WORK_OF_TURN
+from remat_cli.planners.retention.options import SHARE_OF_TURN, WORK_OF_TURN
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shortest_path.planner import is_small
 

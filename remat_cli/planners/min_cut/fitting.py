@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.planners.min_cut.exact_choice import ChoiceWindow
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Bools, GraphReads
@@ -114,6 +113,8 @@ def _choice(
     start = int(np.random.default_rng(prices.seed).integers(most + 1))
     is_free = np.zeros(cut_point.at, dtype=np.bool_)
     is_free[start : start + prices.window] = True
+    from remat_cli.planners.min_cut.exact_choice import ChoiceWindow  # loads a solver, which many graphs do without
+
     outcome = ChoiceWindow(cut_point, choice.again, is_free).solve(room, replace(limits, work=_WINDOW_WORK), weights)
     limits.spend(_RUNS_A_UNIT * outcome.work)
     return choice.again if outcome.values is None else outcome.values[: cut_point.at].astype(np.bool_)

@@ -23,7 +23,6 @@ import numpy as np
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Basis, Scope, Status
 from remat_cli.cores import leave_ctrl_c_to_parent
-from remat_cli.planners.min_cut.exact_choice import ChoiceWindow
 from remat_cli.planners.min_cut.fitting import STARTS, BytePrices, drawn_prices, fit, move, refit, without_needless
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.incumbent import Incumbent
@@ -252,6 +251,8 @@ class MinCutSearch:
         room = self._budget - cut_point.least_own_bytes
         limits = self.limits.part(_SHARE_OF_PROOF)
         known = self._bound - self._plain.time
+        from remat_cli.planners.min_cut.exact_choice import ChoiceWindow  # loads a solver
+
         outcome = ChoiceWindow(cut_point, none, ~none).prove(room, replace(limits, work=_BOUND_WORK), known)
         if outcome.status is Status.INFEASIBLE:
             self._note_that_none_fits(outcome.basis)

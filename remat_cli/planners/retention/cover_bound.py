@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from remat_cli.core.problem import Basis, Status
-from remat_cli.planners.retention.model import Terms, add_rows
-from remat_cli.planners.shared.cp_model import CpModel
-from remat_cli.planners.shared.cp_sat import SolverOutcome, add_choices, minimise, prove
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Bools, Ints
 from remat_cli.planners.shared.stages import Stages
+
+if TYPE_CHECKING:
+    from remat_cli.planners.shared.cp_model import CpModel
+    from remat_cli.planners.shared.cp_sat import SolverOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ def cheapest_cover(stages: Stages, gaps: CoverGaps, lacking: Ints, limits: Limit
     is_tight = lacking > 0
     if not is_tight.any():
         return NO_BOUND
+    from remat_cli.planners.shared.cp_sat import prove  # loads the solver
+
     tight = np.concatenate([[0], np.cumsum(is_tight)])
     first = np.where(gaps.shared > 0, gaps.first - 1, gaps.first)
     end = np.maximum(gaps.end, gaps.first)
@@ -108,6 +112,10 @@ def cheapest_cover(stages: Stages, gaps: CoverGaps, lacking: Ints, limits: Limit
 
 
 def _cover_model(stages: Stages, gaps: CoverGaps, lacking: Ints) -> CpModel:
+    from remat_cli.planners.retention.model import Terms, add_rows
+    from remat_cli.planners.shared.cp_model import CpModel
+    from remat_cli.planners.shared.cp_sat import add_choices, minimise
+
     model = CpModel()
     add_choices(model, len(gaps.tensor))
     savings = Terms.over(gaps.first, gaps.end, np.arange(len(gaps.tensor)), -stages.bytes[gaps.tensor])

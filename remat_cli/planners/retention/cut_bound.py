@@ -13,6 +13,7 @@ from remat_cli.planners.retention.any_order_bound import Ancestry
 from remat_cli.planners.retention.cover_bound import NO_BOUND, RerunBound
 from remat_cli.planners.retention.cut_model import CutModel
 from remat_cli.planners.retention.model import SETTINGS
+from remat_cli.planners.retention.options import SHARE_OF_TURN, WORK_OF_TURN
 from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.cp_sat import SolverOutcome, first_opinion, limit_cost, second_opinion
 from remat_cli.planners.shared.limits import Limits
@@ -20,8 +21,7 @@ from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Stages
 
-# The share of the time that models may take in a turn, and their counted work, which grows with the graph.
-SHARE_OF_TURN, WORK_OF_TURN = 0.2, 3.0
+# Counted work grows with the graph, from this size on.
 _USUAL_OPS = 300
 
 

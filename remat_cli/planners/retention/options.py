@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from remat_cli.planners.shared.option_checks import check_least
 
+# A turn of the cut bound: its share of the time that is left, and its counted work for graphs of the usual size.
+SHARE_OF_TURN, WORK_OF_TURN = 0.2, 3.0
+
 
 class OrderChoice(StrEnum):
     """Which orders of first runs are considered."""
