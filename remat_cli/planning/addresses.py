@@ -22,15 +22,15 @@ from remat_cli.units import format_bytes
 # Seconds for everything together, where the planner has no time limit that says so.
 _SECONDS = 60.0
 # Of the seconds left: for the planner when it is asked first, and when it is asked for a smaller sum.
-_FOR_FIRST_PLAN = 2 / 3
-_FOR_NEXT_PLAN = 1 / 2
+_FOR_FIRST_PLAN = 1 / 2
+_FOR_NEXT_PLAN = 1 / 3
 # Work of all searches for arenas, and of what is left of it and of the seconds what one of them has: for the fastest
 # plan, and for another. A usual core does that work in as many seconds; the clock mostly has no part in what is found.
 _WORK = 30.0
-_FOR_FIRST_ARENA = 0.5
-_FOR_NEXT_ARENA = 0.25
+_FOR_FIRST_ARENA = 0.25
+_FOR_NEXT_ARENA = 0.15
 # Plans that fit the sum for which an arena is sought, the fastest first, before a smaller sum is asked for.
-_MOST_PLANS = 4
+_MOST_PLANS = 3
 # Smaller sums that are asked for, and of the arena the least share by which one is smaller than the last.
 _MOST_SUMS = 6
 _SMALLEST_STEP = 200
@@ -107,11 +107,11 @@ class _Search:
     def _try_all(self, best: Schedule, plans: Sequence[Plan], peak: int) -> None:
         limit, share = self._problem.budget.device_bytes, _FOR_FIRST_ARENA
         for sums in range(1 + _MOST_SUMS):
-            for schedule in _schedules(best, plans, self._problem.budget.device_bytes):
-                self._try_orders(schedule, share)
-                share = _FOR_NEXT_ARENA
-                if self.found is not None or self.interrupted:
-                    return
+            if self._try_orders(best, share):
+                return
+            share = _FOR_NEXT_ARENA
+            if any(self._try(schedule, share) for schedule in _others(plans, self._problem.budget.device_bytes)):
+                return
             if sums == _MOST_SUMS or self._limits.is_over:
                 return
             over = max((self.closest or self._capacity) - self._capacity, self._capacity // _SMALLEST_STEP)
@@ -122,15 +122,14 @@ class _Search:
                 return
             best, peak = solution.result.schedule, solution.trace.peak_bytes
 
-    def _try_orders(self, schedule: Schedule, share: float) -> None:
-        """Search an arena for a schedule, and where there is none, for another order of its runs."""
+    def _try_orders(self, schedule: Schedule, share: float) -> bool:
+        """Search an arena for a schedule, and for another order of its runs; tell whether the search is over."""
         if self._try(schedule, share):
-            return
+            return True
         self._observe.phase("trying other orders of the plan's runs")
         graph = self._problem.graph
         other = reordered(graph, schedule, self._capacity, self._alignment, lambda: self._limits.is_over)
-        if other is not None:
-            self._try(other, _FOR_NEXT_ARENA)
+        return other is not None and self._try(other, _FOR_NEXT_ARENA)
 
     def _try(self, schedule: Schedule, share: float) -> bool:
         """Search an arena for a schedule; tell whether the search is over."""
@@ -169,9 +168,8 @@ def _within(planner: Planner, seconds: float) -> Planner:
     return replace(planner, time_limit=seconds)
 
 
-def _schedules(best: Schedule, plans: Sequence[Plan], budget_bytes: int) -> Iterator[Schedule]:
-    """Yield the schedules for which an arena is sought: the best plan's, then of others that fit, fastest first."""
-    yield best
+def _others(plans: Sequence[Plan], budget_bytes: int) -> Iterator[Schedule]:
+    """Yield the schedules of other plans that fit for which an arena is sought, fastest first."""
     fitting = sorted((plan for plan in plans if plan.peak_bytes <= budget_bytes), key=lambda plan: plan.time)
     for plan in fitting[: _MOST_PLANS - 1]:
         yield plan.schedule

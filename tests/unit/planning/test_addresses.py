@@ -178,8 +178,8 @@ def test_one_time_limit_holds_for_plans_and_arenas(monkeypatch: pytest.MonkeyPat
     began = monotonic()
     assert not solved_by(Recorded(), training_chain(6)).interrupted
     assert len(recorded) > 1
-    assert 5 < recorded[0] <= 6
-    assert all(seconds <= 4.5 for seconds in recorded[1:])
+    assert 4 < recorded[0] <= 4.5
+    assert all(seconds <= 3 for seconds in recorded[1:])
     assert all(limits.deadline <= began + 9.5 for limits in given)
     assert sum(limits.work for limits in given) <= 4.5
 
