@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -135,16 +136,26 @@ class LayerForm:
         return tuple(made)
 
 
-def _form(
-    kind: str,
-    x: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    biases: bool,
-    bidirectional: bool,
-) -> LayerForm:
-    layouts = tuple((value.dtype, tuple(value.shape)) for value in (x, *states, *weights))
-    return LayerForm(kind, x.device, layouts, len(states), biases, bidirectional)
+class _Call(NamedTuple):
+    """The operands of a layer, as the ops have them: those of `_OPERANDS`."""
+
+    kind: str
+    x: torch.Tensor
+    states: Sequence[torch.Tensor]
+    weights: Sequence[torch.Tensor]
+    biases: bool
+    bidirectional: bool
+
+    @property
+    def values(self) -> Values:
+        """The tensors, in the order of `LayerForm.layouts`."""
+        return self.x, *self.states, *self.weights
+
+    @property
+    def form(self) -> LayerForm:
+        """What fixes the kernels."""
+        layouts = tuple((value.dtype, tuple(value.shape)) for value in self.values)
+        return LayerForm(self.kind, self.x.device, layouts, len(self.states), self.biases, self.bidirectional)
 
 
 @dataclass(frozen=True)
@@ -414,87 +425,58 @@ _flat_graphs: dict[LayerForm, _LayerGraph] = {}
 _GRAPH = "remat_layer_graph"  # attribute of a tensor that stands for what a layer has saved
 
 
-def _forward(
-    kind: str,
-    x: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    biases: bool,
-    bidirectional: bool,
-) -> list[torch.Tensor]:
+def _forward(*operands: Any) -> list[torch.Tensor]:
     """Run a layer; return its result, its last states, and an empty tensor that holds what eager would have saved."""
-    form, values = _form(kind, x, states, weights, biases, bidirectional), (x, *states, *weights)
-    graph = _LayerGraph()
-    saving = _Saving(values, places=_places.get(form, []))
-    results = graph.record(form, values, saving)
+    layer, graph = _Call(*operands), _LayerGraph()
+    form = layer.form
+    saving = _Saving(layer.values, places=_places.get(form, []))
+    results = graph.record(form, layer.values, saving)
     _places[form] = saving.places
-    reserve = torch.empty(0, dtype=torch.uint8, device=x.device)
+    reserve = torch.empty(0, dtype=torch.uint8, device=form.device)
     setattr(reserve, _GRAPH, graph)
     return [*results, reserve]
 
 
-def _forward_flat(
-    kind: str,
-    x: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    biases: bool,
-    bidirectional: bool,
-) -> list[torch.Tensor]:
+def _forward_flat(*operands: Any) -> list[torch.Tensor]:
     """Run a layer; return its result, its last states, and all that is saved in one tensor, which can be moved."""
-    form, values = _form(kind, x, states, weights, biases, bidirectional), (x, *states, *weights)
-    graph, saved = _LayerGraph(), saved_by(form)
-    reserve = torch.empty(saved.bytes, dtype=torch.uint8, device=x.device)
-    saving = _Saving(values, reserve, saved.results, _places.get(form, []))
-    results = graph.record(form, values, saving)
+    layer, graph = _Call(*operands), _LayerGraph()
+    form = layer.form
+    saved = saved_by(form)
+    reserve = torch.empty(saved.bytes, dtype=torch.uint8, device=form.device)
+    saving = _Saving(layer.values, reserve, saved.results, _places.get(form, []))
+    results = graph.record(form, layer.values, saving)
     _places[form] = saving.places
     _flat_graphs.setdefault(form, graph)
     return [*results, reserve]
 
 
-def _shapes_of(
-    kind: str,
-    x: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    biases: bool,
-    bidirectional: bool,
-) -> list[torch.Tensor]:
-    saved = saved_by(_form(kind, x, states, weights, biases, bidirectional))
+def _shapes_of(*operands: Any) -> list[torch.Tensor]:
+    layer = _Call(*operands)
+    x, states, saved = layer.x, layer.states, saved_by(layer.form)
     steps, batch = x.shape[:2]
-    made = x.new_empty((steps, batch, (1 + bidirectional) * states[0].shape[2]))
+    made = x.new_empty((steps, batch, (1 + layer.bidirectional) * states[0].shape[2]))
     return [made, *(state.new_empty(state.shape) for state in states), x.new_empty(saved.bytes, dtype=torch.uint8)]
 
 
-def _backward(
-    kind: str,
-    reserve: torch.Tensor,
-    x: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    results: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor | None],
-    biases: bool,
-    bidirectional: bool,
-    wanted: Sequence[int],
-) -> list[torch.Tensor]:
+def _backward(*given: Any) -> list[torch.Tensor]:
     """Return the gradients of the wanted inputs, of the step that made `reserve`.
 
     Args:
-        results: those that `saved_by` names.
-        gradients: of all results.
-        wanted: numbers of inputs: the input itself, the states, the weights.
+        given: the operands of the layer; what it saved; its results, those that `saved_by` names; the gradients of all
+            results; the numbers of the wanted inputs: the input itself, the states, the weights.
     """
-    form, values = _form(kind, x, states, weights, biases, bidirectional), (x, *states, *weights)
+    *operands, reserve, results, gradients, wanted = given
+    layer = _Call(*operands)
+    form, values = layer.form, layer.values
     graph: _LayerGraph | None = getattr(reserve, _GRAPH, None)
     if graph is None and reserve.numel():
         if form not in _flat_graphs:
-            _forward_flat(kind, x, states, weights, biases, bidirectional)
+            _forward_flat(*layer)
         graph = _flat_graphs[form]
     elif graph is None:  # somebody's hooks on saved tensors gave back a copy
-        graph = getattr(_forward(kind, x, states, weights, biases, bidirectional)[-1], _GRAPH)
+        graph = getattr(_forward(*layer)[-1], _GRAPH)
     read = dict(zip(saved_by(form).read, results, strict=True))
-    all_results = tuple(read.get(number, reserve) for number in range(1 + len(states)))
+    all_results = tuple(read.get(number, reserve) for number in range(1 + form.states))
     found = graph.gradients(reserve, (*values, *all_results), gradients, wanted)
     return _apart(found, [values[number] for number in wanted])
 
@@ -514,48 +496,29 @@ def _apart(found: Sequence[torch.Tensor | None], like: Sequence[torch.Tensor]) -
     return made
 
 
-def _shapes_of_gradients(
-    kind: str,
-    reserve: torch.Tensor,
-    x: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    results: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor | None],
-    biases: bool,
-    bidirectional: bool,
-    wanted: Sequence[int],
-) -> list[torch.Tensor]:
-    del kind, reserve, results, gradients, biases, bidirectional
-    values = (x, *states, *weights)
+def _shapes_of_gradients(*given: Any) -> list[torch.Tensor]:
+    *operands, _, _, _, wanted = given
+    values = _Call(*operands).values
     return [values[number].new_empty(values[number].shape) for number in wanted]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    kind, x, states, weights, biases, bidirectional = inputs
-    read = saved_by(_form(kind, x, states, weights, biases, bidirectional)).read
-    ctx.sizes = len(states), len(weights)
-    ctx.settings = kind, biases, bidirectional
-    ctx.save_for_backward(output[-1], x, *states, *weights, *(output[number] for number in read))
-    ctx.wanted = [number for number, value in enumerate((x, *states, *weights)) if value.requires_grad]
+    layer = _Call(*inputs)
+    read = saved_by(layer.form).read
+    ctx.sizes = len(layer.states), len(layer.weights)
+    ctx.settings = layer.kind, layer.biases, layer.bidirectional
+    ctx.save_for_backward(*layer.values, output[-1], *(output[number] for number in read))
+    ctx.wanted = [number for number, value in enumerate(layer.values) if value.requires_grad]
 
 
 def _differentiate(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Any:
     kind, biases, bidirectional = ctx.settings
     states, weights = ctx.sizes
-    reserve, x, *rest = ctx.saved_tensors
-    found = torch.ops.remat.recurrent_backward(
-        kind,
-        reserve,
-        x,
-        rest[:states],
-        rest[states : states + weights],
-        rest[states + weights :],
-        list(gradients[:-1]),
-        biases,
-        bidirectional,
-        ctx.wanted,
-    )
+    saved = iter(ctx.saved_tensors)
+    x, state_values, weight_values = next(saved), [*islice(saved, states)], [*islice(saved, weights)]
+    reserve, results = next(saved), [*saved]
+    layer = _Call(kind, x, state_values, weight_values, biases, bidirectional)
+    found = torch.ops.remat.recurrent_backward(*layer, reserve, results, list(gradients[:-1]), ctx.wanted)
     by_number = dict(zip(ctx.wanted, found, strict=True))
     every = [by_number.get(number) for number in range(1 + states + weights)]
     return None, every[0], every[1 : 1 + states], every[1 + states :], None, None
@@ -566,8 +529,7 @@ _OPERANDS = "str kind, Tensor x, Tensor[] states, Tensor[] weights, bool biases,
 _library.define(f"recurrent({_OPERANDS}) -> Tensor[]")
 _library.define(f"recurrent_flat({_OPERANDS}) -> Tensor[]")
 _library.define(
-    "recurrent_backward(str kind, Tensor reserve, Tensor x, Tensor[] states, Tensor[] weights, Tensor[] results, "
-    "Tensor?[] gradients, bool biases, bool bidirectional, int[] wanted) -> Tensor[]"
+    f"recurrent_backward({_OPERANDS}, Tensor reserve, Tensor[] results, Tensor?[] gradients, int[] wanted) -> Tensor[]"
 )
 for _name, _run, _shapes in (
     ("recurrent", _forward, _shapes_of),
