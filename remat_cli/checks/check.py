@@ -284,7 +284,9 @@ class _Check:
             remedies.append(f"set dims.{batch.dim} to {batch.size}, where the plain run fits")
         overhead = plan_overhead(prepared, self.model.request.at(limit), self.observe)
         if overhead is not None:
-            remedies.append(f"replace it by 'budget: {written(limit)}', where {_plan_in_words(overhead)} fits")
+            # The plain run does not fit: at no overhead it is another order of the same runs.
+            found = "another order of the same runs" if overhead == 0 else _plan_in_words(overhead)
+            remedies.append(f"replace it by 'budget: {written(limit)}', where {found} fits")
         peak = format_bytes(plain.peak_bytes - request.beside(graph))
         reason = f"the plain run peaks at {peak}{_beside(planning)}, above max_peak {format_bytes(limit)}"
         if planning.solution.closest_arena_bytes is not None:

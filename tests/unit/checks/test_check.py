@@ -420,6 +420,22 @@ def test_a_size_is_rounded_up_to_four_digits(size: int, rounded: int) -> None:
     assert round_up(size) == rounded
 
 
+def test_another_order_that_fits_is_not_called_the_plain_run(check: Checks) -> None:
+    sizes = {"wide1": 10, "wide2": 10, "narrow1": 1, "narrow2": 1, "out": 1}
+    reads = ["", "", "wide1", "wide2", "narrow1 narrow2"]
+    document = tight() | {
+        "resident_bytes": 0,
+        "tensors": [{"name": name, "bytes": size} for name, size in sizes.items()],
+        "ops": [
+            {"name": f"make_{made}", "type": "Make", "inputs": inputs.split(), "outputs": [made], "time": 1}
+            for made, inputs in zip(sizes, reads, strict=True)
+        ],
+    }
+    (check.folder / "wide.json").write_text(json.dumps(document))
+    failure = only_failure(check(path="wide.json", planner="auto", max_peak=15))
+    assert failure.remedies[-1] == "replace it by 'budget: 15B', where another order of the same runs fits"
+
+
 def tight() -> dict[str, Any]:
     """An inference graph whose plain run holds 10 bytes at once, and for which no arena is smaller than 11."""
     sizes = {"t0": 6, "t1": 4, "t2": 4, "t3": 3, "t4": 3, "t5": 1, "t6": 1, "t7": 6, "t8": 4, "t9": 4, "out": 1}
