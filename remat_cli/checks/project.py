@@ -105,7 +105,7 @@ class _Model(_Defaults):
 
 
 @dataclass(frozen=True)
-class _Limits:
+class _ModelLimits:
     """What was said of a model, by the file's defaults, a config file or the model itself."""
 
     run: RunConfig = field(default_factory=RunConfig)
@@ -131,7 +131,7 @@ def load_project(path: Path, *, offload: bool = False, called: Path | None = Non
     if not raw.models:
         raise UsageError(f"{document.place(('models',))}: is empty", hint="list a model: '- path: model.onnx'")
     section = document.section("defaults", raw.defaults)
-    whole = _Limits(RunConfig(request=Request(offload=offload)))
+    whole = _ModelLimits(RunConfig(request=Request(offload=offload)))
     defaults = _limits(checked(_Defaults, section), section, whole, path.parent)
     models: dict[str, ModelCheck] = {}
     entries = document.section("models", {})
@@ -151,7 +151,7 @@ def load_project(path: Path, *, offload: bool = False, called: Path | None = Non
     return Project(path, baseline, tuple(models.values()))
 
 
-def _model(document: Document, line: int, defaults: _Limits, folder: Path) -> ModelCheck:
+def _model(document: Document, line: int, defaults: _ModelLimits, folder: Path) -> ModelCheck:
     here = replace(document, lines={**document.lines, (): line})
     raw = checked(_Model, here)
     limits = _limits(raw, here, defaults, folder)
@@ -186,7 +186,7 @@ def _model(document: Document, line: int, defaults: _Limits, folder: Path) -> Mo
     )
 
 
-def _limits(raw: _Defaults, document: Document, below: _Limits, folder: Path) -> _Limits:
+def _limits(raw: _Defaults, document: Document, below: _ModelLimits, folder: Path) -> _ModelLimits:
     """Put what a section says on top of its config file, and that on top of what holds without it."""
     run = RunConfig(request=raw.request(document), graph=GraphOptions.of(raw))
     base = below.run
@@ -199,7 +199,7 @@ def _limits(raw: _Defaults, document: Document, below: _Limits, folder: Path) ->
             f"{document.place(('budget',))}: a check needs a budget of a fixed size",
             hint="write it like 8GB, 80% or 60% of activations",
         )
-    return _Limits(
+    return _ModelLimits(
         run=run,
         max_peak=_parsed(document, "max_peak", raw.max_peak, parse_bytes, else_=below.max_peak),
         max_regression=_parsed(document, "max_regression", raw.max_regression, parse_share, else_=below.max_regression),
