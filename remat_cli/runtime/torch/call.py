@@ -115,7 +115,7 @@ class PlannedCall:
             if not self.record.graphs:
                 self_test()
             _check_not_transformed()
-            _check_not_sharded(modules)
+            check_not_sharded(modules)
             result = self._run(args, kwargs)
             if not self.record.graphs and _needs_gradient(result):
                 raise unsupported("torch.compile did not hand the model over: is it switched off?")
@@ -290,7 +290,7 @@ def _check_not_transformed() -> None:
         )
 
 
-def _check_not_sharded(modules: list[nn.Module]) -> None:
+def check_not_sharded(modules: list[nn.Module]) -> None:
     """Check that parameters are tensors of torch itself, whole on this device.
 
     Raises:

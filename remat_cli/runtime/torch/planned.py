@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from remat_cli.runtime.torch.attached import attach, attached_record
 from remat_cli.runtime.torch.call import PlannedCall
 from remat_cli.runtime.torch.choice import FromFile, ScheduleSource, WithinBudget, graph_options
 from remat_cli.runtime.torch.record import PlanRecord
+from remat_cli.runtime.torch.regions import attach_regions, regions_record
 from remat_cli.units import BudgetSpec, parse_budget, parse_bytes, parse_rate
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -39,6 +40,7 @@ def planned(
     link_bandwidth: str | float | None = None,
     plans: str | Path | None = None,
     reserve: int | str = 0,
+    regions: str | Sequence[str | nn.Module] | None = None,
 ) -> Model:
     """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
 
@@ -66,6 +68,9 @@ def planned(
         plans: a folder in which plans are kept between runs of Python.
         reserve: what is to be left free of the budget, as "2GB" or in bytes, for what the model does not see. On CUDA
             the first steps measure that, too, and may make a new plan.
+        regions: parts of the model that are captured and planned alone, such as "layers.*": paths, patterns of paths,
+            or modules. What lies between them runs as eager. They share the budget; what else the step needs is seen in
+            a rehearsal of the first training call, which leaves nothing behind.
 
     Raises:
         UsageError: neither or both of schedule and budget are given, or another argument is wrong; when called: this
@@ -110,6 +115,14 @@ def planned(
             reserve_bytes=_reserve(reserve),
             times_given=device is not None,
         )
+    if regions is not None:
+        if not isinstance(within, nn.Module) or not isinstance(source, WithinBudget) or offload:
+            raise UsageError(
+                "regions are parts of one torch.nn.Module, planned for a budget, without offloading",
+                hint="planned(model, budget='8GB', regions='layers.*')",
+            )
+        attach_regions(within, regions, source, str(budget))
+        return model
     call = PlannedCall(within, source, str(budget if schedule is None else schedule))
     if isinstance(within, nn.Module):
         attach(within, call)
@@ -146,7 +159,9 @@ def plan_of(model: Callable[..., Any]) -> PlanRecord:
         UsageError: it is not planned.
     """
     within = _within(model)
-    record = attached_record(within) if isinstance(within, nn.Module) else getattr(model, "record", None)
+    record = getattr(model, "record", None)
+    if isinstance(within, nn.Module):
+        record = regions_record(within) or attached_record(within)
     if not isinstance(record, PlanRecord):
         raise UsageError(
             f"nothing is planned for this {type(model).__name__}", hint="call plan_of on what planned() has returned"

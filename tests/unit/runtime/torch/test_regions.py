@@ -1,0 +1,251 @@
+"""Regions: parts of a model planned alone, within one budget; results are eager's bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from remat_cli.errors import DoesNotFit, UsageError
+from remat_cli.runtime.torch.memory import peak_of
+from remat_cli.runtime.torch.regions import RegionsRecord
+from remat_cli.torch import plan_of, planned
+from tests.torch_steps import GPT, Block
+
+
+class Masked(GPT):
+    """A loss over what a boolean mask picks: its size depends on data."""
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits, wanted = self.head(x).flatten(0, 1), targets.flatten()
+        kept = wanted > 5
+        return F.cross_entropy(logits[kept], wanted[kept])
+
+
+class Routed(Masked):
+    """Between the blocks, tokens are routed by `nonzero`."""
+
+    def __init__(self, depth: int, width: int, vocabulary: int, dropout: float) -> None:
+        super().__init__(depth, width, vocabulary, dropout)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.router = nn.Linear(width, 2)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+            flat = x.flatten(0, 1)
+            choice, out = self.router(flat).argmax(-1), torch.zeros_like(flat)
+            for number, expert in enumerate(self.experts):
+                rows = (choice == number).nonzero()[:, 0]
+                if rows.numel():
+                    out = out.index_add(0, rows, expert(flat[rows]))
+            x = x + out.view_as(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+class Pair(nn.Module):
+    """Takes a keyword input and returns a tuple, with a None and a number in it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.block = Block(width, 2, 0.1)
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor | None = None) -> tuple[Any, ...]:
+        y = self.block(x)
+        return y, None, (y if scale is None else y * scale).mean()
+
+
+class Tuples(nn.Module):
+    def __init__(self, depth: int = 3, width: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Pair(width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x.new_zeros(())
+        for layer in self.layers:
+            x, _, aside = layer(x, scale=x.detach().mean())
+            if aside.item() > -1e9:
+                total = total + aside
+        return x.square().mean() + total
+
+
+def tokens(batch: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(50, (batch, 64)), torch.randint(50, (batch, 64))
+
+
+def step(model: Callable[..., Any], inputs: tuple[Any, ...]) -> list[torch.Tensor]:
+    assert isinstance(model, nn.Module)
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    loss = model(*inputs)
+    loss.backward()
+    gradients = [part.grad.clone() for part in model.parameters() if part.grad is not None]
+    return [loss.detach(), *gradients, *(buffer.clone() for buffer in model.buffers())]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+OPTIONS = {"time_limit": 0.3}
+
+
+def by_regions(model: nn.Module, budget: str | int, regions: Any) -> nn.Module:
+    return planned(model, budget=budget, regions=regions, options=OPTIONS)
+
+
+def record_of(model: nn.Module) -> RegionsRecord:
+    record = plan_of(model)
+    assert isinstance(record, RegionsRecord)
+    return record
+
+
+def fixed_bytes(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
+    tensors = {value.untyped_storage()._cdata: value for value in (*model.parameters(), *model.buffers(), *inputs)}
+    return sum(value.untyped_storage().nbytes() for value in tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "regions"),
+    [
+        (lambda: Masked(3, 32, 50, 0.1), tokens, "blocks.*"),
+        (lambda: Routed(2, 32, 50, 0.1), tokens, "blocks.*"),
+        (lambda: Tuples(2), lambda: (torch.randn(4, 64, 32),), "layers.*"),
+    ],
+    ids=["boolean mask and dropout", "routing by nonzero", "tuples and keyword inputs"],
+)
+def test_bits_are_eagers(make: Callable[[], nn.Module], inputs: Callable[[], Any], regions: str) -> None:
+    torch.manual_seed(0)
+    model, given = make(), inputs()
+    plain = copy.deepcopy(model)
+    expected = step(plain, given)
+    by_regions(model, "70%", regions)
+    assert same(step(model, given), expected)
+    assert same(step(model, given), expected)
+    assert record_of(model).calls == 2
+    assert record_of(model).overhead > 0
+
+
+def test_measured_peak_is_the_predicted_one_and_within_the_budget() -> None:
+    torch.manual_seed(0)
+    model, given = Masked(4, 32, 50, 0.1), tokens(8)
+    fixed = fixed_bytes(model, given)
+    by_regions(model, "50%", "blocks.*")
+    step(model, given)
+    model.zero_grad(set_to_none=True)
+
+    def run() -> None:
+        model(*given).backward()
+
+    measured, record = fixed + peak_of(run, "cpu"), record_of(model)
+    assert measured <= record.budget_bytes
+    assert measured == pytest.approx(record.predicted_peak_bytes, rel=0.03)
+
+
+def test_evaluation_and_calls_without_gradients_run_as_they_are() -> None:
+    torch.manual_seed(0)
+    model, given = Masked(1, 32, 50, 0.1), tokens()
+    plain = copy.deepcopy(model)
+    by_regions(model, "90%", "blocks.*")
+    with torch.no_grad():
+        torch.manual_seed(2)
+        found = model(*given)
+        torch.manual_seed(2)
+        assert torch.equal(found, plain(*given))
+    results = []
+    for each in (model.eval(), plain.eval()):
+        torch.manual_seed(2)
+        results.append(each(*given))
+    assert torch.equal(*results)
+    assert record_of(model).calls == 0
+    assert dict(record_of(model).unplanned) == {"without gradients": 1, "in eval mode": 1}
+
+
+def test_autocast_is_part_of_what_is_planned() -> None:
+    torch.manual_seed(0)
+    model, given = Masked(1, 32, 50, 0.0), tokens()
+    plain = copy.deepcopy(model)
+    by_regions(model, "80%", ["blocks.0"])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(*given)
+        expected = plain(*given)
+    assert torch.equal(found, expected)
+
+
+def test_rehearsal_leaves_nothing_behind() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), nn.Dropout(0.5), nn.Linear(8, 1))
+    plain, x = copy.deepcopy(model), torch.randn(16, 8)
+    seen: list[torch.Tensor] = []
+    for part in model.parameters():
+        part.register_post_accumulate_grad_hook(seen.append)  # type: ignore[no-untyped-call]
+    for each in (plain, by_regions(model, "100%", [model[0]])):
+        torch.manual_seed(3)
+        each(x).sum().backward()
+    assert len(seen) == len(list(model.parameters()))
+    assert all(map(torch.equal, model.buffers(), plain.buffers()))
+    gradients = [(one.grad, other.grad) for one, other in zip(model.parameters(), plain.parameters(), strict=True)]
+    assert all(one is not None and other is not None and torch.equal(one, other) for one, other in gradients)
+
+
+def test_copies_are_planned_and_pickles_are_not() -> None:
+    torch.manual_seed(0)
+    model, given = Masked(1, 32, 50, 0.1), tokens()
+    plain = copy.deepcopy(model)
+    by_regions(model, "90%", "blocks.*")
+    twin = copy.deepcopy(model)
+    assert same(step(twin, given), step(plain, given))
+    assert record_of(twin).calls == 1
+    assert record_of(model).calls == 0
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert same(step(loaded, given), step(plain, given))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = self.layer(self.layer(x)).sum()
+        return total
+
+
+def test_region_that_is_called_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="'layer' is called twice in one step"):
+        by_regions(Twice(), "90%", "layer")(torch.randn(2, 4))
+
+
+def test_budget_that_no_plans_fit_names_the_least_peak() -> None:
+    with pytest.raises(DoesNotFit, match="the least peak of the step that was found is"):
+        by_regions(Masked(1, 32, 50, 0.1), "10kB", "blocks.*")(*tokens())
+
+
+@pytest.mark.parametrize(
+    ("regions", "said"),
+    [
+        ("layers.*", "the model has no part 'layers.\\*'"),
+        (["blocks.0", "blocks.0.up"], "'blocks.0.up' is inside 'blocks.0'"),
+        ([nn.Linear(2, 2)], "the model has no part Linear"),
+    ],
+)
+def test_wrong_regions_are_refused(regions: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        by_regions(Masked(1, 32, 50, 0.1), "90%", regions)
+
+
+def test_regions_of_a_function_or_of_a_schedule_are_refused() -> None:
+    with pytest.raises(UsageError, match="regions are parts of one"):
+        planned(lambda x: x, budget="90%", regions="blocks.*")
