@@ -45,6 +45,7 @@ _GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
     module_hooks._global_backward_pre_hooks,
     module_hooks._global_backward_hooks,
 )
+_REGIONS = 'hint: or plan its blocks, and leave what lies between them to eager: planned(..., regions="layers.*")'
 # A model is planned again at most so often for memory that measured steps took beyond the plan.
 _MOST_REPLANNED = 3
 # Tolerance of a measured step above the budget: alignment, and single numbers such as counters of steps.
@@ -123,7 +124,10 @@ class PlannedCall:
             meant = explanation(error, "the model")
             # What remat itself raised says all; what it makes of torch's error may not.
             cause = None if meant.__traceback__ is not None else error
-            raise _with_hint(meant) from cause
+            meant = _with_hint(meant)
+            if self.module is not None and isinstance(meant, GraphError):
+                meant.add_note(_REGIONS)
+            raise meant from cause
         except RematError as error:
             raise _with_hint(error) from error.__cause__
         return result

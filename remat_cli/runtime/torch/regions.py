@@ -397,9 +397,12 @@ class RegionsCall:
     def run_region(self, path: str, *args: Any, **kwargs: Any) -> Any:
         """Run the forward method of a region: as planned, in a checkpoint while rehearsing, or as it is."""
         forward, module = self._forwards[path], self.regions[path]
+        if not module.training or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
         if self._rehearsal is not None:
             return self._rehearsal.call(path, module, forward, *args, **kwargs)
-        if not module.training or self._chosen[path].point is None or not torch.is_grad_enabled():
+        if self._chosen[path].point is None:
+            self.record.unplanned[f"{path}, which the rehearsal did not call"] += 1
             return forward(*args, **kwargs)
         with warnings.catch_warnings():
             # torch.compile looks at the gradients of all inputs, those that other regions made among them.

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from remat_cli.errors import DoesNotFit, UsageError
+from remat_cli.errors import DoesNotFit, GraphError, UsageError
 from remat_cli.runtime.torch.memory import peak_of
 from remat_cli.runtime.torch.regions import RegionsRecord
 from remat_cli.torch import plan_of, planned
@@ -136,6 +136,22 @@ def test_bits_are_eagers(make: Callable[[], nn.Module], inputs: Callable[[], Any
     assert record_of(model).overhead > 0
 
 
+def test_refusal_of_the_whole_model_names_regions() -> None:
+    with pytest.raises(GraphError) as refusal:
+        planned(Branching(), budget="90%")(torch.randn(2, 4))
+    assert any("regions=" in note for note in refusal.value.__notes__)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        return y.sum() if y.sum() > 0 else -y.sum()
+
+
 def test_measured_peak_is_the_predicted_one_and_within_the_budget() -> None:
     torch.manual_seed(0)
     model, given = Masked(4, 32, 50, 0.1), tokens(8)
@@ -169,6 +185,17 @@ def test_evaluation_and_calls_without_gradients_run_as_they_are() -> None:
     assert torch.equal(*results)
     assert record_of(model).calls == 0
     assert dict(record_of(model).unplanned) == {"without gradients": 1, "in eval mode": 1}
+
+
+def test_region_in_eval_mode_is_left_to_eager() -> None:
+    torch.manual_seed(0)
+    model, given = Masked(2, 32, 50, 0.0), tokens()
+    plain = copy.deepcopy(model)
+    by_regions(model, "90%", "blocks.*")
+    for each in (model, plain):
+        each.blocks[0].eval()
+    assert same(step(model, given), step(plain, given))
+    assert list(record_of(model).points) == ["blocks.1"]
 
 
 def test_autocast_is_part_of_what_is_planned() -> None:
