@@ -66,8 +66,8 @@ def planned(
         offload: plans may move tensors to the host and back.
         link_bandwidth: of the link to the host, such as "12GB/s"; by default the device profile's.
         plans: a folder in which plans are kept between runs of Python.
-        reserve: what is to be left free of the budget, as "2GB" or in bytes, for what the model does not see. On CUDA
-            the first steps measure that, too, and may make a new plan.
+        reserve: what is to be left free of the budget, as "2GB" or in bytes, for what the model does not see. The
+            first steps measure that, too, and may make a new plan.
         regions: parts of the model that are captured and planned alone, such as "layers.*": paths, patterns of paths,
             or modules. What lies between them runs as eager. They share the budget; what else the step needs is seen in
             a rehearsal of the first training call, which leaves nothing behind.

@@ -223,6 +223,24 @@ def test_what_a_first_call_sets_up_is_set_up_without_data() -> None:
     assert same(gradients(model), gradients(twin))
 
 
+def test_a_step_that_copies_real_tensors_while_it_is_called_without_data_is_refused_in_words() -> None:
+    class Logging(MLP):
+        """Copies a tensor of its own where torch cannot capture, as `self.log` of Lightning's modules does."""
+
+        lock = threading.Lock()
+        kept = torch.zeros(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with self.lock:
+                copy.deepcopy(self.kept)
+            return super().forward(x)
+
+    model = Logging()
+    backward(model(batch()))
+    with pytest.raises(GraphError, match=r"cannot be captured at .*test_call\.py"):
+        planned(model, budget="100%")(batch())
+
+
 def test_functional_call_runs_as_planned_and_transforms_are_refused() -> None:
     model = planned(MLP(), budget="100%")
     x, weights = batch(), {name: value.detach().requires_grad_() for name, value in model.named_parameters()}
