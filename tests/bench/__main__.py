@@ -220,6 +220,15 @@ def checkpoints_table(console: Console) -> None:
     torch_checkpoints(console)
 
 
+def regions_table(console: Console) -> None:
+    """Models planned by regions in PyTorch, where it is installed."""
+    try:
+        from tests.bench.torch_regions import torch_regions
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    torch_regions(console)
+
+
 def model_tables(console: Console) -> None:
     """Models of public kinds, exported to ONNX, where what they come from is installed."""
     try:
@@ -255,10 +264,11 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "torch": torch_table,
     "lengths": lengths_table,
     "checkpoints": checkpoints_table,
+    "regions": regions_table,
     "models": model_tables,
 }
 # These take long, and need more than what is installed for development.
-ONLY_WHEN_NAMED = ("torch", "lengths", "checkpoints", "models", "library")
+ONLY_WHEN_NAMED = ("torch", "lengths", "checkpoints", "regions", "models", "library")
 
 
 def main() -> None:
