@@ -170,6 +170,8 @@ class Activations:
 def activations_of(graph: Graph) -> Activations:
     """Measure the activations of the plain run, with gradients counted as there from start to end."""
     sizes = {name: graph.tensors[name].bytes for name in graph.gradients}
+    if not any(sizes.values()):
+        return Activations(graph.fixed_bytes, baseline_of(graph).peak_bytes - graph.fixed_bytes)
     tensors = {**graph.tensors, **{name: replace(graph.tensors[name], bytes=0) for name in sizes}}
     alone = replace(graph, tensors=tensors)
     peak = simulate(alone, plain_run(alone)).peak_bytes

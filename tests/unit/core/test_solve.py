@@ -12,7 +12,15 @@ from remat_cli.core.graph import Kind, Phase
 from remat_cli.core.link import Link
 from remat_cli.core.problem import Basis, Bound, Budget, Observer, Plan, PlanResult, Problem, Scope, Status
 from remat_cli.core.schedule import Compute, Offload, Schedule, Wait, plain_run, with_frees
-from remat_cli.core.solve import Activations, Solution, activations_of, bytes_of_budget, share_over, solve
+from remat_cli.core.solve import (
+    Activations,
+    Solution,
+    activations_of,
+    baseline_of,
+    bytes_of_budget,
+    share_over,
+    solve,
+)
 from remat_cli.errors import FalseClaim, PlannerRefuses
 from remat_cli.units import parse_budget
 from tests.graphs import chain, graph_of, op, training_chain
@@ -413,3 +421,12 @@ def test_gradients_that_a_step_makes_are_no_activations() -> None:
     free = {name: replace(step.tensors[name], bytes=0) for name in gradients}
     derived = replace(derived, tensors={**step.tensors, **free})
     assert bytes_of_budget(parse_budget("50% of activations"), derived) == 69
+
+
+def test_without_bytes_of_gradients_activations_are_read_from_the_plain_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain(3)
+    peak = baseline_of(graph).peak_bytes
+    replayed: list[Schedule] = []
+    monkeypatch.setattr("remat_cli.core.solve.simulate", lambda _, schedule: replayed.append(schedule))
+    assert activations_of(graph) == Activations(beside_bytes=graph.fixed_bytes, bytes=peak - graph.fixed_bytes)
+    assert not replayed
