@@ -118,6 +118,7 @@ class PlannedCall:
             _check_not_transformed()
             check_not_sharded(modules)
             result = self._run(args, kwargs)
+            self.record.measuring_ns = self.source.measuring_ns
             if not self.record.graphs and _needs_gradient(result):
                 raise unsupported("torch.compile did not hand the model over: is it switched off?")
         except exc.TorchDynamoException as error:

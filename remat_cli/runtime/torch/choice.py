@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
+from time import time_ns
 
 import torch
 from torch import nn
@@ -39,7 +40,7 @@ from remat_cli.runtime.torch.memory import profiler_runs
 from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.watch import standing_bytes
 from remat_cli.training import OPTIMIZERS
-from remat_cli.units import format_bytes
+from remat_cli.units import format_bytes, format_count, format_time
 
 _log = logging.getLogger("remat")
 
@@ -56,10 +57,12 @@ class ScheduleSource(ABC):
     Attributes:
         takes_sizes: its plans can be carried over to other sizes.
         has_room: it may plan for larger sizes than asked for, as the budget does not grow with them.
+        measuring_ns: time that it has taken so far to measure kernels, in nanoseconds.
     """
 
     takes_sizes = False
     has_room = False
+    measuring_ns = 0
 
     @abstractmethod
     def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
@@ -274,7 +277,11 @@ class WithinBudget(ScheduleSource):
                 _log.warning("what is kept in %s does not hold, and is measured anew: %s", path, fault.message)
             else:
                 return found
+        known, began = len(self.kernels), time_ns()
         found = measure_once(joint, joint.device, self.kernels)
+        took = time_ns() - began
+        self.measuring_ns += took
+        _log.info("measured %s kernels in %s", format_count(len(self.kernels) - known), format_time(took, "ns"))
         self.keep(path, measurements_bytes(found, _NAME))
         return found
 

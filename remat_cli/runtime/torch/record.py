@@ -13,7 +13,7 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import baseline_of, share_over
-from remat_cli.units import format_bytes, format_count, format_share
+from remat_cli.units import format_bytes, format_count, format_share, format_time
 
 _LOG = logging.getLogger("remat")
 
@@ -92,6 +92,7 @@ class PlanRecord:
         unplanned: how many calls ran unplanned, by the reason.
         is_part: another planned model has it as a part, and is planned as a whole.
         gradients_unplanned: gradients of the model's parameters arrived that no planned backward pass had made.
+        measuring_ns: time that it took to measure kernels before anything was planned, in nanoseconds.
         around_run: entered while a planned call runs.
     """
 
@@ -102,6 +103,7 @@ class PlanRecord:
     unplanned: Counter[str] = field(default_factory=Counter)
     gradients_unplanned: bool = False
     is_part: bool = False
+    measuring_ns: int = 0
     around_run: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
@@ -129,6 +131,8 @@ class PlanRecord:
     def __str__(self) -> str:
         """Return the report."""
         lines = [f"Planned for {self.budget}: {_calls(self.calls)} as planned, {_calls(self.unplanned.total())} not"]
+        if self.measuring_ns:
+            lines.append(f"  kernels were measured before, in {format_time(self.measuring_ns, 'ns')}")
         for graph in self.graphs:
             lines.append(f"  {graph}; {_calls(graph.calls)}")
             if ran := [plan for plan in graph.carried if plan.calls]:

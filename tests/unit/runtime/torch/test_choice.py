@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,15 @@ def test_measuring_changes_nothing_of_what_is_drawn() -> None:
         buffers = [*model.buffers()]
         losses[-1] += [float(buffer.double().sum()) for buffer in buffers]
     assert losses[0] == losses[1]
+
+
+def test_what_measuring_took_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="remat"):
+        model = planned(MLP(), budget="100%")
+        model(torch.randn(4, 16))
+    assert re.search(r"measured \d+ kernels in [\d.]+ .?s", caplog.text)
+    assert plan_of(model).measuring_ns > 0
+    assert re.search(r"kernels were measured before, in [\d.]+ .?s", str(plan_of(model)))
 
 
 def test_kernels_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
