@@ -78,6 +78,7 @@ class PlannedCall:
         self._warned = False
         self._former: dict[tuple[int, ...], Callable[..., Any]] | None = None
         self.record.around_run = self._measured_run
+        self.record.at_backward = self._watch.backward_begins
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model.
@@ -107,7 +108,6 @@ class PlannedCall:
             return self._explained(args, kwargs)
         finally:
             self._former, self._given = None, ()
-            self._watch.resume()
 
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as planned; raise what remat and torch.compile say in words for the user."""
@@ -131,6 +131,7 @@ class PlannedCall:
             raise meant from cause
         except RematError as error:
             raise _with_hint(error) from error.__cause__
+        self._watch.resume(result)
         return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -232,7 +233,7 @@ class PlannedCall:
                 return run(args)
 
         def noted_back(args: list[Any]) -> Any:
-            self.record.backward_passes += 1
+            self.record.runs_back()
             return run_back(args)
 
         run_by(forward, noted)

@@ -94,6 +94,7 @@ class PlanRecord:
         gradients_unplanned: gradients of the model's parameters arrived that no planned backward pass had made.
         measuring_ns: time that it took to measure kernels before anything was planned, in nanoseconds.
         around_run: entered while a planned call runs.
+        at_backward: called where a planned backward pass begins.
     """
 
     budget: str
@@ -105,6 +106,7 @@ class PlanRecord:
     is_part: bool = False
     measuring_ns: int = 0
     around_run: Callable[[], AbstractContextManager[None]] = nullcontext
+    at_backward: Callable[[], None] = lambda: None
 
     @property
     def calls(self) -> int:
@@ -127,6 +129,11 @@ class PlanRecord:
         self.last = graph
         with self.around_run():
             yield
+
+    def runs_back(self) -> None:
+        """Note that a backward pass runs by a plan."""
+        self.backward_passes += 1
+        self.at_backward()
 
     def __str__(self) -> str:
         """Return the report."""

@@ -144,7 +144,7 @@ class SizedStep:
         tangents = 1 + len(self._slots)
         given = [*entry.numbers, *(args[1 + place] for place in entry.program.slots), *args[tangents:]]
         args.clear()
-        self._record.backward_passes += 1
+        self._record.runs_back()
         return entry.program.backward(given)
 
     def _number(self, values: Values) -> int:

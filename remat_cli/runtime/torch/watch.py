@@ -1,19 +1,21 @@
 """The first steps of a planned model, measured as wholes: what the model does not see is in them, too.
 
-A step lasts from a planned call to the end of the optimizer's step, or to the next call. After the first steps nothing
-is measured any more. (torch's profiler would see more on the CPU, but crashes the interpreter where it stays open from
-one call to the next.)
+A step lasts from a planned call to the end of the backward pass, and of the optimizer's step. After the first steps
+nothing is measured any more. (torch's profiler would see more on the CPU, but crashes the interpreter where it stays
+open from one call to the next.)
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
@@ -54,6 +56,7 @@ class StepWatch:
         self.left = _FIRST_STEPS
         self._live: LiveBytes | None = None
         self._is_begun = False
+        self._step = 0
         self._is_in_optimizer = False
         self._measured: MeasuredStep | None = None
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -96,16 +99,32 @@ class StepWatch:
                 register_optimizer_step_post_hook(self._optimizer_ends),
             ]
         self._is_begun, self._is_in_optimizer = True, False
+        self._step += 1
 
     def pause(self) -> None:
         """Look away where the model has run: torch still has to do with its results."""
         if self._is_begun and self._live is not None:
             self._live.pause()
 
-    def resume(self) -> None:
-        """Look on as the planned call ends; a step that cannot be seen from there on is not measured."""
+    def resume(self, result: Any = None) -> None:
+        """Look on as the planned call ends, until the backward pass has ended, or `result` goes without one.
+
+        A step that cannot be seen from there on is not measured.
+        """
         if self._is_begun and self._live is not None:
             self._is_begun = self._live.resume()
+            for node in {getattr(leaf, "grad_fn", None) for leaf in pytree.tree_leaves(result)}:
+                if isinstance(node, BackwardCFunction):  # others go with the object that stands for them in Python
+                    weakref.finalize(node, self._pause_in, self._step).atexit = False
+
+    def backward_begins(self) -> None:
+        """Look away where this backward pass ends: a mode that stays on would be in the way of what comes then."""
+        if self._is_begun:
+            torch.autograd.Variable._execution_engine.queue_callback(_AtEnd(partial(self._pause_in, self._step)))
+
+    def _pause_in(self, step: int) -> None:
+        if step == self._step and not self._is_in_optimizer:
+            self.pause()
 
     def end(self) -> MeasuredStep | None:
         """End the step that is being measured; return the last one that was, once."""
@@ -127,6 +146,7 @@ class StepWatch:
         if self._is_begun and self._live is not None and self._is_ours(optimizer) and not self._is_in_optimizer:
             self._live.mark()
             self._is_in_optimizer = True
+            self.resume()
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._is_ours(optimizer):
@@ -138,6 +158,22 @@ class StepWatch:
     def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups
         return any(id(parameter) in self._parameters for group in groups for parameter in group["params"])
+
+
+class _AtEnd:
+    """A callback of autograd's engine that acts when it is dropped.
+
+    When it is called, the engine has still to bring back the dispatch modes that there were as it began.
+    """
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def __call__(self) -> None:
+        """Wait."""
+
+    def __del__(self) -> None:
+        self._act()
 
 
 def standing_bytes(modules: Iterable[nn.Module], *, gradients: bool) -> int:

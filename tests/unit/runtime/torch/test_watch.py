@@ -227,3 +227,16 @@ def test_sparse_gradients_are_passed_over() -> None:
             (model(torch.randn(BATCH, 32)) @ table(torch.arange(CLASSES)).detach()).sum() + table(torch.arange(3)).sum()
         )
     assert len(plan_of(model).graphs[0].measured_peak_bytes) == 3
+
+
+def test_nothing_is_in_the_way_after_a_backward_pass_or_without_one() -> None:
+    model = made(budget="10MB")
+    before = modes()
+    logits = model(torch.randn(BATCH, 32))
+    assert modes() != before
+    torch.autograd.backward(logits.sum())
+    assert modes() == before
+    logits = model(torch.randn(BATCH, 32))
+    assert modes() != before
+    del logits
+    assert modes() == before
