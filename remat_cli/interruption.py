@@ -1,4 +1,4 @@
-"""Being asked to end: Ctrl-C, and what is sent where nobody sits at a keyboard."""
+"""Requests to end: Ctrl-C, and the signals of schedulers, containers and closed terminals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def end_undisturbed() -> None:
 
 def tell() -> None:
     """Say on stderr that the call was interrupted."""
-    with suppress(OSError, ValueError):  # nobody hears it
+    with suppress(OSError, ValueError):  # stderr may be gone
         if sys.stderr is not None:
             # A line of progress goes, and the cursor that it had hidden is shown.
             sys.stderr.write(("\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else "") + "error: interrupted\n")

@@ -210,10 +210,10 @@ def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Itera
     }
     for place, said in file.figures.items():
         if said != measured[place]:
-            yield f"the file says {place} {said!r}, but the replay comes to {measured[place]!r}"
+            yield f"the file says {place} {said!r}, but the replay gives {measured[place]!r}"
     overhead = share_over(trace.time, baseline.time)
     if file.overhead is not None and not _equal(file.overhead, overhead):
-        yield f"the file says overhead {file.overhead}, but the replay comes to {overhead}"
+        yield f"the file says overhead {file.overhead}, but the replay gives {overhead}"
     yield from _false_proofs(file, overhead)
 
 

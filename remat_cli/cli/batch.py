@@ -130,7 +130,7 @@ def command(
         def record(job: Job, outcome: JobOutcome) -> JobLine:
             line = records.add(job, outcome)
             if output == STDOUT and not streams.write(STDOUT, line_bytes(line)) and schedules is None:
-                raise BrokenPipeError  # nobody reads the remaining lines
+                raise BrokenPipeError  # the remaining lines have no reader
             return line
 
         waiting = [job for job in asked if job.key not in records.lines]

@@ -1,4 +1,4 @@
-"""`--log-file`: what a call did and when, for long runs that nobody watches and for reports of bugs."""
+"""`--log-file`: what a call did and when, for long unattended runs and for reports of bugs."""
 
 from __future__ import annotations
 

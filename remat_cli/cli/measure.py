@@ -39,7 +39,7 @@ def command(graph: Path, output: Path, time_limit: str, as_json: bool, quiet: bo
     Give the file to other verbs by --measurements: times and overheads are then those of this machine.
 
     The ops of a PyTorch step (pip install 'remat[torch]') run one at a time, in the memory of a single op. The memory
-    that each kernel takes for itself is measured too, and counts in predicted peaks. An ONNX model (pip install
+    that each kernel takes as workspace is measured too, and counts in predicted peaks. An ONNX model (pip install
     'remat[run]') runs as a whole in onnxruntime, with one thread; in training, the backward of an op counts as twice
     its forward. Ops whose workspace follows no known rule also run by themselves. The file holds for the sizes that
     were measured.

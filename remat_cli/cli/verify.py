@@ -119,7 +119,7 @@ def command(
 
 
 def _execute_as_it_is(graph: Path, given: GraphOptions, streams: Output, time_limit: float, seed: int) -> None:
-    """Run a model or step without a schedule; an ONNX model for inference, where nobody says otherwise."""
+    """Run a model or step without a schedule; an ONNX model is for inference unless an option says otherwise."""
     from remat_cli.formats.torch import names_function
     from remat_cli.prepare import prepare
     from remat_cli.reports.terminal.execution import as_it_is_report, as_it_is_summary

@@ -1,4 +1,4 @@
-"""Measurements of ops: times, and memory that kernels take for themselves."""
+"""Measurements of ops: times, and the workspace of kernels."""
 
 from __future__ import annotations
 

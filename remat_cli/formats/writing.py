@@ -85,7 +85,7 @@ def write_faults(path: Path, hint: Wording) -> Iterator[None]:
 def file_written(path: Path) -> Path:
     """Return the file that is written where a path is given: as the system finds it, links followed.
 
-    Unlike `os.path.realpath`, it passes through no folder that is not there: `absent/../file` leads nowhere.
+    Unlike `os.path.realpath`, it passes through no folder that is not there: `absent/../file` names no file.
 
     Raises:
         OSError: there is no such folder, or the links lead in a circle.

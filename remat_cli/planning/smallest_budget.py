@@ -126,7 +126,7 @@ class _Search:
             self.found = self.best_at(self.found)
 
     def best_at(self, found: Solution) -> Solution:
-        """Return what the planner comes to at the smallest budget if it is let run on, or the plan that is known."""
+        """Let the planner run on at the smallest budget; return its plan, or the known one if that is better."""
         solution = within_overhead(solve(found.problem, self.planner, self.observe), self.max_overhead)
         is_better = solution.trace is not None and found.trace is not None and solution.trace.time <= found.trace.time
         return solution if is_better else replace(found, interrupted=solution.interrupted)

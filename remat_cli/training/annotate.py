@@ -74,7 +74,7 @@ def annotate_saves(graph: Draft, operators: Mapping[str, Operator]) -> tuple[Dra
 def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable[Operand]) -> tuple[Operand, ...]:
     """Return those of `parameters` that some operator reads where it has a gradient.
 
-    Running means and variances of batch normalisation are weights in the file, but nobody trains them.
+    Running means and variances of batch normalisation are weights in the file that are not trained.
     """
     trained = {
         operand.name
@@ -88,7 +88,7 @@ def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable
 def _waves(graph: Draft, operators: Mapping[str, Operator]) -> set[str]:
     """Return the sines and cosines of a table of frequencies, which a file stores as it stores weights.
 
-    Rotary and sinusoidal embeddings have such a table of one dimension, and nobody trains it: what they take the sine
+    Rotary and sinusoidal embeddings have such a table of one dimension, which is not trained: what they take the sine
     of depends on no other weight.
     """
     waves: set[str] = set()

@@ -225,7 +225,7 @@ class _Backward:
     def _accumulate(self, of: str, earlier: str, later: str) -> str:
         """Add the sum of two gradients of forward tensor `of`.
 
-        In place where one of them has storage of its own: nobody but this sum reads it.
+        In place where one of them has storage of its own that only this sum reads.
         """
         like = self._forward.tensors[of]
         size = _value_bytes(self._forward, of)

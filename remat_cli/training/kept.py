@@ -65,7 +65,7 @@ def kept_for_backward(training: Graph) -> KeptForBackward:
 
 
 def kept_by_module(training: Graph, kept: KeptForBackward) -> tuple[KeptOfModule, ...]:
-    """Return what each part of the model keeps, the most first; nothing where the graph does not know its parts."""
+    """Return what each part of the model keeps, the largest first; empty if the graph does not know its parts."""
     parts: dict[str, list[Tensor]] = {}
     for name in kept.tensors:
         parts.setdefault(training.producer[name].module or "", []).append(training.tensors[name])

@@ -19,7 +19,7 @@ _FUSED_ATTENTION = "x0 x1 x2 x3 y0 logsumexp"
 # What the gradient of each input reads, by position: inputs x0, x1, ..., outputs y0, y1, ..., all inputs `x*`, all
 # outputs `y*`, all inputs but its own `others`, and statistics by name (see `statistics.py`). "" reads nothing (only
 # shapes); None is an input that has no gradient, as have inputs beyond the end; `...` repeats the entry before it.
-# An operand whose gradient nobody needs causes no reads: `Mul` by a constant saves nothing.
+# An operand without a wanted gradient causes no reads: `Mul` by a constant saves nothing.
 _GRADIENT_READS: Mapping[str, tuple[str | EllipsisType | None, ...]] = {
     # Contractions: each operand for the gradient of the other.
     "Conv": ("x1", "x0", ""),

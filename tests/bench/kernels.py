@@ -105,7 +105,7 @@ def run_kernels(cases: Sequence[Case]) -> Iterator[Kernel | tuple[Case, str]]:
 
 def kernels(console: Console) -> None:
     """What each kernel takes for itself, at a medium size."""
-    table = Table(title="What kernels of onnxruntime take for themselves, in MiB", title_justify="left")
+    table = Table(title="Workspace of kernels of onnxruntime, in MiB", title_justify="left")
     for column in ("op", "input", "attributes", "its tensors", "by the rules", "measured", "of its tensors", ""):
         table.add_column(column, justify="left" if column in ("op", "input", "attributes", "") else "right")
     cases = kernel_cases()

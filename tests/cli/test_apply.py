@@ -73,7 +73,7 @@ def test_the_written_model_runs_the_schedule(
     output = Path("planned.onnx")
     ended = remat("apply", model, schedule, *DIM, "-o", output)
     assert (ended.code, ended.err) == (0, "")
-    assert "7, 1 of them repeats, 1 to free what nobody reads" in ended.out
+    assert "7, 1 of them repeats, 1 to free unread values" in ended.out
     assert "session = InferenceSession('planned.onnx', session_options())" in ended.out
     names = [one.name for one in onnx.load(output).graph.node]
     assert names == ["early", "early__unread", "one", "two", "three", "early__remat2", "join"]

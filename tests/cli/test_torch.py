@@ -175,7 +175,7 @@ def test_plan_on_what_was_measured_keeps_to_its_peak(remat: Remat, tmp_path: Pat
     batch = ("--dim", "batch=32")
     ended = remat("measure", STEP, *batch, "-o", measured)
     assert ended.code == 0
-    assert "The most memory that a kernel takes for itself" in ended.out
+    assert "The largest workspace of a kernel" in ended.out
     known = (*batch, "--measurements", measured)
     assert remat("plan", STEP, *known, "--budget", "90%", "--planner", "dtr", "-o", schedule, "-q").code == 0
     found = remat("verify", STEP, schedule, *known, "--execute", "--json").json["execution"]

@@ -347,9 +347,9 @@ class TestVerify:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"peak_bytes": 7}, "the file says peak_bytes 7, but the replay comes to "),
-            ({"time": 7}, "the file says time 7, but the replay comes to "),
-            ({"overhead": 0.001}, "the file says overhead 0.001, but the replay comes to "),
+            ({"peak_bytes": 7}, "the file says peak_bytes 7, but the replay gives "),
+            ({"time": 7}, "the file says time 7, but the replay gives "),
+            ({"overhead": 0.001}, "the file says overhead 0.001, but the replay gives "),
             ({"budget_bytes": 7}, "is above the budget of 7 B"),
             ({"status": "infeasible"}, "the file says status 'infeasible', but there is a plan"),
             ({"status": "perfect"}, "the file says status 'perfect', but there is a plan"),
@@ -363,8 +363,8 @@ class TestVerify:
                 {"status": "feasible", "bound": {"overhead": 0, "scope": "all"}},
                 "the file says bound.scope 'all', but there are only any-order",
             ),
-            ({"baseline": {"peak_bytes": 7}}, "the file says baseline.peak_bytes 7, but the replay comes to 1500"),
-            ({"baseline": {"time": 7}}, "the file says baseline.time 7, but the replay comes to "),
+            ({"baseline": {"peak_bytes": 7}}, "the file says baseline.peak_bytes 7, but the replay gives 1500"),
+            ({"baseline": {"time": 7}}, "the file says baseline.time 7, but the replay gives "),
             ({"graph": {}}, "graph.sha256 is missing"),
             ({"graph": {"sha256": None}}, "graph.sha256 is missing"),
             ({"graph": None}, "graph.sha256 is missing"),

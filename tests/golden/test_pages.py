@@ -232,7 +232,7 @@ LINK_RULES = (
     ("so does each direction by itself", "f1, offload t1, offload in, wait in, f2", (7, 7)),
     ("rounded up to whole units of time", "f1, offload t1, wait t1, f2", (6, 6)),
     ("Ops run meanwhile. A `wait` idles until the transfer has ended", "f1, offload t1, f2, wait t1", (5, 5)),
-    ("What nobody waits for costs no time", "f1, offload t1, f2", (2, 2)),
+    ("A transfer without a `wait` costs no time", "f1, offload t1, f2", (2, 2)),
 )
 
 

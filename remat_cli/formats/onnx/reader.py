@@ -126,6 +126,6 @@ def _kernel_notes(sized: SizedGraph, options: ReadOptions) -> Iterator[str]:
         return
     if unknown := sorted({full_type(one.node.proto) for one in sized.nodes} & WITHOUT_RULE):
         yield (
-            f"what kernels of {', '.join(unknown)} take for themselves is not known: 'remat measure' measures it, and "
+            f"the workspace of kernels of {', '.join(unknown)} is not known: 'remat measure' measures it, and "
             "--measurements gives it to other verbs"
         )

@@ -61,7 +61,7 @@ def executable_nodes(graph: onnx.GraphProto, outer: Collection[str], path: str =
         path: put in front of the nodes' names.
 
     Raises:
-        GraphError: a name with two producers, an input that nobody defines, a cycle.
+        GraphError: a name with two producers, an undefined input, a cycle.
     """
     nodes = [
         Node(path + name, proto, captured_names(proto))

@@ -1,4 +1,4 @@
-"""The memory that a kernel takes for itself while it runs, beside its inputs and outputs.
+"""The workspace of a kernel: the memory that it takes while it runs, beside its inputs and outputs.
 
 Known for onnxruntime's CPU provider, version 1.31, for which it was measured (tests/unit/runtime holds each rule
 against a measurement). What a kernel allocates and never touches is not counted: it takes no memory.
@@ -67,7 +67,7 @@ def _shape(kind: TensorType | None) -> tuple[int, ...]:
 
 
 def scratch_bytes(node: onnx.NodeProto, values: Values, opset: int, profile: Aliasing) -> int:
-    """Return the memory that a node's kernel takes for itself; 0 where no rule tells.
+    """Return the workspace of a node's kernel; 0 where no rule tells.
 
     Args:
         node: the node.

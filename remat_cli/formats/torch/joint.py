@@ -165,7 +165,7 @@ class Joint:
         return tuple(dict.fromkeys((*self.returned, *self._new(self.backward_outputs))))
 
     def _new(self, values: Iterable[Any]) -> tuple[Storage, ...]:
-        """Return the memory that values are in, but for that of inputs."""
+        """Return the storages of values, without those of inputs."""
         resident = {self.storage(node) for node in self.inputs}
         storages = dict.fromkeys(self.storage(value) for value in values if _is_tensor(value))
         return tuple(storage for storage in storages if storage not in resident)

@@ -38,7 +38,7 @@ class ComputationGraph:
         target: the vertex without a successor.
 
     Raises:
-        ValueError: a cost is negative, an edge leads nowhere, there is a cycle, or another source or target.
+        ValueError: a cost is negative, an edge has an unknown end, there is a cycle, or another source or target.
     """
 
     costs: tuple[int, ...]

@@ -94,9 +94,10 @@ class Standing:
 
     @property
     def retention_shares(self) -> bool:
-        """Far from the bound, retention leaves time to others: to annealing, or to the last searches by cuts."""
+        """Whether retention gets a share of the time only."""
         if self.is_training:
-            return self.gap > NEAR
+            return self.gap > NEAR  # the last searches by cuts need time, too
+        # Large tangled graphs need time for annealing.
         return self.is_tangled and not self.has_annealed and self.ops > 600
 
 

@@ -293,8 +293,8 @@ def scaled_down(values: Ints, factor: Fraction) -> Ints:
 
     Args:
         values: [entries] from 0 to 2^60.
-        factor: above 0, with a power of two as denominator; its numerator has up to 31 binary digits but for zeros at
-            the end.
+        factor: above 0, with a power of two as denominator; its numerator has up to 31 binary digits, without the zeros
+            at the end.
     """
     zeros = (factor.numerator & -factor.numerator).bit_length() - 1
     odd, exponent = factor.numerator >> zeros, zeros - (factor.denominator.bit_length() - 1)

@@ -349,7 +349,7 @@ class _Planes:
 
     def highest(self) -> tuple[float, _LinkPrices] | None:
         """Return the highest bound that prices may give, and these prices; None if the solver does not finish."""
-        # GLOP cycles on some of these programs, however small, and comes to no end; HiGHS within OR-tools breaks down
+        # GLOP cycles forever on some of these programs, however small; HiGHS within OR-tools breaks down
         # where the process has loaded highspy, too.
         result = mathopt.solve(self._model, mathopt.SolverType.GSCIP, params=_PARAMETERS)
         if result.termination.reason is not mathopt.TerminationReason.OPTIMAL:

@@ -20,7 +20,7 @@ class Pofo(PofoOptions):
     DNNs, NeurIPS 2021 (POFO), appendix B of its supplement, errata put right.
     Takes: training graphs whose forward pass can be cut into at least two layers.
     Searches: persistent schedules of the chain, in which the input of a block of layers may go to the host before the
-        loss and come back after it; optimal in the paper's model but for rounding.
+        loss and come back after it; optimal in the paper's model up to rounding.
     Proves: nothing: a plan that is optimal for the chain, in drops and whole slots, need not be optimal for the graph.
     Complexity: O(L^2 S^3 + L^3 S^2) for L layers and S slots, for each rounding.
     """

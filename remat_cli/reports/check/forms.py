@@ -66,7 +66,7 @@ def _outcome(outcome: CheckOutcome) -> dict[str, Any]:
 # JUnit XML, which CI servers show beside the tests: one test case a model
 
 _SUITE = "remat check"
-# JUnit knows no warnings, and what nobody can rely on must not pass.
+# JUnit knows no warnings, and an unreliable result must not pass.
 _TAGS = {Verdict.FAILS: "failure", Verdict.WARNS: "failure", Verdict.ERROR: "error"}
 
 

@@ -65,8 +65,8 @@ def apply_report(
     graph, plain = prepared.graph, baseline_of(prepared.graph)
     nodes = len(rewritten.proto.graph.node)
     added = [f"{trace.recomputations:,} of them repeats"] if trace.recomputations else ["none repeated"]
-    added += [f"{rewritten.views:,} views made again"] if rewritten.views else []
-    added += [f"{rewritten.releases:,} to free what nobody reads"] if rewritten.releases else []
+    added += [f"{rewritten.views:,} views derived anew"] if rewritten.views else []
+    added += [f"{rewritten.releases:,} to free unread values"] if rewritten.releases else []
     rows: list[list[Cell]] = [
         ["peak memory", format_bytes(plain.peak_bytes), format_bytes(trace.peak_bytes)],
         ["without weights and inputs", *(format_bytes(run.peak_bytes - graph.fixed_bytes) for run in (plain, trace))],

@@ -20,7 +20,7 @@ _LONGEST_NAME = 36
 
 
 def measurements_report(prepared: Prepared, measured: Measurements, output: Path) -> Report:
-    """Return the report: the ops that take most time, and those whose kernels take most memory for themselves."""
+    """Return the report: the ops that take most time, and those whose kernels take the largest workspace."""
     graph, times = prepared.graph, {op.name: measured.times_ns.get(op.name, 0) for op in prepared.graph.ops}
     whole = max(1, sum(times.values()))
     slowest = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN]
@@ -46,11 +46,7 @@ def measurements_report(prepared: Prepared, measured: Measurements, output: Path
     ]  # fmt: skip
     if hungry and hungry[0][1]:
         rows = [[_op(name), format_bytes(size), _part(prepared, name)] for name, size in hungry if size]
-        parts.append(
-            section(
-                "The most memory that a kernel takes for itself", columns(["op", "size", "part of"], rows, right=(1,))
-            )
-        )
+        parts.append(section("The largest workspace of a kernel", columns(["op", "size", "part of"], rows, right=(1,))))
     return Report(*parts, *notes_section(prepared))
 
 

@@ -73,7 +73,7 @@ class ProcessPeak:
 
 @dataclass(frozen=True, slots=True)
 class UsualRun:
-    """What the model takes as onnxruntime runs it where nobody sets an option: optimised, with an arena.
+    """What the model takes in a session with onnxruntime's default options: optimised, with an arena.
 
     Attributes:
         peak_bytes: what the process comes to hold beside weights and graph inputs; None where it does not run.
@@ -121,7 +121,7 @@ class InBothSessions:
             f"{graph.name}: the measured peak, {format_bytes(self.ours.measured)}, is not the predicted one, "
             f"{format_bytes(self.ours.predicted)}",
             hint="where a file leaves out sizes, onnxruntime shares less memory: plan it, and run what 'remat apply' "
-            "writes; what kernels take for themselves is measured by 'remat measure'",
+            "writes; 'remat measure' measures the workspace of kernels",
         )
 
 
@@ -368,7 +368,7 @@ def times_of(
 def kernels_of(
     path: Path, model: SizedModel, nodes: Iterable[Node], *, seed: int = 0, time_limit: float = 600
 ) -> dict[str, int]:
-    """Run some nodes each by itself, on random inputs, and return what their kernels take for themselves, by name.
+    """Run some nodes each by itself, on random inputs, and return the workspace of their kernels, by name.
 
     A node that does not run by itself, or whose inputs cannot be drawn, is left out.
 
@@ -510,7 +510,7 @@ class _Failed(Exception):
         self.hint = hint
 
     def as_error(self, what: str, kind: type[GraphError | InvalidSchedule]) -> GraphError | InvalidSchedule:
-        """Return the error to show: of a kind that fits the model, or one that blames nobody."""
+        """Return the error to show: one about the model, or one without a cause."""
         if self.hint:
             return InvalidSchedule(f"the schedule could not be verified: {self.reason}", hint=self.hint)
         return kind(

@@ -25,7 +25,7 @@ def measure_model(
 ) -> Measurements:
     """Run a model's plain schedule several times in onnxruntime, with one thread; an op takes the median.
 
-    An op that onnxruntime runs as several nodes under names of its own is left out. What a kernel takes for itself is
+    An op that onnxruntime runs as several nodes under names of its own is left out. The workspace of a kernel is
     measured only where no rule tells it: the op then runs by itself.
 
     Args:

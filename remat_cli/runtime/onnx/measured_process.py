@@ -132,7 +132,7 @@ def _measured(session: Any, feeds: Mapping[str, Any], runs: int) -> dict[str, An
 
 
 def _growth(session: Any, feeds: Mapping[str, Any]) -> dict[str, int]:
-    """Return what the process comes to hold at most, beyond what it holds before the first run.
+    """Return the most that the process holds, beyond what it holds before the first run.
 
     The first run fills the arena, the second one takes a block in which it then puts all tensors that it can; both
     stay. Weights that are read from their files only now are not counted.

@@ -1,7 +1,7 @@
 """Which nodes of a model run, in which order, so that a sequence of computes is carried out.
 
 Beside the computes themselves these are nodes that only make constants, run right before the first op that needs them,
-and views that have to be made again.
+and views that have to be derived anew.
 """
 
 from __future__ import annotations

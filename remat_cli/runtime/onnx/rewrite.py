@@ -4,10 +4,10 @@ A stock onnxruntime follows such a file (see `session`): it runs the nodes in th
 after its last reader. Every instance of a tensor is a value of its own, so its lifetime is that of the schedule. Three
 things take care:
 
-- *Views* share a storage. One that was made of an earlier instance would keep that alive; it is made again (`runs`).
+- *Views* share a storage. A view of an earlier instance would keep that alive; it is derived anew (`runs`).
 - *Shape and Size* run as soon as they can, wherever they stand. They become constants, as every size is bound; where a
   size is only an estimate they stand right behind what makes the value.
-- *Values that nobody reads* (further results of an op that is run again for one of them) are never freed. A Shape node
+- *Unread values* (further results of an op that is run again for one of them) are never freed. A Shape node
   that reads them ends their life.
 """
 
@@ -41,8 +41,8 @@ class Rewritten:
         proto: the model.
         positions: for each node, the index of the compute that it carries out; None for what is only there to make
             computes possible.
-        views: number of views that are made again beyond the schedule.
-        releases: number of nodes that end the life of a value that nobody reads.
+        views: number of views that are derived anew beyond the schedule.
+        releases: number of nodes that end the lifetime of an unread value.
     """
 
     proto: onnx.ModelProto
@@ -138,7 +138,7 @@ def _rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 def _releases(
     nodes: Sequence[onnx.NodeProto], instances: _Instances, graph: Graph, opset: int
 ) -> list[tuple[int, onnx.NodeProto]]:
-    """Return the nodes that end the life of values that nobody reads, each with the index that it belongs at."""
+    """Return the nodes that end the lifetimes of unread values, each with its index among the nodes."""
     from onnx import helper
 
     read = {name for node in nodes for name in (*node.input, *captured_names(node))} | instances.results

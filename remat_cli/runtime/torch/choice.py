@@ -229,7 +229,7 @@ class WithinBudget(ScheduleSource):
         return 0 if self.optimizer is None else optimizer_state_bytes(self.optimizer)
 
     def standing(self, modules: Sequence[nn.Module]) -> int:
-        """Return the bytes of gradients and buckets that are there, but for what `accumulate` counts."""
+        """Return the bytes of gradients and buckets in memory, without those that `accumulate` counts."""
         return standing_bytes(modules, gradients=not self.graph_options.accumulate)
 
     def reserve(self, missing_bytes: int, modules: Sequence[nn.Module]) -> bool:
@@ -256,7 +256,7 @@ class WithinBudget(ScheduleSource):
         if not self.measures or joint.device not in MEASURED_DEVICES:
             return prepared
         if profiler_runs():
-            _log.warning("the memory that kernels take for themselves is not counted: another profiler runs")
+            _log.warning("the workspace of kernels is not counted: another profiler runs")
             return prepared
         measured = self.measured(joint, prepared)
         if self.times_given:
@@ -327,7 +327,7 @@ class WithinBudget(ScheduleSource):
     def request_for(self, graph: Graph) -> Request:
         """Return what is asked for a graph; a share is one of the largest plain peak there was.
 
-        The first step waits for the plan: a planner whose time limit nobody gave has some seconds.
+        The first step waits for the plan: without a time limit of the user's, the planner has some seconds.
         """
         request, chosen = self.request, self.request.chosen
         if chosen.has("time_limit") and "time_limit" not in chosen.options:
@@ -385,7 +385,7 @@ def no_plan(solution: Solution) -> DoesNotFit:
         why = "that is what is in memory at the end"
     else:
         op = graph.op[working_set.op]
-        own = f", of which its kernel takes {format_bytes(op.workspace_bytes)} for itself" if op.workspace_bytes else ""
+        own = f", of which {format_bytes(op.workspace_bytes)} are workspace of its kernel" if op.workspace_bytes else ""
         why = f"op {op.name!r}{f' ({op.source})' if op.source else ''} alone needs that{own}"
     proven = solution.status.value == "infeasible"
     found = (

@@ -1,7 +1,7 @@
 """Bytes that are alive on a device, from a call of a model until somebody says that the step is over.
 
 On the CPU a dispatch mode sees the results of every op, and weak references tell when these are freed, as in
-`torch.distributed._tools.mem_tracker`; the memory that kernels take for themselves is not seen. On CUDA the allocator
+`torch.distributed._tools.mem_tracker`; the workspace of kernels is not seen. On CUDA the allocator
 tells; that is untried, as there was no GPU to try it on.
 """
 

@@ -1,6 +1,6 @@
 """How much memory a call allocates at its peak, beside what is there before.
 
-On the CPU from the allocation events of torch's profiler, which see what kernels take for themselves too. On CUDA from
+On the CPU from the allocation events of torch's profiler, which see the workspace of kernels too. On CUDA from
 the allocator's count of requested bytes; that branch is untried, as there was no GPU to try it on.
 """
 

@@ -61,7 +61,7 @@ def planned(
         planner: which planner makes the plan.
         options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more.
         device: device profile that gives ops their times, such as "h100". By default each kernel is run twice before
-            anything is planned, for its time and the memory that it takes for itself; with a profile, for the latter.
+            anything is planned, for its time and its workspace; with a profile, for its workspace.
         measurements: a file that `remat measure` has written for these sizes, to be used instead.
         offload: plans may move tensors to the host and back.
         link_bandwidth: of the link to the host, such as "12GB/s"; by default the device profile's.

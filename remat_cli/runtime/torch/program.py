@@ -65,7 +65,7 @@ def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> Halv
     Args:
         joint: what was planned.
         schedule: verified on its graph.
-        watch: is told what runs, in order; None where nobody looks on.
+        watch: is told what runs, in order, if given.
 
     Raises:
         UsageError: the schedule offloads what cannot be: on this kind of device, or after it was returned.

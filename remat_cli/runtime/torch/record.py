@@ -158,7 +158,7 @@ class PlanRecord:
 
 
 def told(level: int, text: str) -> None:
-    """Write a line to the log; a warning to stderr, too, where nobody has said where the log goes."""
+    """Write a line to the log; a warning goes to stderr, too, if logging is not set up."""
     _LOG.log(level, text)
     listeners = [handler for handler in (*_LOG.handlers, *logging.root.handlers) if not _is_deaf(handler)]
     if not listeners and level >= logging.WARNING and _LOG.isEnabledFor(level):

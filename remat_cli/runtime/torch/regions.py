@@ -298,7 +298,7 @@ class _PartRecord(PlanRecord):
     """What a region ran by; the record of the whole tells of it."""
 
     def add(self, planned: PlannedGraph) -> PlannedGraph:
-        """Note a plan, and tell nobody."""
+        """Note a plan, without a line in the log."""
         self.graphs.append(planned)
         return planned
 
@@ -529,7 +529,7 @@ class RegionsCall:
     def _plan_that_keeps(self, prepared: Prepared, kept: int, peak: int) -> Schedule | None:
         """Return a plan of a region that has at most so much beside what is there before between its passes.
 
-        A planner knows one limit for all moments, so the boundary between the passes takes the rest for itself.
+        A planner knows one limit for all moments, so the boundary between the passes counts the rest as workspace.
         """
         graph, request = prepared.graph, self.source.request
         rest = peak - graph.fixed_bytes - kept

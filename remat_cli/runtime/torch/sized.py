@@ -241,7 +241,7 @@ def _all_slots(joint: Joint) -> dict[str, bool]:
 def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """Return a graph with tensors of other sizes.
 
-    What kernels take for themselves grows with the largest growth among the op's tensors, and never shrinks.
+    The workspace of a kernel grows with the largest growth among the op's tensors, and never shrinks.
 
     Args:
         graph: at the sizes that it was planned for.

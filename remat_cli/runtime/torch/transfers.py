@@ -137,8 +137,8 @@ class CopiesOnStreams:
     Memory is given back after the stream that computes has waited for the copy, so whatever gets it next comes after
     the copy, too, and the allocator need not be told of the other streams (`record_stream` would hold memory back).
 
-    A step may end before it has waited: an op fails, or nobody asks for the backward pass. What goes out then is read
-    by nobody. What comes back is kept here until the next wait for that host memory.
+    A step may end before it has waited: an op fails, or there is no backward pass. What goes out then stays unread.
+    What comes back is kept here until the next wait for that host memory.
 
     Attributes:
         cuda: what has the streams: `torch.cuda`.

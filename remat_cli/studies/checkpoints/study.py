@@ -328,9 +328,7 @@ def _confirmed(eager: _Eager, memory: Memory, choice: Choice) -> Wrapped | None:
 def _notes(step: EagerStep, wrapped: Wrapped | None, options: GraphOptions) -> tuple[str, ...]:
     notes = []
     if options.measurements is None:
-        notes.append(
-            "what kernels take for themselves is not counted: it is with --measurements FILE of 'remat measure'"
-        )
+        notes.append("the workspace of kernels is not counted: it is with --measurements FILE of 'remat measure'")
     if any(kernel in op.operator.type for op in step.ops for kernel in _UNTOLD):
         notes.append("what recurrent layers keep in eager mode is known to their kernels only: peaks are understated")
     normed = _with_batch_norm(step, () if wrapped is None else wrapped.paths)

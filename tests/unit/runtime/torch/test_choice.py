@@ -195,7 +195,7 @@ def test_kernels_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_cannot_fit_for_its_kernel_is_named() -> None:
     with pytest.raises(
-        DoesNotFit, match=r"op '\w+' .*alone needs that, of which its kernel takes [\d.]+ .?B for itself"
+        DoesNotFit, match=r"op '\w+' .*alone needs that, of which [\d.]+ .?B are workspace of its kernel"
     ):
         planned(Mixer(), budget=1000)(torch.randn(4, 16, 24, 24))
 

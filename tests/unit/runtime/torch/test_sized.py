@@ -118,7 +118,7 @@ def test_peak_is_within_the_budget_at_every_length(budget: int | str) -> None:
         assert ran.budget_bytes is not None
         assert ran.inputs == {"tokens": (2, length), "targets": (2, length)}
         assert ran.predicted_peak_bytes <= ran.budget_bytes
-        # Beside what is planned stands what kernels take for themselves, which nobody has measured here.
+        # The workspace of kernels is not measured here.
         assert peak <= ran.predicted_peak_bytes - ran.fixed_bytes + 8_192
         peaks[length] = peak
     record = plan_of(model)
