@@ -240,7 +240,7 @@ class _Check:
         if limit is not None and self.model.request.budget is None:
             self.hold_plain_run(prepared, plain, limit)
             if self.model.execute and not self.failures:
-                self.failures.extend(self.execution_failures(prepared, plain_run(prepared.graph)))
+                self.failures.extend(self.execution_failures(prepared, plain_run(prepared.graph), limit))
         elif limit is not None:
             planning = self.planning(prepared, plain, limit)
             if planning.trace is not None:
@@ -254,7 +254,7 @@ class _Check:
             self.failures.extend(self.plan_failures(planning, limits))
             if self.model.execute and not self.failures:
                 assert planning.schedule is not None
-                self.failures.extend(self.execution_failures(prepared, planning.schedule))
+                self.failures.extend(self.execution_failures(prepared, planning.schedule, limit))
         if limit is not None and not self.failures and not self.model.execute and prepared.understated is not None:
             why, remedy = prepared.understated
             self.failures.append(Failure(UNDERSTATED, why, (remedy,)))
@@ -327,8 +327,8 @@ class _Check:
             reason += f"; proven: {_which_plan(refusal)} keeps to it"
         yield Failure("max_overhead", reason, (*remedies, wider))
 
-    def execution_failures(self, prepared: Prepared, schedule: Schedule) -> Iterator[Failure]:
-        """Run a schedule, and yield each difference from its prediction."""
+    def execution_failures(self, prepared: Prepared, schedule: Schedule, limit: int) -> Iterator[Failure]:
+        """Run a schedule, and yield each difference from its prediction, and from the limit in bytes."""
         options = replace(self.model.graph, mode=prepared.mode)
         check_can_execute(self.model.path, options, schedule)
         execution = execute_plan(
@@ -337,6 +337,7 @@ class _Check:
             prepared.graph,
             schedule,
             link=prepared.link,
+            budget_bytes=limit + self.model.request.beside(prepared.graph),
             beside_usual=True,
             observe=self.observe,
         )

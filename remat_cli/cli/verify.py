@@ -54,7 +54,8 @@ def command(
     of the model as it is. The report also shows what onnxruntime takes with its own options.
 
     A PyTorch step is run by torch (pip install 'remat[torch]') as it is, by the plain schedule and by SCHEDULE.
-    Results, gradients and buffers must agree bit for bit, and the peak as above.
+    Results, gradients and buffers must agree bit for bit, and the peak as above; it must be within the budget with the
+    workspace of kernels. Each kernel is run by itself first to learn that, unless --measurements tells it.
 
     Without SCHEDULE, --execute runs GRAPH as it is: an ONNX model for inference, in a session with
     remat_cli.session_options() and in one with onnxruntime's own options; a step by its plain schedule.
@@ -98,6 +99,7 @@ def command(
                 prepared.graph,
                 file.schedule,
                 link=prepared.link,
+                budget_bytes=budget,
                 seed=seed,
                 time_limit=limit,
                 beside_usual=True,

@@ -70,6 +70,7 @@ def execute_plan(
     schedule: Schedule,
     *,
     link: Link | None = None,
+    budget_bytes: int | None = None,
     seed: int = 0,
     time_limit: float = 600,
     beside_usual: bool = False,
@@ -83,6 +84,7 @@ def execute_plan(
         graph: what was planned.
         schedule: verified on it.
         link: to the host; needed by schedules with transfers only.
+        budget_bytes: that the plan of a step is to keep within; None: any peak will do.
         seed: of what is drawn: inputs, weights, and what the step itself draws.
         time_limit: seconds that each run of an ONNX model may take.
         beside_usual: run an ONNX model with onnxruntime's own options, too, and time it. A step is run as it is anyway.
@@ -102,6 +104,8 @@ def execute_plan(
             link=link,
             accumulate=options.accumulate,
             seed=seed,
+            budget_bytes=budget_bytes,
+            measures=options.measurements is None,
             observe=observe,
         )
     from remat_cli.runtime.onnx.apply import apply_schedule, read_for

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from remat_cli.reports.safe_text import Report, clean
 from remat_cli.reports.terminal.layout import Cell, columns, facts, section
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import format_bytes, format_share, format_time
 
 if TYPE_CHECKING:
-    from remat_cli.runtime.torch.execution import StepExecution, StepPeak
+    from remat_cli.runtime.torch.execution import KernelsMeasured, StepExecution, StepPeak
 
 _WITHOUT = "Without parameters, buffers and inputs, which are there before the step{copies}."
 _COPIES = ", and without copies on the host"
@@ -39,6 +39,7 @@ def executed_step_report(report: RenderableType, execution: StepExecution) -> Re
                 ("results", _results(execution)),
                 ("beside eager", _beside_eager(execution)),
                 ("overhead", _overhead(execution)),
+                *([] if execution.kernels is None else [("kernels", _kernels(execution, execution.kernels))]),
             ]
         ),
         Text(verdict, f"bold {style}"),
@@ -49,6 +50,16 @@ def _overhead(execution: StepExecution) -> str:
     predicted, measured = format_share(execution.predicted_overhead), format_share(execution.measured_overhead)
     by_turns = "; on the CPU, copies and ops take turns" if execution.moves and execution.device == "cpu" else ""
     return f"{predicted} predicted, {measured} measured{by_turns}"
+
+
+def _kernels(execution: StepExecution, kernels: KernelsMeasured) -> str:
+    added, took = format_bytes(kernels.added_bytes), format_time(kernels.took_ns, "ns")
+    text = f"each measured by itself, in {took}: the schedule's predicted peak has {added} more for their workspace"
+    above = 0 if execution.budget_bytes is None else execution.plan.measured - execution.budget_bytes
+    if kernels.added_bytes and above > 0:
+        own = format_bytes(kernels.workspace_bytes)
+        text += f", most at op {clean(kernels.op)}, {own}: {format_bytes(above)} above the budget"
+    return text
 
 
 def _peak(label: str, peak: StepPeak) -> list[Cell]:
@@ -96,5 +107,7 @@ def step_execution_summary(execution: StepExecution) -> dict[str, Any]:
             "parted_at": execution.parted_at,
             "predicted_overhead": execution.predicted_overhead,
             "measured_overhead": execution.measured_overhead,
+            "measuring_ns": None if execution.kernels is None else execution.kernels.took_ns,
+            "workspace_bytes": None if execution.kernels is None else execution.kernels.added_bytes,
         }
     }

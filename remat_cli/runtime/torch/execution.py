@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from statistics import median
 from time import time_ns
@@ -26,6 +26,7 @@ from remat_cli.formats.torch.reader import callable_of, explaining_failure, modu
 from remat_cli.formats.torch.reference import checked_dims, load_function
 from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.runtime.torch.choice import check_structure
+from remat_cli.runtime.torch.measure import MEASURED_DEVICES, measure_once
 from remat_cli.runtime.torch.memory import Allocations, allocations_of, peak_of, time_of
 from remat_cli.runtime.torch.program import Watch, divided
 from remat_cli.runtime.torch.self_test import self_test
@@ -41,6 +42,10 @@ EAGER_TOLERANCE = 1e-4
 _NARROW_TOLERANCE = 3e-2
 _NARROW = ("float16", "bfloat16", "float8")
 _TIMED_RUNS = 5
+_PLAN_WITH_WORKSPACE = (
+    "kernels may take memory of their own: plan with what 'remat measure' writes, by ",
+    Setting("measurements", "FILE"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +63,28 @@ class StepPeak:
     @property
     def agrees(self) -> bool:
         """Whether the two are within the tolerance."""
-        if self.predicted is None:
-            return True
-        return abs(self.measured - self.predicted) <= max(TOLERANCE_BYTES, TOLERANCE_SHARE * self.predicted)
+        return self.predicted is None or abs(self.measured - self.predicted) <= _tolerance(self.predicted)
+
+
+def _tolerance(size: int) -> float:
+    return max(TOLERANCE_BYTES, TOLERANCE_SHARE * size)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelsMeasured:
+    """What measuring the kernels of a step came to, which the schedule's own graph knows nothing of.
+
+    Attributes:
+        took_ns: how long it took, in nanoseconds.
+        added_bytes: what workspace adds to the predicted peak of the plan.
+        op: the op at which the plan peaks with it.
+        workspace_bytes: the workspace of that op's kernel.
+    """
+
+    took_ns: int
+    added_bytes: int
+    op: str
+    workspace_bytes: int
 
 
 @dataclass(frozen=True)
@@ -84,6 +108,8 @@ class StepExecution:
         moves: whether the plan moves tensors to the host.
         predicted_overhead: of the plan, as a share of the plain schedule's time.
         measured_overhead: the same, measured.
+        kernels: what measuring kernels came to; None where a file of measurements tells their workspace.
+        budget_bytes: for the plan's peak, beside what is there before the step; None without a budget.
     """
 
     runtime: ClassVar[Literal["torch"]] = "torch"
@@ -104,11 +130,19 @@ class StepExecution:
     moves: bool
     predicted_overhead: float
     measured_overhead: float
+    kernels: KernelsMeasured | None = None
+    budget_bytes: int | None = None
 
     @property
     def holds(self) -> bool:
         """Whether the plan does what it says."""
-        return not self.changed and self.plan.agrees and self.eager_difference <= self.eager_tolerance
+        same = not self.changed and self.eager_difference <= self.eager_tolerance
+        return same and self.plan.agrees and not self.is_above_budget
+
+    @property
+    def is_above_budget(self) -> bool:
+        """Whether the plan takes more than its budget, beyond the tolerance."""
+        return self.budget_bytes is not None and self.plan.measured > self.budget_bytes + _tolerance(self.budget_bytes)
 
     def broken(self, graph: Graph) -> InvalidSchedule | None:
         """Return the error for the first departure of the run from graph and schedule; None without one."""
@@ -126,6 +160,8 @@ class StepExecution:
                 f"the largest: {', '.join(self.beside_eager[:4])}",
                 hint="torch.compile(backend='aot_eager') is likely to do the same: please report it",
             )
+        if self.is_above_budget:
+            return self._above_budget(graph)
         peak = self.plan
         if peak.agrees or peak.predicted is None:
             return None
@@ -133,11 +169,17 @@ class StepExecution:
         return InvalidSchedule(
             f"the measured peak, {format_bytes(peak.measured)}, is not the predicted one, "
             f"{format_bytes(peak.predicted)}; they part most at {at}",
-            hint=(
-                "its kernel may take memory of its own: plan with what 'remat measure' writes, by ",
-                Setting("measurements", "FILE"),
-            ),
+            hint=_PLAN_WITH_WORKSPACE,
         )
+
+    def _above_budget(self, graph: Graph) -> InvalidSchedule:
+        assert self.budget_bytes is not None
+        above = f"the measured peak, {format_bytes(self.plan.measured)}, is above what the budget leaves beside what "
+        above += f"is there before the step, {format_bytes(self.budget_bytes)}"
+        if self.kernels is not None and self.kernels.workspace_bytes:
+            own = format_bytes(self.kernels.workspace_bytes)
+            above += f": the kernel of op {_placed(graph, self.kernels.op)} has a workspace of {own}"
+        return InvalidSchedule(above, hint=_PLAN_WITH_WORKSPACE)
 
 
 def execute_step(
@@ -149,6 +191,8 @@ def execute_step(
     link: Link | None = None,
     accumulate: bool = False,
     seed: int = 0,
+    budget_bytes: int | None = None,
+    measures: bool = False,
     observe: Observer | None = None,
 ) -> StepExecution:
     """Run the step that a function describes in three ways: as it is, by the plain schedule, and by `schedule`.
@@ -161,6 +205,8 @@ def execute_step(
         link: to the host; needed by schedules with transfers only.
         accumulate: gradients are there before the step.
         seed: of the weights, the inputs and what the step draws.
+        budget_bytes: that the plan is to keep within, what is there before the step included; None: any peak will do.
+        measures: run each kernel by itself to learn its workspace, which `graph` does not have.
         observe: is told what runs.
 
     Raises:
@@ -175,9 +221,10 @@ def execute_step(
     torch.manual_seed(seed)
     with explaining_failure(reference):
         step = as_step(function(**dims), reference)
-    runs = StepRuns(step, reference, graph, seed, accumulate, link)
+    runs = StepRuns(step, reference, graph, seed, accumulate, link, measures)
+    beside = None if budget_bytes is None else budget_bytes - graph.fixed_bytes
     with forgetting(), explained(reference):
-        return runs.compare(schedule, observe)
+        return replace(runs.compare(schedule, observe), budget_bytes=beside)
 
 
 @dataclass
@@ -191,6 +238,8 @@ class StepRuns:
         seed: of what the step draws.
         accumulate: whether gradients are there before the step.
         link: to the host; None: schedules have no transfers.
+        measures: run each kernel by itself before the first schedule runs, and count its workspace from then on.
+        measuring_ns: how long that took.
     """
 
     step: Step
@@ -199,6 +248,8 @@ class StepRuns:
     seed: int
     accumulate: bool
     link: Link | None = None
+    measures: bool = False
+    measuring_ns: int = 0
     changing: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -230,7 +281,8 @@ class StepRuns:
         with explaining_failure(self.where):
             eager = self.results(eager_call)
         eager_peak = StepPeak(None, self.peak(eager_call))
-        observe.phase("running the plain schedule")
+        without = self.predicted(schedule)
+        observe.phase("measuring kernels, and running the plain schedule")
         plain_schedule = plain_run(self.graph)
         plain_call = self.planned(plain_schedule)
         plain = self.results(plain_call)
@@ -263,7 +315,24 @@ class StepRuns:
             moves=schedule.has_transfers,
             predicted_overhead=predicted,
             measured_overhead=measured,
+            kernels=self.kernels_measured(schedule, without) if self.measures else None,
         )
+
+    def kernels_measured(self, schedule: Schedule, without: int) -> KernelsMeasured:
+        """Return what measuring kernels came to for a schedule whose predicted peak was `without`."""
+        trace = self.replay(schedule)
+        step = schedule.steps[trace.peak_step] if trace.peak_step >= 0 else None
+        op = step.op if isinstance(step, Compute) else ""
+        workspace = self.graph.op[op].workspace_bytes if op else 0
+        return KernelsMeasured(self.measuring_ns, self.predicted(schedule) - without, op, workspace)
+
+    def measure(self, joint: Joint) -> None:
+        """Count the workspace of each kernel in what is predicted from now on."""
+        if self.measuring_ns or joint.device not in MEASURED_DEVICES:
+            return
+        began = time_ns()
+        self.graph = measure_once(joint, joint.device, {}).with_workspace(self.graph).checked()
+        self.measuring_ns = time_ns() - began
 
     def planned(self, schedule: Schedule, watch: Watch | None = None) -> Callable[..., Any]:
         """Return what runs the step by a schedule."""
@@ -274,6 +343,8 @@ class StepRuns:
 
             joint = Joint.of(captured)
             check_structure(graph_of(joint, self.graph.name), structure, "the schedule")
+            if self.measures:
+                self.measure(joint)
             return divided(joint, schedule, watch)
 
         return compiled(callable_of(self.step.model), divide)

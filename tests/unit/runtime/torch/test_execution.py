@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 
 from remat_cli.config import GraphOptions
 from remat_cli.core.link import Link
-from remat_cli.core.schedule import Schedule, with_frees
+from remat_cli.core.schedule import Schedule, plain_run, with_frees
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError
 from remat_cli.prepare import prepare
 from remat_cli.runtime.torch import execution as execution_module
@@ -28,6 +30,9 @@ from tests.torch_steps import GPT, MLP
 
 def mlp(batch=1024):
     return MLP(depth=5, width=64), torch.randn(batch, 64)
+
+def convolution():
+    return torch.nn.Conv2d(16, 16, 3), torch.randn(16, 16, 34, 34, requires_grad=True)
 
 def gpt(batch=8):
     return GPT(), (torch.randint(20, (batch, 32)), torch.randint(20, (batch, 32)))
@@ -135,6 +140,26 @@ def test_op_that_takes_memory_for_itself_is_named(reference: str, monkeypatch: p
     error = execution.broken(graph)
     assert error is not None
     assert "they part most at op 'addmm_3'" in error.message
+
+
+def test_workspace_of_kernels_is_measured_and_held_against_the_budget(reference: str) -> None:
+    """A convolution has a copy of its output on the CPU, which nothing but measuring tells."""
+    graph = prepare(Path(f"{reference}:convolution"), GraphOptions()).graph
+    plain = plain_run(graph)
+    budget = simulate(graph, plain).peak_bytes
+    execution = execute_step(f"{reference}:convolution", {}, graph, plain, budget_bytes=budget + 2**20, measures=True)
+    assert execution.kernels is not None
+    assert execution.kernels.took_ns > 0
+    assert execution.plan.predicted == budget - graph.fixed_bytes + execution.kernels.added_bytes
+    assert 0 <= execution.plan.measured - execution.plan.predicted < 1000
+    assert execution.kernels.added_bytes > 500_000
+    assert execution.holds
+    assert execution.broken(graph) is None
+    above = replace(execution, budget_bytes=execution.plan.measured - 3 * 2**20)
+    assert not above.holds
+    error = above.broken(graph)
+    assert error is not None
+    assert re.search(r"above what the budget leaves .*: the kernel of op 'convolution.* has a workspace", error.message)
 
 
 def test_schedule_for_another_step_is_refused(reference: str) -> None:
