@@ -107,11 +107,76 @@ def compiled(
         foresee: sees what is captured before it is traced with its backward pass.
         takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
     """
+    return _configured(function, _backend(divide, foresee), takes_sizes=takes_sizes)
+
+
+def compiled_in_ways(
+    function: Callable[..., Any], ways: Callable[[], Mapping[int, Divide]], way: Callable[[], int]
+) -> Callable[..., Any]:
+    """Return `function` so that it is captured once and runs in several ways, as the next call wants it.
+
+    Args:
+        function: what is called.
+        ways: asked when something is captured: what divides its joint graph, by the number of the way.
+        way: asked at each run: the number of one of them.
+    """
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        runs = {number: _divided(module, inputs, divide) for number, divide in ways().items()}
+
+        def run(*args: Any) -> Any:
+            return runs[way()](*args)
+
+        return run
+
+    return _configured(function, backend)
+
+
+class _Reached(BaseException):
+    """Ends a call where what was captured would run."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Likeness:
+    """Tells which calls of a function torch would carry out by one capture: those that pass the guards of one.
+
+    Nothing runs but what torch needs to capture a call.
+
+    Attributes:
+        captured: one for each kind of call; None where nothing in it needs a gradient.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.captured: list[Captured | None] = []
+        self._call = _configured(function, self._backend)
+
+    def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        number = len(self.captured)
+        self.captured.append(_traced(module, inputs))
+
+        def run(*_: Any) -> Any:
+            raise _Reached(number)
+
+        return run
+
+    def kind_of(self, *args: Any, **kwargs: Any) -> int | None:
+        """Return the place in `captured` of what a call runs; None where it has nothing to capture."""
+        try:
+            self._call(*args, **kwargs)
+        except _Reached as reached:
+            return reached.number
+        return None
+
+
+def _configured(
+    function: Callable[..., Any], backend: Callable[..., Any], *, takes_sizes: bool = False
+) -> Callable[..., Any]:
+    """Return `function` as torch.compile has it captured, with code of its own."""
     compiled_function = torch.compile(
-        _with_own_code(function),
-        backend=_backend(divide, foresee),
-        fullgraph=True,
-        dynamic=None if takes_sizes else False,
+        _with_own_code(function), backend=backend, fullgraph=True, dynamic=None if takes_sizes else False
     )
 
     options = {**_DYNAMO, "reorderable_logging_functions": {print}, "ignore_logging_functions": _logging_methods()}

@@ -29,12 +29,12 @@ from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import callable_of
 from remat_cli.formats.torch.sizes import Sizes, input_shapes
 from remat_cli.runtime.torch.choice import ScheduleSource
+from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.program import divided
 from remat_cli.runtime.torch.record import PlanRecord, told
 from remat_cli.runtime.torch.self_test import self_test
 from remat_cli.runtime.torch.sized import SizedStep
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
-from remat_cli.units import format_bytes
 
 _log = logging.getLogger("remat")
 
@@ -46,10 +46,6 @@ _GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
     module_hooks._global_backward_hooks,
 )
 _REGIONS = 'hint: or plan its blocks, and leave what lies between them to eager: planned(..., regions="layers.*")'
-# A model is planned again at most so often for memory that measured steps took beyond the plan.
-_MOST_REPLANNED = 3
-# Tolerance of a measured step above the budget: alignment, and single numbers such as counters of steps.
-_SLACK_BYTES = 16_384
 
 
 class PlannedCall:
@@ -74,8 +70,7 @@ class PlannedCall:
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks for all modules
         self._given: Any = ()
         self._watch = StepWatch()
-        self._replanned = 0
-        self._warned = False
+        self._holding = Holding(source, self._watch)
         self._former: dict[tuple[int, ...], Callable[..., Any]] | None = None
         self.record.around_run = self._measured_run
         self.record.at_backward = self._watch.backward_begins
@@ -102,9 +97,7 @@ class PlannedCall:
             if self._former is None:
                 raise
             self._compiled, self._former = self._former, None
-            self._watch.stop()
-            self.source.release()
-            self._warn(f"there is no plan that leaves that much free: {refusal.message}")
+            self._holding.gives_up(refusal.message)
             return self._explained(args, kwargs)
         finally:
             self._former, self._given = None, ()
@@ -189,30 +182,10 @@ class PlannedCall:
         plan = self.record.last
         assert plan is not None
         plan.measured_peak_bytes.append(measured.peak_bytes)
-        if plan.budget_bytes is None:
-            return
-        most = plan.budget_bytes + _SLACK_BYTES
-        missing = measured.passes_bytes - plan.predicted_peak_bytes
-        above = f"the measured step peaks at {format_bytes(measured.peak_bytes)}, above the budget of "
-        above += format_bytes(plan.budget_bytes)
-        if measured.passes_bytes > most and missing > 0:
-            more = f"{format_bytes(missing)} more than the plan has, of what the model does not see (a loss outside, "
-            more += "gradients that are kept, several forward passes)"
-            if self._replanned < _MOST_REPLANNED and self.source.reserve(missing, self._modules):
-                told(logging.WARNING, f"{above}: {more}; planned again with that left free")
-                self._replanned += 1
-                self._former, self._compiled = self._compiled, {}
-                self._watch.again()
-            else:
-                self._warn(f"{above}: {more}")
-        elif measured.optimizer_bytes > most:
-            self._warn(f"{above}, in the optimizer's step, which no plan changes: foreach=False may take less")
-
-    def _warn(self, text: str) -> None:
-        """Warn of a step above the budget, once."""
-        if not self._warned:
-            told(logging.WARNING, text)
-        self._warned = True
+        if plan.budget_bytes is not None and self._holding.needs_another(
+            measured, plan.predicted_peak_bytes, plan.budget_bytes, self._modules
+        ):
+            self._former, self._compiled = self._compiled, {}
 
     def _divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
         for part in (part for module in self._modules for part in module.modules()):

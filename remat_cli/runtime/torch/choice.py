@@ -154,18 +154,28 @@ def check_structure(graph: Graph, structure: Mapping[str, str], where: str) -> N
     Raises:
         GraphError: it is another one.
     """
-    hint = "plan it again, with the sizes, the mode and the torch that it runs with"
+    if (fault := structure_fault(graph, structure)) is not None:
+        raise GraphError(
+            f"{where} is for another graph: {fault}",
+            hint="plan it again, with the sizes, the mode and the torch that it runs with",
+        )
+
+
+def structure_fault(graph: Graph, structure: Mapping[str, str]) -> str | None:
+    """Return in what a graph is another than the planned one; None where it is the same.
+
+    Args:
+        graph: of what is to run.
+        structure: signatures of the planned graph's ops by name.
+    """
     for op in graph.ops:
         at = f" ({op.source})" if op.source else ""
         if op.name not in structure:
-            raise GraphError(f"{where} is for another graph: op {op.name!r}{at} was not in it", hint=hint)
+            return f"op {op.name!r}{at} was not in it"
         if structure[op.name] != op.signature:
-            raise GraphError(
-                f"{where} is for another graph: op {op.name!r}{at} had other inputs, shapes or constants", hint=hint
-            )
+            return f"op {op.name!r}{at} had other inputs, shapes or constants"
     missing = [name for name in structure if name not in graph.op]
-    if missing:
-        raise GraphError(f"{where} is for another graph: op {missing[0]!r} does not run here", hint=hint)
+    return f"op {missing[0]!r} does not run here" if missing else None
 
 
 @dataclass

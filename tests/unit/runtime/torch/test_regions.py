@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit, GraphError, UsageError
+from remat_cli.runtime.torch.choice import WithinBudget
 from remat_cli.runtime.torch.memory import peak_of
 from remat_cli.runtime.torch.regions import RegionsRecord
 from remat_cli.torch import plan_of, planned
@@ -250,9 +256,231 @@ class Twice(nn.Module):
         return total
 
 
-def test_region_that_is_called_twice_is_refused() -> None:
-    with pytest.raises(UsageError, match="'layer' is called twice in one step"):
-        by_regions(Twice(), "90%", "layer")(torch.randn(2, 4))
+def test_region_that_is_called_twice_has_a_plan_for_each_call() -> None:
+    torch.manual_seed(0)
+    model, x = Twice(), torch.randn(2, 4)
+    plain = copy.deepcopy(model)
+    by_regions(model, "100%", "layer")
+    for _ in range(2):
+        assert same(step(model, (x,)), step(plain, (x,)))
+    assert list(record_of(model).points) == ["layer", "layer, call 2"]
+
+
+class Scaled(nn.Module):
+    """Its number is part of what it computes; its index is not."""
+
+    def __init__(self, index: int, scale: float) -> None:
+        super().__init__()
+        self.index, self.scale = index, scale
+        self.linear, self.dropout = nn.Linear(8, 8), nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.dropout(torch.tanh(self.linear(x) * self.scale))
+        return y
+
+
+def scaled(index: int) -> Scaled:
+    return Scaled(index, 0.5)
+
+
+def with_other_scale(layer: Scaled) -> None:
+    layer.scale = 0.25
+
+
+def with_dropout(layer: Scaled) -> None:
+    layer.dropout.p = 0.5
+
+
+def with_a_frozen_weight(layer: Scaled) -> None:
+    layer.linear.weight.requires_grad_(False)
+
+
+def with_a_hook(layer: Scaled) -> None:
+    layer.linear.register_forward_hook(lambda *call: call[2] * 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [(lambda _: None, 1), (with_other_scale, 2), (with_dropout, 2), (with_a_frozen_weight, 2), (with_a_hook, 2)],
+)
+def test_regions_are_of_one_kind_where_nothing_in_them_differs(change: Callable[[Any], None], kinds: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(scaled(0), scaled(1), scaled(2))
+    change(model[1])
+    plain, x = copy.deepcopy(model), torch.randn(4, 8, requires_grad=True)
+    by_regions(model, "100%", "*")
+    results = []
+    for each in (model, plain):
+        torch.manual_seed(1)
+        each(x).sum().backward()
+        results.append([part.grad for part in each.parameters()])
+    assert all(one is other is None or torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert record_of(model).kinds == kinds
+
+
+class Logits(GPT):
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        del targets
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def test_loss_outside_is_measured_and_left_free(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model, given = Logits(3, 32, 100, 0.1), tokens(8)
+    fixed = fixed_bytes(model, given)
+    by_regions(model, "65%", "blocks.*")
+
+    def run() -> None:
+        loss = F.cross_entropy(model(*given).exp().log().flatten(0, 1), given[1].flatten())
+        torch.autograd.backward([loss])
+
+    for _ in range(3):
+        model.zero_grad(set_to_none=True)
+        run()
+    model.zero_grad(set_to_none=True)
+    measured, record = fixed + peak_of(run, "cpu"), record_of(model)
+    assert "planned again with that left free" in caplog.text
+    first, *_, last = record.measured_peak_bytes
+    assert measured <= record.budget_bytes < first
+    assert measured == pytest.approx(last, rel=0.01)
+    assert measured == pytest.approx(record.predicted_peak_bytes, rel=0.03)
+
+
+class Uncaptured(nn.Module):
+    """Branches on data inside a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Branching(), nn.Linear(4, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = self.layers[0](self.layers[1](x))
+        return total
+
+
+def test_region_that_cannot_be_captured_is_named_and_left_to_eager(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model, x = Uncaptured(), torch.randn(2, 4)
+    plain = copy.deepcopy(model)
+    by_regions(model, "100%", "layers.*")
+    assert same(step(model, (x,)), step(plain, (x,)))
+    assert "layers.0 is left to eager: region 'layers.0' cannot be captured" in caplog.text
+    assert list(record_of(model).left) == ["layers.0"]
+    assert list(record_of(model).points) == ["layers.1"]
+
+
+def test_model_of_which_no_region_can_be_captured_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"region 'layers\.0' cannot be captured"):
+        by_regions(Uncaptured(), "100%", ["layers.0"])(torch.randn(2, 4))
+
+
+class Checkpointed(Uncaptured):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.layers[1], x, use_reentrant=False).sum()  # type: ignore[no-any-return]
+
+
+def test_region_in_a_checkpoint_of_the_models_own_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'layers\.1' is in a checkpoint of the model's own"):
+        by_regions(Checkpointed(), "100%", "layers.*")(torch.randn(2, 4))
+
+
+class Dropped(Uncaptured):
+    """Its second layer is left out in the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.layers[2].requires_grad_(False)
+        self.all = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers[0](self.layers[2](x))
+        return (self.layers[1](y) if self.all else y).square().sum()  # type: ignore[no-any-return]
+
+
+def test_region_that_the_rehearsal_did_not_call_runs_in_a_checkpoint_and_one_that_is_not_trained_as_it_is() -> None:
+    torch.manual_seed(0)
+    model, x = Dropped(), torch.randn(2, 4)
+    plain = copy.deepcopy(model)
+    by_regions(model, "100%", "layers.*")
+    assert same(step(model, (x,)), step(plain, (x,)))
+    model.all = plain.all = True
+    assert same(step(model, (x,)), step(plain, (x,)))
+    assert dict(record_of(model).unplanned) == {
+        "layers.1, which the rehearsal did not call: it runs in a checkpoint": 1
+    }
+
+
+class Counting(nn.Module):
+    """Gives its layer a number of the step, on which it branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Counted()
+
+    def forward(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        return self.layer(x, count).sum()  # type: ignore[no-any-return]
+
+
+class Counted(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: torch.Tensor, count: int) -> torch.Tensor:  # type: ignore[override]
+        y = super().forward(x)
+        return y if count < 2 else y.tanh()
+
+
+def test_region_that_is_called_otherwise_than_in_the_rehearsal_runs_by_the_plain_schedule() -> None:
+    torch.manual_seed(0)
+    model, x = Counting(), torch.randn(2, 4)
+    plain = copy.deepcopy(model)
+    by_regions(model, "100%", "layer")
+    for count in range(4):
+        assert same(step(model, (x, count)), step(plain, (x, count)))
+    assert record_of(model).unplanned.total() == 2
+
+
+def test_plans_are_kept_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 1)), torch.randn(8, 4)
+    first, again = copy.deepcopy(model), copy.deepcopy(model)
+    planned(first, budget="100%", regions=["0"], plans=tmp_path, options=OPTIONS)(x).sum().backward()
+    assert list(tmp_path.glob("plan-*.json"))
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a plan is made that was there")
+
+    monkeypatch.setattr(WithinBudget, "made", fail)
+    planned(again, budget="100%", regions=["0"], plans=tmp_path, options=OPTIONS)(x).sum().backward()
+    assert record_of(again).predicted_peak_bytes == record_of(first).predicted_peak_bytes
+
+
+def test_choice_is_a_schedule_that_the_judge_replays() -> None:
+    torch.manual_seed(0)
+    model, given = Masked(2, 16, 20, 0.0), (torch.randint(20, (4, 64)), torch.randint(20, (4, 64)))
+    by_regions(model, "90%", "blocks.*")
+    step(model, given)
+    call = model.__dict__["_remat_regions"].call
+    (plan,) = call._plans.values()
+    points = list(record_of(model).points.values())
+    graph = plan.step.graph(points, 0)
+    assert [op.name for op in graph.ops if op.type == "Region"] == [
+        "forward of blocks.0", "forward of blocks.1", "backward of blocks.1", "backward of blocks.0",
+    ]  # fmt: skip
+    assert simulate(graph, plain_run(graph)).peak_bytes == record_of(model).predicted_peak_bytes
+    assert graph.total_time == sum(point.time for point in points)
+    least = min(
+        plan.step.judged(choice, 0).time
+        for choice in itertools.product(*plan.step.curves)
+        if plan.step.judged(choice, 0).peak_bytes <= plan.budget
+    )
+    assert plan.step.judged(points, 0).time == least
+    assert record_of(model).overhead == pytest.approx(record_of(model).least_overhead, abs=1e-6)
 
 
 def test_budget_that_no_plans_fit_names_the_least_peak() -> None:

@@ -1,0 +1,71 @@
+"""Measured steps held against the budget: what a plan did not know of is left free in the next one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from torch import nn
+
+from remat_cli.runtime.torch.choice import ScheduleSource
+from remat_cli.runtime.torch.record import told
+from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
+from remat_cli.units import format_bytes
+
+# A model is planned again at most so often for memory that measured steps took beyond the plan.
+_MOST_REPLANNED = 3
+# Tolerance of a measured step above the budget: alignment, and single numbers such as counters of steps.
+_SLACK_BYTES = 16_384
+
+
+class Holding:
+    """Holds measured steps against the budget.
+
+    Attributes:
+        source: leaves memory free in what is planned from then on.
+        watch: measures the steps.
+    """
+
+    def __init__(self, source: ScheduleSource, watch: StepWatch) -> None:
+        self.source = source
+        self.watch = watch
+        self._replanned = 0
+        self._warned = False
+
+    def needs_another(self, measured: MeasuredStep, predicted: int, budget: int, modules: Sequence[nn.Module]) -> bool:
+        """Tell whether another plan is to be made, with more left free; warn of a step above the budget.
+
+        Args:
+            measured: a step.
+            predicted: the peak of the plan, in bytes.
+            budget: in bytes.
+            modules: that are called.
+        """
+        most = budget + _SLACK_BYTES
+        missing = measured.passes_bytes - predicted
+        above = f"the measured step peaks at {format_bytes(measured.peak_bytes)}, above the budget of "
+        above += format_bytes(budget)
+        if measured.passes_bytes > most and missing > 0:
+            more = f"{format_bytes(missing)} more than the plan has, of what the model does not see (a loss outside, "
+            more += "gradients that are kept, several forward passes)"
+            if self._replanned < _MOST_REPLANNED and self.source.reserve(missing, modules):
+                told(logging.WARNING, f"{above}: {more}; planned again with that left free")
+                self._replanned += 1
+                self.watch.again()
+                return True
+            self.warn(f"{above}: {more}")
+        elif measured.optimizer_bytes > most:
+            self.warn(f"{above}, in the optimizer's step, which no plan changes: foreach=False may take less")
+        return False
+
+    def gives_up(self, refusal: str) -> None:
+        """Go on with the former plan, as there is none that leaves so much free."""
+        self.watch.stop()
+        self.source.release()
+        self.warn(f"there is no plan that leaves that much free: {refusal}")
+
+    def warn(self, text: str) -> None:
+        """Warn of a step above the budget, once."""
+        if not self._warned:
+            told(logging.WARNING, text)
+        self._warned = True

@@ -1,0 +1,208 @@
+"""Kinds of regions: those that torch carries out by one capture are captured, measured and planned once.
+
+Whether two regions are of one kind, the guards of torch.compile tell: they hold everything that a capture rests on,
+such as shapes, element types, numbers among the attributes, the mode, and hooks on parts.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import exc
+from torch.utils import _pytree as pytree
+
+from remat_cli.core.schedule import plain_run
+from remat_cli.errors import GraphError
+from remat_cli.formats.torch.capture_errors import explained, explanation
+from remat_cli.formats.torch.convert import graph_of
+from remat_cli.formats.torch.internals import (
+    NO_DATA,
+    Captured,
+    Divide,
+    Likeness,
+    boxed,
+    compiled_in_ways,
+    run_by,
+)
+from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.step import Step
+from remat_cli.formats.torch.weightless import with_fake_tensors
+from remat_cli.runtime.torch.choice import structure_fault
+from remat_cli.runtime.torch.program import divided
+from remat_cli.runtime.torch.region_choice import RegionPoint
+from remat_cli.runtime.torch.rehearsal import Described, RegionCall
+
+
+def shared_forward(forward: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
+    """Return what carries out a forward method for any module of its class, given first; of a module's own, for it."""
+    if isinstance(forward, MethodType) and forward.__self__ is module and isinstance(forward.__func__, FunctionType):
+        return forward.__func__
+
+    def own(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return own
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls one; torch does not look into functions of its own unless others call them."""
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return function(module, *args, **kwargs)
+
+    return call
+
+
+@dataclass(frozen=True, eq=False)
+class Alike:
+    """Calls of regions that torch carries out by one capture.
+
+    Attributes:
+        calls: their places.
+        captured: their joint graph.
+    """
+
+    calls: list[int]
+    captured: Captured
+
+
+def alike(calls: Sequence[RegionCall]) -> tuple[list[Alike], dict[int, GraphError]]:
+    """Sort calls of regions by what torch captures of them, on copies without data.
+
+    Returns:
+        Those that are alike, and why the others cannot be captured, by their places.
+    """
+    twins = _twins([call.module for call in calls])
+    functions = [shared_forward(twin.forward, twin) for twin in twins]
+    made = partial(pytree.tree_map, lambda leaf: leaf.made() if isinstance(leaf, Described) else leaf)
+    given = tuple((twin, made(call.args), made(call.kwargs)) for twin, call in zip(twins, calls, strict=True))
+    step, mode = with_fake_tensors(Step(alike, given), calls[0].device)
+    found: dict[object, Likeness] = {}
+    groups: dict[tuple[object, int], Alike] = {}
+    refused: dict[int, GraphError] = {}
+    for place, (call, function) in enumerate(zip(calls, functions, strict=True)):
+        twin, args, kwargs = step.inputs[place]
+        key = function, call.device, call.autocast
+        likeness = found.setdefault(key, Likeness(_called(function)))
+        dtype, on = call.autocast
+        number = None
+        try:
+            cast = torch.autocast(call.device, dtype=dtype, enabled=on)
+            with mode, explained(f"region {call.path!r}"), cast, suppress(*NO_DATA):
+                number = likeness.kind_of(twin, *args, **kwargs)
+        except GraphError as error:
+            refused[place] = error
+            continue
+        captured = None if number is None else likeness.captured[number]
+        if number is None or captured is None:
+            refused[place] = GraphError(f"region {call.path!r}: nothing that it returns needs a gradient")
+        else:
+            groups.setdefault((key, number), Alike([], captured)).calls.append(place)
+    return list(groups.values()), refused
+
+
+def _twins(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return copies of regions without data; what they share, the copies share."""
+    memo: dict[int, Any] = {}
+    for module in modules:
+        for part in module.parameters():
+            if id(part) not in memo:
+                empty = torch.empty_like(part, device="meta")
+                memo[id(part)] = nn.Parameter(empty, requires_grad=part.requires_grad)
+        for buffer in module.buffers():
+            if id(buffer) not in memo:
+                memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return [copy.deepcopy(module, memo) for module in modules]
+
+
+@dataclass(eq=False)
+class RegionKind:
+    """Runs regions of one kind by plans of theirs.
+
+    Attributes:
+        name: of the first of them.
+        function: their forward method, which takes the module first.
+        points: their plans, the plain one first.
+        around: entered while a forward pass runs.
+        at_backward: called where a backward pass begins.
+        otherwise: called where a region runs by the plain schedule, as it is not what was planned.
+        ways: places of the plans that calls run by.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    points: tuple[RegionPoint, ...]
+    around: Callable[[], Any] = nullcontext
+    at_backward: Callable[[], None] = lambda: None
+    otherwise: Callable[[], None] = lambda: None
+    ways: frozenset[int] = frozenset()
+    _way: int = 0
+    _run: Callable[..., Any] | None = None
+    _known: set[int] = field(default_factory=set)
+
+    def use(self, ways: frozenset[int]) -> None:
+        """Note which plans calls run by from now on."""
+        if not ways <= self.ways:
+            self._run = None
+        self.ways |= ways
+
+    def run(self, way: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a region.
+
+        Args:
+            way: the place of its plan.
+            module: the region.
+            args: what it is called with.
+            kwargs: the same.
+
+        Raises:
+            RematError: it cannot be captured with these inputs.
+        """
+        if self._run is None:
+            self._run, self._known = compiled_in_ways(_called(self.function), self._ways, lambda: self._way), set()
+        self._way = way
+        if id(module) in self._known:
+            return self._run(module, *args, **kwargs)
+        try:
+            with warnings.catch_warnings():
+                # torch.compile looks at the gradients of all inputs, those that other regions made among them.
+                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+                result = self._run(module, *args, **kwargs)
+        except exc.TorchDynamoException as error:
+            raise explanation(error, f"region {self.name!r}") from None
+        self._known.add(id(module))
+        return result
+
+    def _ways(self) -> dict[int, Divide]:
+        return {way: partial(self._divide, self.points[way]) for way in sorted(self.ways)}
+
+    def _divide(self, point: RegionPoint, captured: Captured) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        joint = Joint.of(captured)
+        graph = graph_of(joint, self.name)
+        structure = {op.name: op.signature or "" for op in point.planned.graph.ops}
+        is_planned = structure_fault(graph, structure) is None
+        forward, backward = divided(joint, point.planned.schedule if is_planned else plain_run(graph))
+        run, run_back = boxed(forward), boxed(backward)
+
+        def noted(args: list[Any]) -> Any:
+            if not is_planned:
+                self.otherwise()
+            with self.around():
+                return run(args)
+
+        def noted_back(args: list[Any]) -> Any:
+            self.at_backward()
+            return run_back(args)
+
+        run_by(forward, noted)
+        run_by(backward, noted_back)
+        return forward, backward

@@ -1,0 +1,210 @@
+"""A rehearsal of a step that is planned by regions: what is in memory between them, and what each is called with."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from remat_cli.errors import UsageError
+from remat_cli.formats.torch.ops import storage_key, tensors_of
+
+
+@dataclass(frozen=True)
+class Described:
+    """What stands for a tensor once it is gone."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def made(self) -> torch.Tensor:
+        """Return such a tensor without data."""
+        tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        return tensor.requires_grad_(self.requires_grad)
+
+
+def described(value: Any) -> Any:
+    """Return what stands for a tensor; any other value as it is."""
+    if isinstance(value, torch.Tensor):
+        return Described(tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class RegionCall:
+    """A call of a region in a step.
+
+    Attributes:
+        path: of the region.
+        name: the same, with a number behind it for a call that is not its first one in the step.
+        module: the region.
+        args: what it is called with, described.
+        kwargs: the same.
+        device: kind of device.
+        autocast: element type of autocast on that device, and whether it is on.
+    """
+
+    path: str
+    name: str
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    device: str
+    autocast: tuple[torch.dtype, bool]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A time in a step.
+
+    Attributes:
+        holding: numbers of the calls of regions that keep something for their backward pass.
+        running: the number of the call that runs, and its pass; None between regions.
+        is_backward: it is in the backward pass.
+    """
+
+    holding: frozenset[int]
+    running: tuple[int, str] | None = None
+    is_backward: bool = False
+
+
+class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees how much is in memory between regions, beside what was there before.
+
+    Each region runs in `torch.utils.checkpoint` meanwhile.
+
+    Attributes:
+        level: bytes that are in memory now.
+        calls: of regions, in the order in which they began.
+        untrained: names of calls in which nothing needs a gradient.
+        moments: the most bytes at each moment, in their order; of a pass of a region, what is there as it begins.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.level = 0
+        self.calls: list[RegionCall] = []
+        self.untrained: set[str] = set()
+        self.moments: dict[Moment, int] = {}
+        self._numbers: list[tuple[int, int]] = []  # of autograd's nodes
+        self._times: dict[str, int] = {}
+        self._there: set[int] = set()
+        self._open: int | None = None
+        self._holding: frozenset[int] = frozenset()
+        self._went_back: set[int] = set()
+        self._is_backward = False
+
+    def begin_backward(self) -> None:
+        """Note that the backward pass begins."""
+        self._is_backward = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Follow what an op makes."""
+        kwargs = dict(kwargs or {})
+        if self._is_backward:
+            self._look_where()
+        made = func(*args, **kwargs)
+        read = {storage_key(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        for tensor in tensors_of(made):
+            key = storage_key(tensor)
+            if key not in read and key not in self._there:
+                storage = tensor.untyped_storage()
+                self._there.add(key)
+                self.level += storage.nbytes()
+                weakref.finalize(storage, self._ended, key, storage.nbytes()).atexit = False
+        if self._open is None:
+            self._mark()
+        return made
+
+    def _ended(self, key: int, size: int) -> None:
+        self._there.discard(key)
+        self.level -= size
+
+    def _mark(self, running: tuple[int, str] | None = None) -> None:
+        moment = Moment(self._holding, running, self._is_backward)
+        self.moments[moment] = max(self.moments.get(moment, 0), self.level)
+
+    def _look_where(self) -> None:
+        node = torch._C._current_autograd_node()
+        if node is None or "AccumulateGrad" in type(node).__name__ or "AccumulateGrad" in node.name():
+            return
+        number = node._sequence_nr()
+        place = next((at for at, (first, end) in enumerate(self._numbers) if first <= number < end), None)
+        if place != self._open and place is not None:
+            self._begin_back(place)
+        self._open = place
+
+    def _begin_back(self, place: int) -> None:
+        if place not in self._went_back:
+            self._went_back.add(place)
+            self._holding -= {place}
+            self._mark((place, "backward"))
+
+    @contextlib.contextmanager
+    def _again(self, place: int) -> Iterator[None]:
+        before, was_backward = self._open, self._is_backward
+        self._is_backward = True
+        self._begin_back(place)
+        self._open, self._is_backward = place, False
+        try:
+            yield
+        finally:
+            self._open, self._is_backward = before if before == place else place, was_backward
+
+    def call(self, path: str, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a region in a checkpoint, where something in it needs a gradient.
+
+        Raises:
+            UsageError: it is called in the backward pass.
+        """
+        if self._is_backward:
+            raise UsageError(
+                f"regions: {path!r} is in a checkpoint of the model's own, which runs it again in the backward pass",
+                hint="switch that off, as by model.gradient_checkpointing_disable(): what is made again is up to the "
+                "plan",
+            )
+        times = self._times[path] = self._times.get(path, 0) + 1
+        name = named_call(path, times)
+        tensors = (*module.parameters(), *pytree.tree_leaves((args, kwargs)))
+        if not any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors):
+            self.untrained.add(name)
+            return forward(*args, **kwargs)
+        device = next((part.device.type for part in module.parameters()), "cpu")
+        given, named = pytree.tree_map(described, (args, kwargs))
+        cast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        place = len(self.calls)
+        self.calls.append(RegionCall(path, name, module, given, named, device, cast))
+        self._mark((place, "forward"))
+        self._open = place
+        first = torch._C._autograd._get_sequence_nr()
+        try:
+            result = checkpoint(
+                forward,
+                *args,
+                use_reentrant=False,
+                context_fn=lambda: (contextlib.nullcontext(), self._again(place)),
+                **kwargs,
+            )
+        finally:
+            self._open = None
+        self._numbers.append((first, torch._C._autograd._get_sequence_nr()))
+        self._holding |= {place}
+        self._mark()
+        return result
+
+
+def named_call(path: str, times: int) -> str:
+    """Return the name of a call of a region, by how often it was called in the step by then."""
+    return path if times == 1 else f"{path}, call {times}"
