@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from remat_cli.errors import GraphError, RematError
@@ -40,8 +41,12 @@ _REQUIRES_GRAD = (
     "use with checkpoints, does so: model.disable_input_require_grads() undoes it, and a plan needs neither"
 )
 _INPLACE = "PyTorch itself could not differentiate this: do it out of place, or on a copy (clone)"
+_GUARD = re.compile(r"data-dependent expression (.*?) \(unhinted")
 _EXPLANATION = re.compile(r"^\s*Explanation: (.*)$", re.MULTILINE)
 
+
+# What torch raises where it cannot capture something.
+CAPTURE_ERRORS = (exc.TorchDynamoException, GuardOnDataDependentSymNode)
 
 # What stems from there being no data, and not from the code that is called.
 _OF_TENSORS_WITHOUT_DATA = (
@@ -72,7 +77,7 @@ def explained(what: str) -> Iterator[None]:
         logger.setLevel(logging.CRITICAL + 1)
         try:
             yield
-        except exc.TorchDynamoException as error:
+        except CAPTURE_ERRORS as error:
             raise explanation(error, what, [str(warning.message) for warning in warned]) from error
         finally:
             # What was under way in torch when a request came is taken apart only later, and torch logs what it misses.
@@ -80,7 +85,7 @@ def explained(what: str) -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def explanation(error: exc.TorchDynamoException, what: str, warned: Sequence[str] = ()) -> RematError:
+def explanation(error: BaseException, what: str, warned: Sequence[str] = ()) -> RematError:
     """Return the error for the user: what remat raised while torch called it, or what torch means.
 
     Args:
@@ -91,7 +96,7 @@ def explanation(error: exc.TorchDynamoException, what: str, warned: Sequence[str
     return raised_by_remat(error) or _explained(error, what, warned)
 
 
-def raised_by_remat(error: exc.TorchDynamoException) -> RematError | None:
+def raised_by_remat(error: BaseException) -> RematError | None:
     """Return what remat raised while torch called it; None where the error is torch's."""
     own: BaseException | None = error
     while own is not None and not isinstance(own, RematError):
@@ -117,7 +122,7 @@ def call_without_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -
             raise
 
 
-def _explained(error: exc.TorchDynamoException, what: str, warned: Sequence[str]) -> GraphError:
+def _explained(error: BaseException, what: str, warned: Sequence[str]) -> GraphError:
     text = str(error)
     if isinstance(error, exc.BackendCompilerFailed):
         return _differentiated(error, what, warned)
@@ -137,12 +142,13 @@ def _explained(error: exc.TorchDynamoException, what: str, warned: Sequence[str]
             hint = _PRINTING
         elif _depends_on_data(text):
             hint = _DATA_DEPENDENT
+            reason = f"a branch depends on data ({branch[1]})" if (branch := _GUARD.search(text)) else reason
     return GraphError(f"{what} cannot be captured{_where(error)}: {reason.rstrip('.: ')}", hint=hint)
 
 
 def _where(error: Any) -> str:
     stack = getattr(error, "real_stack", None) or ()
-    place = innermost([(frame.filename, frame.lineno) for frame in stack])
+    place = innermost([(frame.filename, frame.lineno) for frame in stack]) if stack else last_place(str(error))
     return "" if place is None else f" at {place}"
 
 

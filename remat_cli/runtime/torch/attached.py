@@ -39,6 +39,7 @@ class Attached:
         if not isinstance(copy, nn.Module):  # this is copied without its module
             return None
         call = PlannedCall(copy, self.call.source, self.call.record.budget)
+        call.otherwise = self.call.otherwise
         copy.__dict__["_compiled_call_impl"] = call
         return Attached(call)
 
@@ -52,6 +53,12 @@ def attach(module: nn.Module, call: PlannedCall) -> None:
     module._compiled_call_impl = call
     module.__dict__[_NAME] = Attached(call)
     watch_gradients(module, call)
+
+
+def detach(module: nn.Module) -> None:
+    """Have a module's calls run as they are again."""
+    module._compiled_call_impl = None
+    del module.__dict__[_NAME]
 
 
 def attached_record(module: nn.Module) -> PlanRecord | None:

@@ -15,7 +15,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
 from remat_cli.errors import DoesNotFit, GraphError, RematError, UsageError
-from remat_cli.formats.torch.capture_errors import call_without_data, explanation, raised_by_remat
+from remat_cli.formats.torch.capture_errors import CAPTURE_ERRORS, call_without_data, explanation, raised_by_remat
 from remat_cli.formats.torch.internals import (
     Captured,
     boxed,
@@ -45,7 +45,7 @@ _GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
     module_hooks._global_backward_pre_hooks,
     module_hooks._global_backward_hooks,
 )
-_REGIONS = 'hint: or plan its blocks, and leave what lies between them to eager: planned(..., regions="layers.*")'
+_REGIONS = 'hint: or plan its blocks, and leave what lies between them to eager: planned(..., regions="auto")'
 
 
 class PlannedCall:
@@ -56,6 +56,7 @@ class PlannedCall:
         module: the model, if it is one module.
         source: gives the schedule of each graph.
         record: what was planned, and how calls ran.
+        otherwise: has a model run in another way, where it cannot be captured; then the call is made again.
     """
 
     def __init__(self, model: Callable[..., Any], source: ScheduleSource, budget: str = "a schedule") -> None:
@@ -63,6 +64,7 @@ class PlannedCall:
         self.function = callable_of(model)
         self.source = source
         self.record = PlanRecord(budget)
+        self.otherwise: Callable[[nn.Module, GraphError], None] | None = None
         self._modules: list[nn.Module] = []
         self._has_called = False  # without data
         self._is_apart = False  # captured with no code that other modules share
@@ -99,6 +101,11 @@ class PlannedCall:
             self._compiled, self._former = self._former, None
             self._holding.gives_up(refusal.message)
             return self._explained(args, kwargs)
+        except GraphError as refusal:
+            if self.otherwise is None or self.module is None or self.record.graphs:
+                raise
+            self.otherwise(self.module, refusal)
+            return self.module(*args, **kwargs)
         finally:
             self._former, self._given = None, ()
 
@@ -114,12 +121,12 @@ class PlannedCall:
             self.record.measuring_ns = self.source.measuring_ns
             if not self.record.graphs and _needs_gradient(result):
                 raise unsupported("torch.compile did not hand the model over: is it switched off?")
-        except exc.TorchDynamoException as error:
+        except CAPTURE_ERRORS as error:
             meant = explanation(error, "the model")
             # What remat itself raised says all; what it makes of torch's error may not.
             cause = None if meant.__traceback__ is not None else error
             meant = _with_hint(meant)
-            if self.module is not None and isinstance(meant, GraphError):
+            if self.module is not None and self.otherwise is None and isinstance(meant, GraphError):
                 meant.add_note(_REGIONS)
             raise meant from cause
         except RematError as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from remat_cli.runtime.torch.attached import attach, attached_record
 from remat_cli.runtime.torch.call import PlannedCall
 from remat_cli.runtime.torch.choice import FromFile, ScheduleSource, WithinBudget, graph_options
 from remat_cli.runtime.torch.record import PlanRecord
-from remat_cli.runtime.torch.regions import attach_regions, regions_record
+from remat_cli.runtime.torch.regions import attach_regions, plan_blocks, regions_record
 from remat_cli.units import BudgetSpec, parse_budget, parse_bytes, parse_rate
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -69,7 +69,8 @@ def planned(
         reserve: what is to be left free of the budget, as "2GB" or in bytes, for what the model does not see. The
             first steps measure that, too, and may make a new plan.
         regions: parts of the model that are captured and planned alone, such as "layers.*": paths, patterns of paths,
-            or modules. What lies between them runs as eager. They share the budget; what else the step needs is seen in
+            or modules. "auto": none where the whole step can be captured, else what the `ModuleList`s of the model
+            hold. What lies between them runs as eager. They share the budget; what else the step needs is seen in
             a rehearsal of the first training call, which leaves nothing behind.
 
     Raises:
@@ -116,18 +117,27 @@ def planned(
             times_given=device is not None,
         )
     if regions is not None:
-        if not isinstance(within, nn.Module) or not isinstance(source, WithinBudget) or offload:
-            raise UsageError(
-                "regions are parts of one torch.nn.Module, planned for a budget, without offloading",
-                hint="planned(model, budget='8GB', regions='layers.*')",
-            )
-        attach_regions(within, regions, source, str(budget))
+        _plan_by_regions(within, regions, source, str(budget))
         return model
     call = PlannedCall(within, source, str(budget if schedule is None else schedule))
     if isinstance(within, nn.Module):
         attach(within, call)
         return model
-    return functools.update_wrapper(call, model)  # type: ignore[return-value]
+    return update_wrapper(call, model)  # type: ignore[return-value]
+
+
+def _plan_by_regions(model: Any, regions: str | Sequence[str | nn.Module], source: ScheduleSource, budget: str) -> None:
+    if not isinstance(model, nn.Module) or not isinstance(source, WithinBudget) or source.request.offload:
+        raise UsageError(
+            "regions are parts of one torch.nn.Module, planned for a budget, without offloading",
+            hint="planned(model, budget='8GB', regions='auto')",
+        )
+    if regions != "auto":
+        attach_regions(model, regions, source, budget)
+        return
+    call = PlannedCall(model, source, budget)
+    call.otherwise = partial(plan_blocks, source, budget)
+    attach(model, call)
 
 
 def _reserve(size: int | str) -> int:

@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo import exc
 from torch.utils import _pytree as pytree
 
 from remat_cli.core.schedule import plain_run
 from remat_cli.errors import GraphError
-from remat_cli.formats.torch.capture_errors import explained, explanation
+from remat_cli.formats.torch.capture_errors import CAPTURE_ERRORS, explained, explanation
 from remat_cli.formats.torch.convert import graph_of
 from remat_cli.formats.torch.internals import (
     NO_DATA,
@@ -177,7 +176,7 @@ class RegionKind:
                 # torch.compile looks at the gradients of all inputs, those that other regions made among them.
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
                 result = self._run(module, *args, **kwargs)
-        except exc.TorchDynamoException as error:
+        except CAPTURE_ERRORS as error:
             raise explanation(error, f"region {self.name!r}") from None
         self._known.add(id(module))
         return result

@@ -30,6 +30,7 @@ from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
 from remat_cli.prepare import Prepared
+from remat_cli.runtime.torch.attached import detach
 from remat_cli.runtime.torch.call import check_not_sharded
 from remat_cli.runtime.torch.choice import WithinBudget
 from remat_cli.runtime.torch.holding import Holding
@@ -44,6 +45,7 @@ from remat_cli.units import format_bytes, format_share, format_time
 _SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
 _PLAN_SECONDS = 1.0  # for each plan of a region, unless the user says otherwise
 _NAME = "_remat_regions"
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # which are not called
 
 
 def regions_of(model: nn.Module, regions: str | Sequence[Any]) -> dict[str, nn.Module]:
@@ -196,6 +198,44 @@ def attach_regions(
     call = RegionsCall(model, regions_of(model, regions), source, budget)
     model._compiled_call_impl = call
     model.__dict__[_NAME] = AttachedRegions(call)
+
+
+def plan_blocks(source: WithinBudget, budget: str, model: nn.Module, refusal: GraphError) -> None:
+    """Have the repeated blocks of a model run as planned, as the whole cannot be captured.
+
+    Args:
+        source: what is asked for, and what else is in memory.
+        budget: as it was asked for.
+        model: is planned as a whole, and is changed.
+        refusal: why it cannot be captured.
+
+    Raises:
+        GraphError: the refusal, as the model has no repeated blocks.
+    """
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise refusal
+    detach(model)
+    attach_regions(model, [block for paths in blocks.values() for block in paths], source, budget)
+    count = sum(map(len, blocks.values()))
+    named = ", ".join(f"{path}.*" for path in blocks)
+    told(
+        logging.WARNING,
+        f"the step is not planned as a whole, but by its {count} repeated blocks, {named}: {refusal.message}",
+    )
+
+
+def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
+    """Return the paths of the modules in each `nn.ModuleList` of a model, those within one of these left out."""
+    found: dict[str, list[str]] = {}
+    inside: tuple[str, ...] = ()
+    for path, part in model.named_modules():
+        if path and isinstance(part, nn.ModuleList) and not path.startswith(inside or "\0"):
+            blocks = [name for name, block in part.named_children() if not isinstance(block, _CONTAINERS)]
+            if blocks:
+                found[path] = [f"{path}.{name}" for name in blocks]
+                inside += tuple(f"{block}." for block in found[path])
+    return found
 
 
 def regions_record(model: nn.Module) -> PlanRecord | None:

@@ -148,6 +148,20 @@ def test_refusal_of_the_whole_model_names_regions() -> None:
     assert any("regions=" in note for note in refusal.value.__notes__)
 
 
+def test_branch_on_how_many_rows_are_picked_is_refused_in_words() -> None:
+    with pytest.raises(GraphError, match=r"test_regions.py:\d+: a branch depends on data \(Ne\(u0, 0\)\)") as refusal:
+        planned(Routed(1, 8, 20, 0.0), budget="90%")(torch.randint(20, (2, 4)), torch.randint(20, (2, 4)))
+    assert any("regions=" in note for note in refusal.value.__notes__)
+
+
+def test_auto_plans_the_whole_step_where_it_can_be_captured() -> None:
+    model, given = GPT(1, 8, 20, 0.0), (torch.randint(20, (2, 4)), torch.randint(20, (2, 4)))
+    by_regions(model, "100%", "auto")
+    step(model, given)
+    assert not isinstance(plan_of(model), RegionsRecord)
+    assert plan_of(model).calls == 1
+
+
 class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -348,6 +362,47 @@ def test_loss_outside_is_measured_and_left_free(caplog: pytest.LogCaptureFixture
     assert measured <= record.budget_bytes < first
     assert measured == pytest.approx(last, rel=0.01)
     assert measured == pytest.approx(record.predicted_peak_bytes, rel=0.03)
+
+
+def test_auto_plans_repeated_blocks_where_the_whole_cannot_be_captured(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model, x = Branches(), torch.randn(2, 4)
+    plain = copy.deepcopy(model)
+    by_regions(model, "100%", "auto")
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        assert same(step(each, (x,)), step(plain, (x,)))
+        assert list(record_of(each).points) == ["inner.stacks.0.0", "inner.stacks.0.1"]
+    assert "not planned as a whole, but by its 2 repeated blocks, inner.stacks.0.*: the model cannot" in caplog.text
+
+
+def test_auto_refuses_what_has_no_repeated_blocks() -> None:
+    with pytest.raises(GraphError, match="the model cannot be captured"):
+        by_regions(Branching(), "100%", "auto")(torch.randn(2, 4))
+
+
+class Branches(nn.Module):
+    """Has stacks of blocks in a list, and lists in the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.stacks = nn.ModuleList([nn.ModuleList([Parts(), Parts()])])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.inner.stacks[0]:  # type: ignore[index]
+            x = block(x)
+        return x.sum() if x.sum() > 0 else -x.sum()
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.parts[0](x)
+        return y
 
 
 class Uncaptured(nn.Module):
