@@ -232,6 +232,11 @@ class Observer:
         """Whether a planner may end: what it has found so far is all that is wanted."""
         return False
 
+    @property
+    def takes_any_plan(self) -> bool:
+        """Whether any plan that fits will do, whatever time it takes: bounds on that time are of no use then."""
+        return False
+
     def begins(self) -> None:
         """A planner is asked; what it told of before was of another problem."""
 
@@ -270,6 +275,11 @@ class PassingObserver(Observer):
     def has_enough(self) -> bool:
         """Whether a planner may end."""
         return self.observe.has_enough
+
+    @property
+    def takes_any_plan(self) -> bool:
+        """Whether any plan that fits will do."""
+        return self.observe.takes_any_plan
 
     def begins(self) -> None:
         """Pass on that a planner is asked."""

@@ -1,8 +1,18 @@
 """Planning: the main path, from a graph and a request to a verified plan, for every way in."""
 
 from remat_cli.config import Request
+from remat_cli.planning.first_plan import FirstPlan
 from remat_cli.planning.main_path import Planning, plan
 from remat_cli.planning.overhead import exact_overhead, within_overhead
 from remat_cli.planning.smallest_budget import SmallestBudget, at_budget
 
-__all__ = ["Planning", "Request", "SmallestBudget", "at_budget", "exact_overhead", "plan", "within_overhead"]
+__all__ = [
+    "FirstPlan",
+    "Planning",
+    "Request",
+    "SmallestBudget",
+    "at_budget",
+    "exact_overhead",
+    "plan",
+    "within_overhead",
+]

@@ -14,8 +14,12 @@ from remat_cli.units import format_bytes
 
 
 @dataclass(frozen=True)
-class _Given:
-    """Claims a schedule that somebody else made."""
+class Given:
+    """Claims a schedule that somebody else made.
+
+    Attributes:
+        schedule: the steps.
+    """
 
     schedule: Schedule
 
@@ -47,5 +51,5 @@ def file_of_given(prepared: Prepared, schedule: Schedule, budget_bytes: int, mak
             f"{format_bytes(budget_bytes)}",
             hint="leave -o out and use torch's own checkpoints; or leave --as out, and write the free plan",
         )
-    solution = solve(Problem(prepared.graph, Budget(budget_bytes)), _Given(schedule))
+    solution = solve(Problem(prepared.graph, Budget(budget_bytes)), Given(schedule))
     return schedule_bytes(solution, prepared.mode, maker, {}, prepared.options.recorded)

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from remat_cli.core.bounds import largest_working_set
-from remat_cli.core.problem import Budget, Observer, PassingObserver, Plan, Planner, Problem, Scope, Status
-from remat_cli.core.solve import Solution, baseline_of, solve
+from remat_cli.core.problem import Budget, Observer, Planner, Problem, Scope, Status
+from remat_cli.core.solve import Solution, baseline_of, solve, with_plan_of
+from remat_cli.planning.first_plan import FirstPlan
+from remat_cli.planning.given import Given
 from remat_cli.planning.overhead import exact_overhead, within_overhead
 from remat_cli.units import format_bytes
 
@@ -77,27 +79,6 @@ def at_budget(solution: Solution, budget_bytes: int) -> Solution:
     return replace(solution, problem=replace(solution.problem, budget=Budget(budget_bytes)))
 
 
-class _FirstPlan(PassingObserver):
-    """Passes on what a planner tells, and has enough as soon as there is a plan of little enough overhead."""
-
-    def __init__(self, plain_time: int, observe: Observer, max_overhead: Fraction | None) -> None:
-        super().__init__(observe)
-        self._plain_time = plain_time
-        self._max_overhead = max_overhead
-        self._has_plan = False
-
-    @property
-    def has_enough(self) -> bool:
-        return self._has_plan or super().has_enough
-
-    def found(self, plan: Plan) -> None:
-        self._has_plan |= self._is_allowed(plan.time)
-        super().found(plan)
-
-    def _is_allowed(self, time: int) -> bool:
-        return self._max_overhead is None or exact_overhead(time, self._plain_time) <= self._max_overhead
-
-
 class _Search:
     """Keeps apart where the search has been (`floor`) and what is proven (`proven`)."""
 
@@ -127,24 +108,27 @@ class _Search:
 
     def best_at(self, found: Solution) -> Solution:
         """Let the planner run on at the smallest budget; return its plan, or the known one if that is better."""
-        solution = within_overhead(solve(found.problem, self.planner, self.observe), self.max_overhead)
+        solution = solve(found.problem, self.planner, self.observe)
         is_better = solution.trace is not None and found.trace is not None and solution.trace.time <= found.trace.time
-        return solution if is_better else replace(found, interrupted=solution.interrupted)
+        # What was proven on the way holds for the known plan, too.
+        return solution if is_better else with_plan_of(solution, found)
 
     def bisect(self) -> None:
-        # A planner that refuses a budget names its closest schedule: a better start than halving from above.
+        # A planner that refuses a budget names its closest schedule: a better start than halving from above. Asked at
+        # that schedule's peak, it often finds a still smaller one.
         closest = self.ask(self.proven)
-        for budget in (closest, self.plain.budget.device_bytes):
-            if self.found is None and budget is not None:
-                self.ask(budget)
+        if closest is not None:
+            self.ask(closest)
+        if self.found is None:
+            self.ask(self.plain.budget.device_bytes)
         while self.goes_on:
-            peak = self.found_peak()
+            known, peak = self.found, self.found_peak()
             below = peak if self.floor <= peak < self.found_bytes else (self.floor + self.found_bytes - 1) // 2
             self.ask(below)
-            if below == peak and self.found_bytes != peak and self.refusal.status is Status.UNKNOWN:
+            if below == peak and self.found_bytes > peak and self.refusal.status is Status.UNKNOWN:
                 # The planner does not find its own plan again, but the plan is known.
-                assert self.found is not None
-                self.found = at_budget(self.found, peak)
+                assert known is not None
+                self.found = at_budget(known, peak)
 
     @property
     def goes_on(self) -> bool:
@@ -169,7 +153,7 @@ class _Search:
     def ask(self, budget: int) -> int | None:
         """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says."""
         self.observe.phase(f"trying {format_bytes(budget)}")
-        observe = _FirstPlan(baseline_of(self.plain.graph).time, self.observe, self.max_overhead)
+        observe = FirstPlan(baseline_of(self.plain.graph).time, self.observe, self.max_overhead)
         solution = solve(replace(self.plain, budget=Budget(budget)), self.planner, observe)
         taken = within_overhead(solution, self.max_overhead)
         if taken.trace is not None:
@@ -181,11 +165,24 @@ class _Search:
             return taken.trace.peak_bytes
         self.floor = max(self.floor, budget + 1)
         self.refusal = taken
-        if self.refusal.status is Status.INFEASIBLE:
+        # Of a budget that the closest schedule of another refusal fits, the planner can speak for its own plans only.
+        if self.refusal.status is Status.INFEASIBLE and (self.found is None or budget < self.found_bytes):
             self.proven, self.scope = self.floor, self.refusal.scope
         closest = None if solution.closest is None else solution.closest.peak_bytes
         self.fruitless = self.fruitless + 1 if self.comes_no_closer(closest) else 0
+        self.take_closest(solution)
         return closest
+
+    def take_closest(self, refusal: Solution) -> None:
+        """Keep the closest schedule of a refusal where it is a plan for a smaller budget than the one found so far."""
+        schedule, trace = refusal.result.closest, refusal.closest
+        if schedule is None or trace is None or trace.peak_bytes < self.floor:
+            return
+        if self.found is not None and self.found_bytes <= trace.peak_bytes:
+            return
+        if self.max_overhead is None or exact_overhead(trace.time, refusal.baseline.time) <= self.max_overhead:
+            self.found = solve(replace(self.plain, budget=Budget(trace.peak_bytes)), Given(schedule))
+            self.ended_early = True
 
     def comes_no_closer(self, closest: int | None) -> bool:
         """Tell whether the last refusal proves nothing, and its smallest peak is no smaller than what was found."""

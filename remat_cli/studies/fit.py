@@ -11,7 +11,7 @@ from remat_cli.core.bounds import largest_working_set
 from remat_cli.core.problem import Observer, Status
 from remat_cli.core.solve import Solution, baseline_of
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.planning import Planning, Request, plan
+from remat_cli.planning import FirstPlan, Planning, Request, plan
 from remat_cli.prepare import Prepared
 from remat_cli.settings import Setting, parts
 from remat_cli.studies.progress import Prefixed
@@ -125,7 +125,8 @@ def fit(question: Question, prepare_at: Callable[[int], Prepared], observe: Obse
     """Search the largest value that fits: in growing steps, then by interpolating memory between two values.
 
     The search assumes that memory grows with the value, and checks that for the values it tries. The planner is asked
-    only for values whose plain run does not fit and whose largest working set does.
+    only for values whose plain run does not fit and whose largest working set does. For each it may stop at its first
+    plan; at the largest value it runs on.
 
     Args:
         question: what is searched.
@@ -158,6 +159,7 @@ class _Search:
     _working_sets: dict[int, int] = field(default_factory=dict)  # bytes of the largest one, by number
     _closest: dict[int, int] = field(default_factory=dict)  # peak of what came closest to fitting, by refused number
     _plans: dict[int, Planning] = field(default_factory=dict)
+    _ended_early: set[int] = field(default_factory=set)  # numbers whose planner could have run on from its plan
     _interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -170,6 +172,7 @@ class _Search:
         limit = largest(lambda number: self._at(number).least_bytes <= budget, plain, most, self._guess_limit)
         try:
             found = largest(self._has_plan, plain, limit, self._guess_planned)
+            self._run_on(found)
         except KeyboardInterrupt:
             found = max((number for number, plan in self._plans.items() if plan.trace is not None), default=plain)
             if found == 0:
@@ -243,15 +246,30 @@ class _Search:
         if self._interrupted:
             return False
         sized = self._at(number)
-        planning = self._plan(sized, self.question.request)
+        request = self.question.request
+        first = FirstPlan(baseline_of(sized.prepared.graph).time, self.observe, request.max_overhead)
+        # The first plan need not have addresses that fit.
+        planning = self._plan(sized, request, self.observe if request.arena else first)
         self._plans[number] = planning
+        if first.has_enough and not request.arena:
+            self._ended_early.add(number)
         self._interrupted = planning.solution.interrupted
         if planning.trace is None and planning.solution.closest is not None:
             self._closest[number] = planning.solution.closest.peak_bytes
         return planning.trace is not None
 
-    def _plan(self, sized: Sized, request: Request) -> Planning:
-        observe = Prefixed(self.observe, f"{self.question.dim}={sized.value} · ")
+    def _run_on(self, number: int) -> None:
+        """Let the planner look for better plans than its first one."""
+        if number not in self._ended_early or self._interrupted:
+            return
+        known = self._plans[number].trace
+        planning = self._plan(self._at(number), self.question.request, self.observe)
+        self._interrupted = planning.solution.interrupted
+        if planning.trace is not None and known is not None and planning.trace.time <= known.time:
+            self._plans[number] = planning
+
+    def _plan(self, sized: Sized, request: Request, observer: Observer) -> Planning:
+        observe = Prefixed(observer, f"{self.question.dim}={sized.value} · ")
         observe.phase("planning")
         return plan(sized.prepared, request, observe)
 
@@ -265,8 +283,8 @@ class _Search:
             return self._plans[number]
         request = self.question.request
         if not found:
-            return self._plan(self._at(number), request)
-        plain_run = self._plan(self._at(number), replace(request, planner=PlannerChoice("keep_all")))
+            return self._plan(self._at(number), request, self.observe)
+        plain_run = self._plan(self._at(number), replace(request, planner=PlannerChoice("keep_all")), self.observe)
         return replace(plain_run, request=request)
 
     def _refused(self) -> tuple[tuple[int, Status], ...]:

@@ -155,7 +155,15 @@ class Members:
         if self._cuts is None:
             self._cuts = CutSearch.in_any_order(Stages.of(self.problem.graph), self._room)
         clock = replace(limits, work=inf)
-        proof = self._cuts.turn(clock, known, extra, self._offer_fitted, share=1.0, work=limits.work)
+        proof = self._cuts.turn(
+            clock,
+            known,
+            extra,
+            self._offer_fitted,
+            share=1.0,
+            work=limits.work,
+            takes_any_plan=self.observe.takes_any_plan,
+        )
         self._note(proof.bound)
 
     def confirm(self) -> None:

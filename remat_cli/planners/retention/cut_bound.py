@@ -115,6 +115,7 @@ class CutSearch:
         *,
         share: float = SHARE_OF_TURN,
         work: float = WORK_OF_TURN,
+        takes_any_plan: bool = False,
     ) -> CutProof:
         """Solve one model after the other, until one takes more than its part of the limits; return the best proof.
 
@@ -127,13 +128,14 @@ class CutSearch:
             tell: is told of the best sequence of each model, which need not fit.
             share: of the time, for this turn.
             work: of the solver, for this turn, on a graph of usual size.
+            takes_any_plan: only whether there are plans is asked, so that each model ends at its first solution.
         """
         began, earlier = monotonic(), self.proof.seconds
         part = limits.part(share, work * max(1.0, len(self._stages) / _USUAL_OPS))
         most = max(known, self.proof.bound.extra or 0)
         while len(self._cuts) and not part.is_over:
             model = self._model_at(self._stages, self._room, self._cuts)
-            built = model.build()
+            built = model.build(has_objective=not takes_any_plan)
             if best is not None:
                 limit_cost(built, best + model.counted)
             outcome = first_opinion(built, part, SETTINGS)

@@ -139,15 +139,20 @@ class CutModel:
 
     # What holds of them
 
-    def build(self) -> CpModel:
-        """Return the model; its objective is the time of reruns, plus `counted`."""
+    def build(self, *, has_objective: bool = True) -> CpModel:
+        """Return the model; its objective is the time of reruns, plus `counted`.
+
+        Args:
+            has_objective: without one, any solution will do.
+        """
         model = CpModel()
         add_choices(model, self._after.end)
         self._add_needs(model)
         self._add_runs_after_cuts(model)
         self._add_first_runs(model)
         self._add_memory(model)
-        minimise(model, self.stages.time[self._run.member], self._run.first)
+        if has_objective:
+            minimise(model, self.stages.time[self._run.member], self._run.first)
         return model
 
     def _add_needs(self, model: CpModel) -> None:

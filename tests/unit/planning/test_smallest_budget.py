@@ -224,3 +224,56 @@ def test_what_is_proven_beyond_the_working_set_leaves_out_plans_that_move_tensor
     assert search(proving, Link(Fraction(1))).leaves_out_transfers
     assert not search(proving, None).leaves_out_transfers
     assert not search(Threshold(4, Status.UNKNOWN), Link(Fraction(1))).leaves_out_transfers
+
+
+@dataclass(frozen=True)
+class OnlyClosest:
+    """Plans from 5 bytes on; below, all it says is that its schedule of 4 bytes came closest."""
+
+    refusal: Status = Status.UNKNOWN
+    bounds: tuple[Bound, ...] = ()
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        if problem.budget.device_bytes >= 5:
+            return PlanResult(Status.FEASIBLE, schedule=PLAIN)
+        if problem.budget.device_bytes == 4:
+            return PlanResult(self.refusal, bounds=self.bounds)
+        return PlanResult(Status.UNKNOWN, closest=RECOMPUTING)
+
+
+def test_the_closest_schedule_of_a_refusal_is_a_plan_for_its_own_peak() -> None:
+    search = smallest_budget(GRAPH, OnlyClosest())
+    assert (search.found_bytes, search.proven_bytes) == (4, 3)
+    assert search.solution.result.schedule == RECOMPUTING
+    assert search.solution.problem.budget.device_bytes == 4
+
+
+def test_the_closest_schedule_is_taken_only_where_its_overhead_is_allowed() -> None:
+    assert smallest_budget(GRAPH, OnlyClosest(), max_overhead=Fraction(1, 100)).found_bytes == 5
+
+
+def test_a_planner_that_proves_there_is_none_at_the_peak_of_its_closest_schedule_proves_nothing_beyond_it() -> None:
+    search = smallest_budget(GRAPH, OnlyClosest(Status.INFEASIBLE))
+    assert search.found_bytes == 4
+    assert search.proven_bytes <= 4
+
+
+def test_what_the_planner_proves_at_the_smallest_budget_is_told_beside_a_plan_of_another_one() -> None:
+    search = smallest_budget(GRAPH, OnlyClosest(bounds=(Bound(14, Scope.ANY_ORDER),)))
+    assert search.solution.status is Status.OPTIMAL
+
+
+def test_a_planner_is_told_whether_any_plan_will_do() -> None:
+    heard: list[bool] = []
+
+    @dataclass(frozen=True)
+    class Asks(KeepAll):
+        def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+            heard.append(observe.takes_any_plan)
+            return PlanResult(Status.UNKNOWN)
+
+    smallest_budget(GRAPH, Asks())
+    assert set(heard) == {True}
+    heard.clear()
+    smallest_budget(GRAPH, Asks(), max_overhead=Fraction(1, 10))
+    assert set(heard) == {False}, "a bound on the time may prove that none is fast enough"

@@ -18,7 +18,7 @@ from remat_cli.planners.keep_all import KeepAll
 from remat_cli.prepare import Prepared
 from remat_cli.studies.fit import Fit, Question, fit, largest
 from tests.graphs import training_chain
-from tests.plans import Told, asking, prepared
+from tests.plans import Told, asking, prepared, told
 
 
 @dataclass(frozen=True)
@@ -229,6 +229,32 @@ def test_an_interruption_before_any_plan_leaves_what_fits_without() -> None:
 def test_an_interruption_with_nothing_found_goes_on() -> None:
     with pytest.raises(KeyboardInterrupt):
         searched(4, Interrupted(asked=[1, 2, 3]))
+
+
+@dataclass(frozen=True)
+class Improving(Recomputing):
+    """Would find the plan of `Recomputing` if it were let run on after a slower one."""
+
+    went_on: list[int] = field(default_factory=list)
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        better = super().plan(problem, observe)
+        if better.schedule is None:
+            return better
+        slower = with_frees(problem.graph, ("f1", "f2", "f3", "f4", "loss", "b4", "b3", "f1", "f1", "b2", "b1"))
+        observe.found(told(slower))
+        if observe.has_enough:
+            return replace(better, schedule=slower)
+        self.went_on.append(self.asked[-1])
+        return better
+
+
+def test_the_planner_is_let_run_on_at_the_value_that_was_found_only() -> None:
+    planner = Improving()
+    found = searched(100, planner)
+    assert planner.went_on == [25]
+    assert len(set(planner.asked)) > 1
+    assert (values(found)[1], found.solution.overhead) == (25, 14 / 13 - 1)
 
 
 def test_progress_names_the_value() -> None:

@@ -10,7 +10,7 @@ import pytest
 from remat_cli.core.problem import Basis
 from remat_cli.planners.retention import any_order_bound
 from remat_cli.planners.retention.any_order_bound import Ancestry
-from remat_cli.planners.retention.cover_bound import NO_BOUND
+from remat_cli.planners.retention.cover_bound import NO_BOUND, RerunBound
 from remat_cli.planners.retention.cut_bound import CutSearch
 from remat_cli.planners.retention.cut_model import CutModel
 from remat_cli.planners.shared import second_solver
@@ -78,6 +78,16 @@ def test_only_the_best_of_the_models_gets_a_second_opinion(monkeypatch: pytest.M
     assert bound.basis is Basis.TWO_SOLVERS
     assert CutSearch.in_any_order(STAGES, ROOM).turn(AMPLE, known=100).confirmed(AMPLE).extra == 0
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("room", [2, 3])
+def test_where_any_plan_will_do_only_that_there_is_none_is_proven(room: int) -> None:
+    best, any_one = CutSearch.in_any_order(STAGES, room), CutSearch.in_any_order(STAGES, room)
+    none_fits = best.turn(AMPLE).bound.extra is None
+    assert none_fits is (room == 2)
+    proof = any_one.turn(AMPLE, takes_any_plan=True)
+    assert any_one.has_ended
+    assert proof.confirmed(AMPLE) == (RerunBound(None, Basis.TWO_SOLVERS) if none_fits else NO_BOUND)
 
 
 def test_each_turn_goes_on_with_the_model_that_the_last_one_did_not_finish() -> None:
