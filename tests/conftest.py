@@ -7,6 +7,7 @@ wished.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from importlib.util import find_spec
@@ -23,6 +24,10 @@ settings.register_profile(
     "thorough", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("fast")
+
+# Functions that numba compiles are tested as plain Python: that is the same, and takes no time to compile. A test that
+# runs them compiled does so in a process of its own.
+os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
 
 # What a shell script starts in the background ignores Ctrl-C, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -14,7 +14,8 @@ from remat_cli.errors import UsageError
 @click.argument("names", nargs=-1, metavar="[PLANNER...]", shell_complete=planner_names)
 @click.option("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout.")
 @click.option("--schema", is_flag=True, help="Print a JSON Schema of every planner's options.")
-def command(names: tuple[str, ...], as_json: bool, schema: bool) -> None:
+@click.option("--compile", "compiles", is_flag=True, help="Compile the moves of annealing, once; needs numba.")
+def command(names: tuple[str, ...], as_json: bool, schema: bool, compiles: bool) -> None:
     """List the planners, or the named ones: what each takes, searches and proves, its options and its source.
 
     \b
@@ -22,7 +23,11 @@ def command(names: tuple[str, ...], as_json: bool, schema: bool) -> None:
       remat planners
       remat planners rotor
       remat planners --schema
+      remat planners --compile
     """
+    if compiles:
+        _compile()
+        return
     from remat_cli.config import named_planner, planner_schemas
     from remat_cli.reports.summary import planners_summary
     from remat_cli.reports.terminal.plan import planners_report
@@ -33,3 +38,17 @@ def command(names: tuple[str, ...], as_json: bool, schema: bool) -> None:
     Output(as_json=as_json or schema).report(
         lambda: planners_report(chosen), planner_schemas if schema else lambda: planners_summary(chosen)
     )
+
+
+def _compile() -> None:
+    """Compile what is called too often to be compiled within a time limit."""
+    from remat_cli.generate.layered import Layered
+    from remat_cli.planners.annealing.flat import compile_for, is_ready
+    from remat_cli.planners.annealing.kernel import IS_COMPILED
+    from remat_cli.synthesis import synthesize
+
+    if not IS_COMPILED:
+        raise UsageError("numba, which compiles, is not installed", hint="pip install 'remat[fast]'")
+    was_ready = is_ready()
+    compile_for(synthesize(Layered(), ops=40).graph)
+    click.echo("annealing: was compiled before" if was_ready else "annealing: compiled, and kept for later runs")

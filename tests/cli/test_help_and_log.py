@@ -115,3 +115,10 @@ def test_names_with_control_characters_stay_harmless_in_the_log(remat: Remat, tm
     text = log.read_text()
     assert "\x1b" not in text
     assert "\nforged" not in text
+
+
+def test_compiling_needs_a_compiler(remat: Remat) -> None:
+    ended = remat("planners", "--compile")
+    assert ended.code == 2
+    assert "numba, which compiles, is not installed" in ended.err
+    assert "pip install 'remat[fast]'" in ended.err

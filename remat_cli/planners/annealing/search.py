@@ -11,16 +11,15 @@ Relaxation, IEEE Transactions on Pattern Analysis and Machine Intelligence 1984 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from itertools import cycle
-from math import exp, inf
+from math import inf
 from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
 
-from remat_cli.planners.annealing.remaking import Remaking
-from remat_cli.planners.annealing.runs import Pause, RunLine
+from remat_cli.planners.annealing.sweeps import sweeps_of
+from remat_cli.planners.annealing.weather import Weather
 from remat_cli.planners.min_cut.fitting import BytePrices, fit
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
@@ -70,11 +69,9 @@ _MOVES_OF_SMALL = 4.0
 _EASE = 1.02
 # A sequence that does not fit after a round is mended: at this temperature, from this price on, which grows from sweep
 # to sweep. Every few sweeps it is cut at the worst moment.
-_MENDING_HEAT, _MENDING_PRICE, _MENDING_GROWTH = 0.7, 5.0, 1.015
-_SWEEPS_OF_MENDING, _SWEEPS_A_CUT = 150, 10
+_MENDING_HEAT, _MENDING_PRICE, _MENDING_GROWTH = 0.4, 5.0, 1.03
+_SWEEPS_OF_MENDING, _SWEEPS_A_CUT = 150, 30
 _NOISE_OF_CUTS = 0.3
-# The most that a move may lose, in temperatures: larger losses are hardly ever accepted.
-_LOSS = 3.0
 # The search goes on from a known plan if it is this near to the bound, as a share of the plain run's time.
 _NEAR = 0.1
 # The search ends after this many rounds in a row without a gain: with a plan, and without one.
@@ -106,6 +103,7 @@ class AnnealingSearch:
         self._gap = gap
         self._budget = incumbent.problem.budget.device_bytes
         self._rng = np.random.default_rng(limits.seed)
+        self._sweeps = sweeps_of(graph, limits.seconds)
         self._best_of_round: RematSequence | None = None
         sizes = graph.arrays.tensor_bytes[graph.arrays.producer >= 0]
         self._mean_time = max(graph.total_time, 1) / len(graph.ops)
@@ -155,6 +153,7 @@ class AnnealingSearch:
         count = len(self.incumbent.problem.graph.ops)
         planned = count * min(climate.moves, _MOVES_OF_SMALL * count)
         tried, began, seconds = 0, monotonic(), max(climate.share * self.limits.seconds, 1e-9)
+        planned = min(planned, max(climate.share * self.limits.work, 1))
         ease, most = 1.0, sequence.peak if climate.shrinks else self._budget
         while (progress := max(tried / planned, (monotonic() - began) / seconds)) < 1 and not self._is_done:
             dearness = progress if climate.shrinks else max(0.0, 2 * progress - 1)
@@ -193,13 +192,16 @@ class AnnealingSearch:
         self, sequence: RematSequence, price: float, temperature: float, budget: int
     ) -> tuple[RematSequence, int]:
         """Return the sequence after one try of every move that may matter, and how many there were."""
-        runs = RunLine(sequence, budget - sequence.graph.fixed_bytes)
-        sweep = MoveSweep(runs, price * self._mean_time / self._mean_bytes, temperature * self._mean_time, self._rng)
-        tried = sweep.run(lambda: self.limits.is_over) + len(sequence)
+        weather = Weather(
+            room=budget - sequence.graph.fixed_bytes,
+            price=price * self._mean_time / self._mean_bytes,
+            temperature=temperature * self._mean_time,
+        )
+        new, moves = self._sweeps.sweep(sequence, weather, self._rng, lambda: self.limits.is_over)
+        tried = moves + len(sequence)
         self.limits.spend(tried)
-        sequence = runs.sequence
-        self._take(sequence)
-        return sequence, tried
+        self._take(new)
+        return new, tried
 
     def _take(self, sequence: RematSequence) -> None:
         if sequence.peak > self._budget:
@@ -213,67 +215,3 @@ class AnnealingSearch:
     @property
     def _is_done(self) -> bool:
         return self.limits.is_over or self.incumbent.nothing_fits or self.incumbent.gap <= self._gap
-
-
-class MoveSweep:
-    """One try of every move that may matter, in random order."""
-
-    def __init__(self, runs: RunLine, price: float, temperature: float, rng: np.random.Generator) -> None:
-        """Prepare.
-
-        Args:
-            runs: the sequence, which has just been laid out.
-            price: of a byte above the room at one run, in time.
-            temperature: in the graph's time unit.
-            rng: of the random choices.
-        """
-        self._runs, self._price, self._temperature, self._rng = runs, price, temperature, rng
-
-    def run(self, is_over: Callable[[], bool]) -> int:
-        """Try the moves; return how many there were."""
-        runs = self._runs
-        moves: list[tuple[Callable[..., None], int | Pause]] = [
-            *_each(self._move, runs.restless().tolist()),
-            *_each(self._leave_out, runs.twins()),
-            *_each(self._make_again, runs.pauses()),
-        ]
-        draws: list[float] = self._rng.random(len(moves)).tolist()
-        for number, (at, draw) in enumerate(zip(self._rng.permutation(len(moves)).tolist(), draws, strict=True)):
-            if number % 64 == 0 and is_over():
-                break
-            move, what = moves[at]
-            move(what, draw)
-        return len(moves)
-
-    def _move(self, run: int, draw: float) -> None:
-        """Draw another place for a run."""
-        places = self._runs.places(run) if self._runs.is_there(run) else None
-        if places is not None:
-            cost = places.cost
-            weights = np.cumsum(np.exp((np.minimum.reduce(cost) - cost) * (self._price / self._temperature)))
-            self._runs.move(places, int(np.searchsorted(weights, draw * weights[-1], side="right")))
-
-    def _leave_out(self, run: int, draw: float) -> None:
-        if not (self._runs.is_there(run) and self._runs.has_twin(run)):
-            return
-        omission = self._runs.omission(run)
-        if omission is not None and self._accepts(self._price * omission.lacking - omission.time, draw):
-            self._runs.leave_out(omission)
-
-    def _make_again(self, pause: Pause, draw: float) -> None:
-        span = self._runs.span(pause)
-        remake = (
-            None
-            if span is None
-            else Remaking(self._runs, pause.instance, *span, self._price, _LOSS * self._temperature).remake()
-        )
-        if remake is not None and self._accepts(self._price * remake.lacking + remake.time, draw):
-            self._runs.add(remake)
-
-    def _accepts(self, cost: float, draw: float) -> bool:
-        """Tell whether a move is made: always where it gains, and the less likely the more it costs."""
-        return cost <= 0 or draw < exp(-cost / self._temperature)
-
-
-def _each(move: Callable[..., None], of: Iterable[int | Pause]) -> Iterable[tuple[Callable[..., None], int | Pause]]:
-    return ((move, what) for what in of)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from remat_cli.core.simulate import simulate
 from remat_cli.planners.annealing.remaking import Remaking
 from remat_cli.planners.annealing.runs import RunLine
-from remat_cli.planners.annealing.search import MoveSweep
+from remat_cli.planners.annealing.sweeps import MoveSweep
+from remat_cli.planners.annealing.weather import Weather
 from remat_cli.planners.shared.orders.moves import above
 from remat_cli.planners.shared.sequence import RematSequence
 from tests.graphs import small_graphs, training_graphs
@@ -50,7 +51,7 @@ def test_sweeps_keep_count_of_memory_and_leave_valid_sequences(
     for number in range(3):
         runs = RunLine(sequence, room)
         assert (runs.excess == sequence.memory - sequence.graph.fixed_bytes - room).all() or number == 0
-        MoveSweep(runs, price, 5.0, np.random.default_rng([seed, number])).run(lambda: False)
+        MoveSweep(runs, Weather(room, price, 5.0), np.random.default_rng([seed, number])).run(lambda: False)
         assert is_exact(runs, sequence, room)
         sequence = runs.sequence
         trace = simulate(sequence.graph, sequence.schedule())

@@ -1,0 +1,123 @@
+"""Sweeps over flat arrays, by the functions of `kernel`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from remat_cli.core.graph import Graph
+from remat_cli.planners.annealing import kernel
+from remat_cli.planners.annealing.kernel import GraphTables, Tables
+from remat_cli.planners.annealing.runs import GraphLists
+from remat_cli.planners.annealing.weather import SHARES, Weather
+from remat_cli.planners.shared.numbering import Ints
+from remat_cli.planners.shared.sequence import RematSequence
+
+# Between two looks at the clock so many moves are tried.
+_MOVES_A_LOOK = 2_000
+
+
+def is_ready() -> bool:
+    """Tell whether the compiled functions are kept on disk: to compile them takes far longer than to load them."""
+    if not kernel.IS_COMPILED:
+        return False
+    written = Path(kernel.__file__).stat().st_mtime
+    kept = Path(cast(Any, kernel.try_moves).stats.cache_path).glob("kernel.try_moves-*.nbi")
+    return any(path.stat().st_mtime >= written for path in kept)
+
+
+def compile_for(graph: Graph) -> None:
+    """Compile the functions and keep them on disk, by a sweep over the plain run of a graph."""
+    weather = Weather(room=0, price=1.0, temperature=1.0)
+    FlatSweeps(graph).sweep(RematSequence.plain(graph), weather, np.random.default_rng(0), lambda: False)
+
+
+class FlatSweeps:
+    """Sweeps over the sequences of one graph; what is used again from one to the next."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Lay out a graph."""
+        self._graph = _tables_of(graph)
+        self._tables = _new_tables(len(graph.ops), len(graph.arrays.producer))
+
+    def sweep(
+        self, sequence: RematSequence, weather: Weather, rng: np.random.Generator, is_over: Callable[[], bool]
+    ) -> tuple[RematSequence, int]:
+        """Sweep, as described in `Sweeps`."""
+        graph, ops = self._graph, sequence.ops
+        nodes, instances = (graph.start[:, ops + 1] - graph.start[:, ops]).sum(axis=1).tolist()
+        self._grow(len(ops), nodes, instances)
+        kernel.lay_out(graph, self._tables, ops, weather.room)
+        moves = np.empty((4, 2 * len(ops) + nodes + instances), dtype=np.int64)
+        count = kernel.list_moves(graph, self._tables, moves)
+        draws, turns = rng.random(count), rng.permutation(count)
+        turn = 0
+        while turn < count and not is_over():
+            until = min(count, turn + _MOVES_A_LOOK)
+            turn = kernel.try_moves(
+                graph, self._tables, moves, turns, draws, turn, until, *weather[1:], weather.loss, SHARES
+            )
+            if turn < until:
+                used = self._tables.counts
+                self._grow(int(used[kernel.RUNS]), int(used[kernel.NODES]), int(used[kernel.INSTANCES]))
+        return RematSequence(sequence.reads, kernel.useful(graph, self._tables)), count
+
+    def _grow(self, runs: int, nodes: int, instances: int) -> None:
+        """Make the tables long enough for so many runs, and for those that one move adds, at least."""
+        graph, tables = self._graph, self._tables
+        # Before the first run and after the last one, memory is noted, too.
+        runs += graph.ops.shape[1] + 4
+        self._tables = tables._replace(
+            runs=_longer(tables.runs, runs),
+            line=_longer(tables.line, runs),
+            weight=tables.weight if len(tables.weight) >= runs else np.zeros(2 * runs),
+            nodes=_longer(tables.nodes, nodes + len(graph.reads)),
+            instances=_longer(tables.instances, instances + len(graph.makes)),
+        )
+
+
+def _longer(table: Ints, length: int) -> Ints:
+    """Return a table with rows of at least a length."""
+    if table.shape[1] >= length:
+        return table
+    longer = np.zeros((len(table), 2 * length), dtype=np.int64)
+    longer[:, : table.shape[1]] = table
+    return longer
+
+
+def _tables_of(graph: Graph) -> GraphTables:
+    arrays, lists = graph.arrays, GraphLists.of(graph)
+    reads_start, reads = _flat(lists.reads)
+    makes_start, makes = _flat(lists.makes)
+    inplace = [-1 if tensor is None else tensor for tensor in arrays.inplace]
+    return GraphTables(
+        start=np.array([reads_start, makes_start], dtype=np.int64),
+        reads=reads,
+        makes=makes,
+        ops=np.array([lists.time, lists.own_bytes, lists.can_rerun, inplace, arrays.inplace_bytes], dtype=np.int64),
+        tensors=np.array([lists.producer, lists.size, lists.is_output], dtype=np.int64),
+    )
+
+
+def _flat(rows: list[list[int]]) -> tuple[Ints, Ints]:
+    """Return where each row starts, and all rows one after the other."""
+    start = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return start, np.array([value for row in rows for value in row], dtype=np.int64)
+
+
+def _new_tables(ops: int, tensors: int) -> Tables:
+    """Return tables for a graph, of length 0 where that depends on the sequence."""
+    rows = {"runs": 8, "line": 5, "nodes": 4, "instances": 7}
+    return Tables(
+        counts=np.zeros(6, dtype=np.int64),
+        weight=np.zeros(0),
+        tensors=np.zeros((7, tensors), dtype=np.int64),
+        price=np.zeros(tensors),
+        ops=np.zeros((5, ops), dtype=np.int64),
+        open=np.zeros((2, kernel.DEPTH + 1), dtype=np.int64),
+        costs=np.zeros((3, kernel.DEPTH + 1)),
+        **{name: np.zeros((count, 0), dtype=np.int64) for name, count in rows.items()},
+    )

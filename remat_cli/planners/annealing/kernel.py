@@ -1,0 +1,957 @@
+"""The moves of a sweep over flat arrays of whole numbers: the same moves as those of `runs`, for a compiler.
+
+With numba (the extra `fast`), each function is compiled when it is first called and kept on disk for the next time.
+Without it, the same functions are plain Python; `MoveSweep` over numpy is quicker then. Both make the same moves, byte
+for byte: bytes are whole numbers, probabilities come from one table, and sums of times are formed in the same order.
+
+Readers of an instance, and instances of a tensor, are linked lists. Each read of a run is a node of such a list.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from math import inf
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_cli.planners.shared.numbering import Ints
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Floats = NDArray[np.float64]
+
+# NUMBA_DISABLE_JIT=1 leaves functions as they are, and so do tests.
+IS_COMPILED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+
+
+def compiled(function: Function) -> Function:
+    """Return the function, compiled when it is first called if numba is there."""
+    if not IS_COMPILED:
+        return function
+    import numba
+
+    return cast(Function, numba.njit(cache=True)(function))
+
+
+# As in `shared.orders.moves` and `remaking`; a compiled function reads constants of its own module only.
+REACH, DEPTH, MOST_PRICED, MOST_COST = 1000, 8, 200, 1.2
+STEPS, LAST_STEP = 64.0, 2560
+# Kinds of moves, by their rows in a table of moves.
+MOVE, LEAVE_OUT, MAKE_AGAIN = range(3)
+# Rows of the tables of a graph.
+READS_START, MAKES_START = range(2)
+TIME, OWN_BYTES, CAN_RERUN, INPLACE, SAVED = range(5)
+PRODUCER, SIZE, IS_OUTPUT = range(3)
+# Rows of the tables of a sequence.
+RUNS, INSTANCES, NODES, LENGTH, MARK, PRICED = range(6)
+OP, OWN, THERE, FIRST_NODE, FIRST_MADE, POSITION, GONE, PATH = range(8)
+ORDER, EXCESS, BETWEEN, CHANGE, RELIEF = range(5)
+READER, READS, LATER, EARLIER = range(4)
+MAKER, TENSOR, KEPT, HEAD, TAIL, NEXT, PREVIOUS = range(7)
+NEWEST, AGAIN, PRICED_AT, MADE_AT, LATE_AT, SOURCE, LAST_USE = range(7)
+COPIES, CHOSEN_AT, NEW, LEVEL, DURING = range(5)
+WANTED, READ = range(2)
+KEEP, REMAKE, MOST = range(3)
+
+
+class GraphTables(NamedTuple):
+    """A graph; tensors of 0 bytes included, graph inputs left out.
+
+    Attributes:
+        start: [2, N + 1] where in `reads` and in `makes` the tensors of each op start.
+        reads: tensors that ops read.
+        makes: tensors that ops make.
+        ops: [5, N] time, bytes of outputs and workspace, whether it may run again, the tensor whose storage it can take
+            over (-1 for none), and the bytes that this saves.
+        tensors: [3, T] op that makes it (-1 for graph inputs), bytes, whether it is an output of the graph.
+    """
+
+    start: Ints
+    reads: Ints
+    makes: Ints
+    ops: Ints
+    tensors: Ints
+
+
+class Tables(NamedTuple):
+    """A sequence that changes by moves; -1 ends a list, and stands for none.
+
+    A *mark* is the number of the last move for which something was noted.
+
+    Attributes:
+        counts: how many runs, instances, nodes and runs in order there are, marks were given out, and tensors priced.
+        runs: of each run: op, own bytes, whether it has not been left out, its first read (the others follow), its
+            first instance (the others follow), position, a mark; and room for a path.
+        line: at each position: run, memory less the room while it runs, and before it; and room for what changes.
+        weight: of places.
+        nodes: of each read: the run, the instance, the next read of that instance, the one before.
+        instances: of each instance: run that makes it, tensor, whether it is needed at the end, a read, the first read
+            when the sequence is laid out, the next instance of the tensor, the one before.
+        tensors: of each tensor: an instance, whether it is made again for a pause, marks for when it was priced, made
+            and kept for new runs only, the instance that new runs read, and the number of the last one.
+        price: of each tensor: the cost of having it at the end of a pause.
+        ops: of each op: how many runs, a mark; of each new run: op, memory less the room before it and while it runs.
+        open: stack of the tensors whose price is worked out: tensor, next read of the op that makes it.
+        costs: the same: cost of keeping it, of making it again so far, and the most that this may be.
+    """
+
+    counts: Ints
+    runs: Ints
+    line: Ints
+    weight: Floats
+    nodes: Ints
+    instances: Ints
+    tensors: Ints
+    price: Floats
+    ops: Ints
+    open: Ints
+    costs: Floats
+
+
+# Look-ups
+
+
+@compiled
+def _read_by(g: GraphTables, op: int) -> Ints:
+    """Return the tensors that an op reads."""
+    return g.reads[g.start[READS_START, op] : g.start[READS_START, op + 1]]
+
+
+@compiled
+def _made_by(g: GraphTables, op: int) -> Ints:
+    """Return the tensors that an op makes."""
+    return g.makes[g.start[MAKES_START, op] : g.start[MAKES_START, op + 1]]
+
+
+@compiled
+def _nodes(g: GraphTables, s: Tables, run: int) -> range:
+    """Return the reads of a run."""
+    op, first = s.runs[OP, run], s.runs[FIRST_NODE, run]
+    return range(first, first + g.start[READS_START, op + 1] - g.start[READS_START, op])
+
+
+@compiled
+def _made(g: GraphTables, s: Tables, run: int) -> range:
+    """Return the instances that a run makes."""
+    op, first = s.runs[OP, run], s.runs[FIRST_MADE, run]
+    return range(first, first + g.start[MAKES_START, op + 1] - g.start[MAKES_START, op])
+
+
+# A sequence is laid out
+
+
+@compiled
+def lay_out(g: GraphTables, s: Tables, ops: Ints, room: int) -> None:
+    """Lay out a sequence; the tables are long enough for it."""
+    count = s.counts
+    count[RUNS] = count[INSTANCES] = count[NODES] = 0
+    s.tensors[NEWEST, :] = -1
+    s.ops[COPIES, :] = 0
+    for at in range(len(ops)):
+        _add_run(g, s, ops[at], True)
+        s.line[ORDER, at] = at
+        s.runs[POSITION, at] = at
+    length = count[LENGTH] = len(ops)
+    for tensor in range(s.tensors.shape[1]):
+        if s.tensors[NEWEST, tensor] >= 0:
+            s.instances[KEPT, s.tensors[NEWEST, tensor]] = g.tensors[IS_OUTPUT, tensor]
+    s.line[BETWEEN, : length + 2] = 0
+    for instance in range(count[INSTANCES]):
+        size = g.tensors[SIZE, s.instances[TENSOR, instance]]
+        s.line[BETWEEN, s.instances[MAKER, instance] + 1] += size
+        s.line[BETWEEN, _last_read(s, instance) + 1] -= size
+    level = -room
+    for at in range(length + 1):
+        level += s.line[BETWEEN, at]
+        s.line[BETWEEN, at] = level
+    for at in range(length):
+        op = ops[at]
+        own = g.ops[OWN_BYTES, op]
+        if g.ops[SAVED, op]:
+            for node in _nodes(g, s, at):
+                instance = s.nodes[READS, node]
+                if s.instances[TENSOR, instance] == g.ops[INPLACE, op] and _last_read(s, instance) == at:
+                    own -= g.ops[SAVED, op]
+        s.runs[OWN, at] = own
+        s.line[EXCESS, at] = s.line[BETWEEN, at] + own
+
+
+@compiled
+def _add_run(g: GraphTables, s: Tables, op: int, is_first_layout: bool) -> int:
+    """Add a run that reads the newest instances, or those in `source`, and return it."""
+    count = s.counts
+    run: int = count[RUNS]
+    count[RUNS] += 1
+    s.runs[OP, run], s.runs[OWN, run], s.runs[THERE, run] = op, g.ops[OWN_BYTES, op], True
+    s.runs[FIRST_NODE, run], s.runs[FIRST_MADE, run] = count[NODES], count[INSTANCES]
+    s.runs[GONE, run] = 0
+    s.ops[COPIES, op] += 1
+    for tensor in _read_by(g, op):
+        node = count[NODES]
+        count[NODES] += 1
+        s.nodes[READER, node] = run
+        _read(s, node, s.tensors[NEWEST, tensor] if is_first_layout else s.tensors[SOURCE, tensor])
+    for tensor in _made_by(g, op):
+        instance = count[INSTANCES]
+        count[INSTANCES] += 1
+        s.instances[MAKER, instance], s.instances[TENSOR, instance], s.instances[KEPT, instance] = run, tensor, False
+        s.instances[HEAD, instance] = s.instances[TAIL, instance] = -1
+        before = s.tensors[NEWEST, tensor]
+        s.instances[NEXT, instance], s.instances[PREVIOUS, instance] = before, -1
+        if before >= 0:
+            s.instances[PREVIOUS, before] = instance
+        s.tensors[NEWEST, tensor] = instance
+        s.tensors[SOURCE, tensor] = instance
+    return run
+
+
+@compiled
+def _read(s: Tables, node: int, instance: int) -> None:
+    """Let a node read an instance."""
+    head = s.instances[HEAD, instance]
+    s.nodes[READS, node], s.nodes[LATER, node], s.nodes[EARLIER, node] = instance, head, -1
+    if head >= 0:
+        s.nodes[EARLIER, head] = node
+    else:
+        s.instances[TAIL, instance] = node
+    s.instances[HEAD, instance] = node
+
+
+@compiled
+def _release(s: Tables, node: int) -> None:
+    """Take a node out of the list of its instance."""
+    later, earlier = s.nodes[LATER, node], s.nodes[EARLIER, node]
+    if later >= 0:
+        s.nodes[EARLIER, later] = earlier
+    if earlier >= 0:
+        s.nodes[LATER, earlier] = later
+    else:
+        s.instances[HEAD, s.nodes[READS, node]] = later
+
+
+@compiled
+def _last_read(s: Tables, instance: int) -> int:
+    """Return the position of an instance's last read; of its making if it is never read."""
+    last: int = s.counts[LENGTH]
+    if s.instances[KEPT, instance]:
+        return last
+    node = s.instances[HEAD, instance]
+    last = s.runs[POSITION, s.instances[MAKER, instance]] if node < 0 else -1
+    while node >= 0:
+        last = max(last, s.runs[POSITION, s.nodes[READER, node]])
+        node = s.nodes[LATER, node]
+    return last
+
+
+@compiled
+def _latest(s: Tables, tensor: int, before: int) -> int:
+    """Return the instance of a tensor that was made last before a position; -1 for none."""
+    last, latest, instance = -1, -1, s.tensors[NEWEST, tensor]
+    while instance >= 0:
+        at = s.runs[POSITION, s.instances[MAKER, instance]]
+        if last < at < before:
+            last, latest = at, instance
+        instance = s.instances[NEXT, instance]
+    return latest
+
+
+@compiled
+def list_moves(g: GraphTables, s: Tables, moves: Ints) -> int:
+    """Write every move that may matter, of a sequence that has just been laid out; return how many there are.
+
+    Args:
+        g: the graph.
+        s: the sequence.
+        moves: [4, M] kind, and run, or instance and the runs around the pause (-1 for the end).
+    """
+    length = s.counts[LENGTH]
+    lacking = s.line[CHANGE]  # positions that lack memory, up to each
+    lacking[0] = 0
+    for at in range(length):
+        lacking[at + 1] = lacking[at] + (s.line[EXCESS, at] > 0)
+    number = start = _list_restless(g, s, moves, lacking)
+    for run in range(length):
+        if s.ops[COPIES, s.runs[OP, run]] > 1:
+            moves[0, number], moves[1, number] = LEAVE_OUT, run
+            number += 1
+    _sort_by_op(s, moves, start, number)
+    for instance in range(s.counts[INSTANCES]):
+        size, op = g.tensors[SIZE, s.instances[TENSOR, instance]], s.runs[OP, s.instances[MAKER, instance]]
+        if size and g.ops[CAN_RERUN, op]:
+            number = _list_pauses(s, moves, lacking, instance, number)
+    return number
+
+
+@compiled
+def _list_restless(g: GraphTables, s: Tables, moves: Ints, lacking: Ints) -> int:
+    """Write the runs that can move within a range of stages of which one lacks memory."""
+    number = 0
+    for run in range(s.counts[LENGTH]):
+        first, last = 0, s.counts[LENGTH] - 1
+        for node in _nodes(g, s, run):
+            first = max(first, s.instances[MAKER, s.nodes[READS, node]] + 1)
+        for instance in _made(g, s, run):
+            if s.instances[TAIL, instance] >= 0:
+                last = min(last, s.nodes[READER, s.instances[TAIL, instance]] - 1)
+        if first < last and lacking[last + 1] > lacking[first]:
+            moves[0, number], moves[1, number] = MOVE, run
+            number += 1
+    return number
+
+
+@compiled
+def _list_pauses(s: Tables, moves: Ints, lacking: Ints, instance: int, number: int) -> int:
+    """Write the pauses of an instance in which memory is lacking."""
+    after, node = s.instances[MAKER, instance], s.instances[TAIL, instance]
+    while node >= 0:
+        before = s.nodes[READER, node]
+        if lacking[before] > lacking[after + 1]:
+            moves[0, number], moves[1, number] = MAKE_AGAIN, instance
+            moves[2, number], moves[3, number] = after, before
+            number += 1
+        after, node = before, s.nodes[EARLIER, node]
+    if s.instances[KEPT, instance] and lacking[s.counts[LENGTH]] > lacking[after + 1]:
+        moves[0, number], moves[1, number] = MAKE_AGAIN, instance
+        moves[2, number], moves[3, number] = after, -1
+        number += 1
+    return number
+
+
+@compiled
+def _sort_by_op(s: Tables, moves: Ints, start: int, stop: int) -> None:
+    """Sort the runs of moves by op, those of one op staying in order."""
+    runs = moves[1, start:stop].copy()
+    ops = np.empty(stop - start, dtype=np.int64)
+    for at in range(stop - start):
+        ops[at] = s.runs[OP, runs[at]] * s.counts[RUNS] + runs[at]
+    moves[1, start:stop] = runs[np.argsort(ops)]
+
+
+# Moves are tried
+
+
+@compiled
+def try_moves(
+    g: GraphTables,
+    s: Tables,
+    moves: Ints,
+    turns: Ints,
+    draws: Floats,
+    start: int,
+    stop: int,
+    price: float,
+    temperature: float,
+    loss: float,
+    shares: Floats,
+) -> int:
+    """Try moves in turn; return the number of the first that was not tried, as the tables are too short for it.
+
+    Args:
+        g: the graph.
+        s: the sequence.
+        moves: as listed.
+        turns: the order in which moves are tried.
+        draws: a random number for each turn.
+        start: first turn.
+        stop: the turn after the last.
+        price: of a byte above the room at one run, in time.
+        temperature: in the graph's time unit.
+        loss: time by which the cost of a rerun may exceed its gain.
+        shares: table of exp(-x).
+    """
+    for turn in range(start, stop):
+        at = turns[turn]
+        kind, what = moves[0, at], moves[1, at]
+        if kind == MOVE:
+            if s.runs[THERE, what]:
+                _move(g, s, what, price / temperature, draws[turn], shares)
+        elif kind == LEAVE_OUT:
+            if s.runs[THERE, what] and s.ops[COPIES, s.runs[OP, what]] > 1:
+                _leave_out(g, s, what, price, temperature, draws[turn], shares)
+        elif not _make_again(g, s, what, moves[2, at], moves[3, at], price, temperature, loss, draws[turn], shares):
+            return turn
+    return stop
+
+
+@compiled
+def _accepts(cost: float, temperature: float, draw: float, shares: Floats) -> bool:
+    """Tell whether a move is made: always where it gains, and the less likely the more it costs."""
+    return cost <= 0 or draw < shares[int(min(cost / temperature * STEPS, float(LAST_STEP)))]
+
+
+@compiled
+def _move(g: GraphTables, s: Tables, run: int, price: float, draw: float, shares: Floats) -> None:
+    """Draw another place for a run; the price is in temperatures."""
+    first, last = 0, s.counts[LENGTH] - 1
+    for node in _nodes(g, s, run):
+        first = max(first, s.runs[POSITION, s.instances[MAKER, s.nodes[READS, node]]] + 1)
+    for instance in _made(g, s, run):
+        reader = s.instances[HEAD, instance]
+        while reader >= 0:
+            last = min(last, s.runs[POSITION, s.nodes[READER, reader]] - 1)
+            reader = s.nodes[LATER, reader]
+    if first == last:
+        return
+    stage, own = s.runs[POSITION, run], s.runs[OWN, run]
+    first, last = max(first, stage - REACH), min(last, stage + REACH)
+    now, count = stage - first, last - first + 1
+    _raise(g, s, run, first, count)
+    least = _cost_of_places(s, first, now, count, own)
+    total = 0.0
+    for place in range(count):
+        total += shares[int(min((s.line[CHANGE, place] - least) * price * STEPS, float(LAST_STEP)))]
+        s.weight[place] = total
+    limit, place = draw * total, 0
+    while place < count - 1 and s.weight[place] <= limit:
+        place += 1
+    if place != now:
+        _place(s, run, first, now, place, own)
+
+
+@compiled
+def _raise(g: GraphTables, s: Tables, run: int, first: int, count: int) -> None:
+    """Write to `line` what a run, once it has run, adds before each place: outputs, less inputs that end with it."""
+    rise, level = s.line[RELIEF], 0
+    rise[: count + 2] = 0
+    for node in _nodes(g, s, run):
+        instance = s.nodes[READS, node]
+        if not s.instances[KEPT, instance]:
+            rise[min(max(_last_other(s, node) + 1 - first, 0), count + 1)] -= g.tensors[
+                SIZE, s.instances[TENSOR, instance]
+            ]
+    for instance in _made(g, s, run):
+        if s.instances[HEAD, instance] >= 0 or s.instances[KEPT, instance]:
+            level += g.tensors[SIZE, s.instances[TENSOR, instance]]
+    for place in range(count + 1):
+        level += rise[place]
+        rise[place] = level
+
+
+@compiled
+def _cost_of_places(s: Tables, first: int, now: int, count: int, own: int) -> int:
+    """Write to `line` the bytes above the room with a run at each place, up to a constant; return the least."""
+    rise, cost, passed = s.line[RELIEF], s.line[CHANGE], 0
+    excess, between = s.line[EXCESS], s.line[BETWEEN]
+    for place in range(now):
+        cost[place] = max(between[first + place] + own, 0) + passed
+        passed += max(excess[first + place], 0) - max(excess[first + place] + rise[place], 0)
+    cost[now] = max(between[first + now] + own, 0) + passed
+    for place in range(now + 1, count):
+        passed += max(excess[first + place] - rise[place], 0) - max(excess[first + place], 0)
+        cost[place] = max(between[first + place + 1] - rise[place + 1] + own, 0) + passed
+    least: int = cost[0]
+    for place in range(1, count):
+        least = min(least, cost[place])
+    return least
+
+
+@compiled
+def _place(s: Tables, run: int, first: int, now: int, place: int, own: int) -> None:
+    """Move a run to another place; `relief` has what it adds before each."""
+    rise, order, excess = s.line[RELIEF], s.line[ORDER], s.line[EXCESS]
+    between, position = s.line[BETWEEN], s.runs[POSITION]
+    if place > now:
+        for at in range(now + 1, place + 1):
+            other = order[first + at]
+            order[first + at - 1] = other
+            position[other] = first + at - 1
+            excess[first + at - 1] = excess[first + at] - rise[at]
+            between[first + at] = between[first + at + 1] - rise[at + 1]
+    else:
+        for at in range(now - 1, place - 1, -1):
+            other = order[first + at]
+            order[first + at + 1] = other
+            position[other] = first + at + 1
+            excess[first + at + 1] = excess[first + at] + rise[at]
+            between[first + at + 1] = between[first + at] + rise[at]
+    order[first + place] = run
+    position[run] = first + place
+    excess[first + place] = between[first + place] + own
+
+
+# Runs that are left out
+
+
+@compiled
+def _leave_out(
+    g: GraphTables, s: Tables, run: int, price: float, temperature: float, draw: float, shares: Floats
+) -> None:
+    """Leave a run out, if that is accepted and its readers have other instances to read."""
+    start, stop = _span_without(g, s, run)
+    if start < 0:
+        return
+    _change_without(g, s, run, start, stop)
+    lacking = _lacking_without(s, s.runs[POSITION, run], start, stop)
+    if not _accepts(price * lacking - _time_without(g, s, run), temperature, draw, shares):
+        return
+    for instance in _made(g, s, run):
+        if s.instances[HEAD, instance] >= 0 or s.instances[KEPT, instance]:
+            _hand_over(s, instance, s.tensors[SOURCE, s.instances[TENSOR, instance]], 0)
+        before, after = s.instances[PREVIOUS, instance], s.instances[NEXT, instance]
+        if before >= 0:
+            s.instances[NEXT, before] = after
+        else:
+            s.tensors[NEWEST, s.instances[TENSOR, instance]] = after
+        if after >= 0:
+            s.instances[PREVIOUS, after] = before
+    for node in _nodes(g, s, run):
+        _release(s, node)
+    s.ops[COPIES, s.runs[OP, run]] -= 1
+    s.runs[THERE, run] = False
+    _close(s, s.runs[POSITION, run], start, stop)
+
+
+@compiled
+def _span_without(g: GraphTables, s: Tables, run: int) -> tuple[int, int]:
+    """Return the first and the last position where memory changes without a run; -1 if its readers have no other.
+
+    The instances that are read instead are noted as `source` of their tensors.
+    """
+    at = s.runs[POSITION, run]
+    start = stop = at
+    for instance in _made(g, s, run):
+        if s.instances[HEAD, instance] >= 0 or s.instances[KEPT, instance]:
+            other = _latest(s, s.instances[TENSOR, instance], at)
+            if other < 0:
+                return -1, -1
+            s.tensors[SOURCE, s.instances[TENSOR, instance]] = other
+            end = _last_read(s, other)
+            start = min(start, end + 1)
+            stop = max(stop, min(end, _last_read(s, instance)))
+    for node in _nodes(g, s, run):
+        if _last_read(s, s.nodes[READS, node]) == at:
+            start = min(start, _last_other(s, node) + 1)
+    return start, stop
+
+
+@compiled
+def _change_without(g: GraphTables, s: Tables, run: int, start: int, stop: int) -> None:
+    """Write to `line` the bytes added up to a run that is left out, and the bytes less after it."""
+    at, change, relief = s.runs[POSITION, run], s.line[CHANGE], s.line[RELIEF]
+    change[start : at + 1] = 0
+    relief[at + 1 : stop + 2] = 0
+    for instance in _made(g, s, run):
+        if s.instances[HEAD, instance] >= 0 or s.instances[KEPT, instance]:
+            tensor = s.instances[TENSOR, instance]
+            size, end = g.tensors[SIZE, tensor], _last_read(s, s.tensors[SOURCE, tensor])
+            if end + 1 <= at:
+                change[end + 1] += size
+            end = min(end, _last_read(s, instance))
+            if end > at:
+                relief[at + 1] += size
+                relief[end + 1] -= size
+    for node in _nodes(g, s, run):
+        if _last_read(s, s.nodes[READS, node]) == at:
+            change[_last_other(s, node) + 1] -= g.tensors[SIZE, s.instances[TENSOR, s.nodes[READS, node]]]
+    for stage in range(start + 1, at + 1):
+        change[stage] += change[stage - 1]
+    for stage in range(at + 2, stop + 1):
+        relief[stage] += relief[stage - 1]
+
+
+@compiled
+def _lacking_without(s: Tables, at: int, start: int, stop: int) -> int:
+    """Return by how many bytes above the room there are more without the run at a position."""
+    excess = s.line[EXCESS]
+    lacking: int = -max(excess[at], 0)
+    for stage in range(start, at):
+        lacking += max(excess[stage] + s.line[CHANGE, stage], 0) - max(excess[stage], 0)
+    for stage in range(at + 1, min(stop + 1, s.counts[LENGTH])):
+        lacking += max(excess[stage] - s.line[RELIEF, stage], 0) - max(excess[stage], 0)
+    return lacking
+
+
+@compiled
+def _close(s: Tables, at: int, start: int, stop: int) -> None:
+    """Close the gap that a run leaves at a position, and change memory as worked out."""
+    length, change, relief = s.counts[LENGTH], s.line[CHANGE], s.line[RELIEF]
+    excess, between = s.line[EXCESS], s.line[BETWEEN]
+    relief[stop + 1 : length + 1] = 0
+    for stage in range(start, at):
+        excess[stage] += change[stage]
+        between[stage] += change[stage]
+    between[at] += change[at]
+    for stage in range(at + 1, length):
+        other = s.line[ORDER, stage]
+        s.line[ORDER, stage - 1] = other
+        s.runs[POSITION, other] = stage - 1
+        excess[stage - 1] = excess[stage] - relief[stage]
+    for stage in range(at + 2, length + 1):
+        between[stage - 1] = between[stage] - relief[stage]
+    s.counts[LENGTH] = length - 1
+
+
+@compiled
+def _last_other(s: Tables, node: int) -> int:
+    """Return the position of the last read of a node's instance by another run; of its making if there is none."""
+    instance, run = s.nodes[READS, node], s.nodes[READER, node]
+    last, reader = -1, s.instances[HEAD, instance]
+    while reader >= 0:
+        if s.nodes[READER, reader] != run:
+            last = max(last, s.runs[POSITION, s.nodes[READER, reader]])
+        reader = s.nodes[LATER, reader]
+    return last if last >= 0 else s.runs[POSITION, s.instances[MAKER, instance]]
+
+
+@compiled
+def _hand_over(s: Tables, instance: int, to: int, start: int) -> None:
+    """Let the readers of an instance from a position on read another one of the same tensor, which is kept instead."""
+    node = s.instances[HEAD, instance]
+    while node >= 0:
+        later = s.nodes[LATER, node]
+        if s.runs[POSITION, s.nodes[READER, node]] >= start:
+            _release(s, node)
+            _read(s, node, to)
+        node = later
+    s.instances[KEPT, to] = s.instances[KEPT, to] or s.instances[KEPT, instance]
+    s.instances[KEPT, instance] = False
+
+
+@compiled
+def _time_without(g: GraphTables, s: Tables, run: int) -> int:
+    """Return the time of a run and of those that only it needs, directly or not."""
+    s.counts[MARK] += 1
+    mark = s.counts[MARK]
+    s.runs[GONE, run] = mark
+    s.runs[PATH, 0] = run
+    waiting = 1
+    time: int = g.ops[TIME, s.runs[OP, run]]
+    while waiting:
+        waiting -= 1
+        reader = s.runs[PATH, waiting]
+        for node in _nodes(g, s, reader):
+            maker = s.instances[MAKER, s.nodes[READS, node]]
+            if s.runs[GONE, maker] != mark and s.ops[COPIES, s.runs[OP, maker]] > 1 and _serves_only(g, s, maker, mark):
+                s.runs[GONE, maker] = mark
+                time += g.ops[TIME, s.runs[OP, maker]]
+                s.runs[PATH, waiting] = maker
+                waiting += 1
+    return time
+
+
+@compiled
+def _serves_only(g: GraphTables, s: Tables, run: int, mark: int) -> bool:
+    for instance in _made(g, s, run):
+        if s.instances[KEPT, instance]:
+            return False
+        node = s.instances[HEAD, instance]
+        while node >= 0:
+            if s.runs[GONE, s.nodes[READER, node]] != mark:
+                return False
+            node = s.nodes[LATER, node]
+    return True
+
+
+# Runs that are added
+
+
+@compiled
+def _make_again(
+    g: GraphTables,
+    s: Tables,
+    instance: int,
+    after: int,
+    before: int,
+    price: float,
+    temperature: float,
+    loss: float,
+    draw: float,
+    shares: Floats,
+) -> bool:
+    """Make a tensor again at the end of a pause, if that is accepted; tell whether the tables are long enough."""
+    begin, end = _span(s, instance, after, before)
+    number = _choose(g, s, instance, begin, end, price, loss) if begin >= 0 else -1
+    if number < 0:
+        return True
+    start = _change_with(g, s, instance, begin, end, number)
+    lacking = 0
+    for stage in range(start + 1, end):
+        excess = s.line[EXCESS, stage]
+        lacking += max(excess + s.line[CHANGE, stage - 1], 0) - max(excess, 0)
+    level = s.line[BETWEEN, end] + s.line[CHANGE, end - 1]
+    time = _levels(g, s, s.instances[TENSOR, instance], number, level)
+    for at in range(number):
+        lacking += max(s.ops[DURING, at], 0)
+    if not _accepts(price * lacking + time, temperature, draw, shares):
+        return True
+    if not _has_room(g, s, number):
+        return False
+    _add(g, s, instance, start, end, number)
+    return True
+
+
+@compiled
+def _span(s: Tables, instance: int, after: int, before: int) -> tuple[int, int]:
+    """Return the positions around a pause, its runs given; -1 if moves have ended it."""
+    maker = s.instances[MAKER, instance]
+    begin = s.runs[POSITION, after]
+    end = s.counts[LENGTH] if before < 0 else s.runs[POSITION, before]
+    is_after, is_before = after == maker, before < 0 and s.instances[KEPT, instance] > 0
+    is_pause, node = s.runs[THERE, maker] > 0 and end - begin > 1, s.instances[HEAD, instance]
+    while node >= 0:
+        run = s.nodes[READER, node]
+        is_after = is_after or run == after
+        is_before = is_before or run == before
+        is_pause = is_pause and not begin < s.runs[POSITION, run] < end
+        node = s.nodes[LATER, node]
+    if is_after and is_before and is_pause:
+        return begin, end
+    return -1, -1
+
+
+@compiled
+def _change_with(g: GraphTables, s: Tables, instance: int, begin: int, end: int, number: int) -> int:
+    """Write to `line` the bytes that reruns add after each position up to them; return the first such position."""
+    mark, start, change = s.counts[MARK], begin, s.line[CHANGE]
+    for at in range(number):
+        for made in _made_by(g, s.ops[NEW, at]):
+            s.tensors[LAST_USE, made] = -1
+    for at in range(number):
+        for read in _read_by(g, s.ops[NEW, at]):
+            s.tensors[LAST_USE, read] = at
+            if s.tensors[LATE_AT, read] == mark:
+                start = min(start, _last_read(s, s.tensors[SOURCE, read]))
+    change[start:end] = 0
+    change[begin] -= g.tensors[SIZE, s.instances[TENSOR, instance]]
+    for at in range(number):
+        for read in _read_by(g, s.ops[NEW, at]):
+            if s.tensors[LATE_AT, read] == mark and s.tensors[LAST_USE, read] == at:
+                change[_last_read(s, s.tensors[SOURCE, read])] += g.tensors[SIZE, read]
+    for stage in range(start + 1, end):
+        change[stage] += change[stage - 1]
+    return start
+
+
+@compiled
+def _has_room(g: GraphTables, s: Tables, number: int) -> bool:
+    """Tell whether the tables are long enough for new runs."""
+    reads = makes = 0
+    for at in range(number):
+        reads += len(_read_by(g, s.ops[NEW, at]))
+        makes += len(_made_by(g, s.ops[NEW, at]))
+    # Before the first run and after the last one, memory is noted, too.
+    is_short = s.counts[RUNS] + number > s.runs.shape[1] or s.counts[LENGTH] + number + 3 > s.line.shape[1]
+    return not (
+        is_short or s.counts[NODES] + reads > s.nodes.shape[1] or s.counts[INSTANCES] + makes > s.instances.shape[1]
+    )
+
+
+@compiled
+def _add(g: GraphTables, s: Tables, instance: int, start: int, end: int, number: int) -> None:
+    """Add the reruns in `ops` before a position."""
+    length = s.counts[LENGTH]
+    first = s.counts[RUNS]
+    for at in range(number):
+        _add_run(g, s, s.ops[NEW, at], False)
+    for stage in range(start + 1, end):
+        s.line[BETWEEN, stage] += s.line[CHANGE, stage - 1]
+        s.line[EXCESS, stage] += s.line[CHANGE, stage - 1]
+    _hand_over(s, instance, s.tensors[SOURCE, s.instances[TENSOR, instance]], end)
+    for stage in range(length, end - 1, -1):
+        s.line[BETWEEN, stage + number] = s.line[BETWEEN, stage]
+    for stage in range(length - 1, end - 1, -1):
+        other = s.line[ORDER, stage]
+        s.line[ORDER, stage + number] = other
+        s.runs[POSITION, other] = stage + number
+        s.line[EXCESS, stage + number] = s.line[EXCESS, stage]
+    for at in range(number):
+        s.line[ORDER, end + at] = first + at
+        s.runs[POSITION, first + at] = end + at
+        s.line[BETWEEN, end + at] = s.ops[LEVEL, at]
+        s.line[EXCESS, end + at] = s.ops[DURING, at]
+    s.counts[LENGTH] = length + number
+
+
+@compiled
+def _choose(g: GraphTables, s: Tables, instance: int, begin: int, end: int, price: float, loss: float) -> int:
+    """Write the ops to run at the end of a pause to `ops` and return how many; -1 if they cannot pay.
+
+    `late` marks the tensors that are kept for them only, and `source` has the instances that they read.
+    """
+    tensor = s.instances[TENSOR, instance]
+    s.counts[MARK] += 1
+    s.counts[PRICED] = 0
+    mark = s.counts[MARK]
+    size = g.tensors[SIZE, tensor]
+    most = MOST_COST * price * _growth(s, begin + 1, end, size, size) + loss
+    op = g.tensors[PRODUCER, tensor]
+    cost = float(g.ops[TIME, op])
+    for read in _read_by(g, op):
+        if cost > most:
+            return -1
+        cost += _cost(g, s, instance, begin, end, price, read, most - cost)
+    if cost > most:
+        return -1
+    number = _list_ops(g, s, op, mark)
+    for at in range(number):
+        again = s.ops[NEW, at]
+        for other in _read_by(g, again):
+            if s.tensors[MADE_AT, other] != mark:
+                latest = _latest(s, other, end)
+                if latest < 0 or latest == instance:
+                    return -1
+                s.tensors[SOURCE, other] = latest
+                if _last_read(s, latest) < end:
+                    s.tensors[LATE_AT, other] = mark
+        for made in _made_by(g, again):
+            s.tensors[MADE_AT, made] = mark
+    return number
+
+
+@compiled
+def _growth(s: Tables, start: int, stop: int, without: int, size: int) -> int:
+    """Return by how much the bytes above the room grow, `without` bytes less at each position, if `size` are added."""
+    growth = size * (stop - start)
+    for excess in s.line[EXCESS, start:stop]:
+        growth += max(min(excess - without, 0), -size)
+    return growth
+
+
+@compiled
+def _cost(
+    g: GraphTables, s: Tables, instance: int, begin: int, end: int, price: float, wanted: int, most: float
+) -> float:
+    """Return the cost of having a tensor at the end of the pause, and note whether it is recomputed for that.
+
+    Costs above `most` are not worked out. The stack is spelled out, as compiled functions that call themselves cannot
+    be kept on disk.
+    """
+    mark, top, value, is_known = s.counts[MARK], 0, 0.0, False
+    while True:
+        if s.tensors[PRICED_AT, wanted] == mark:
+            value, is_known = s.price[wanted], True
+        else:
+            op = g.tensors[PRODUCER, wanted]
+            keep = _cost_of_keeping(g, s, instance, begin, end, price, wanted)
+            again = float(g.ops[TIME, op]) if g.ops[CAN_RERUN, op] and top < DEPTH else inf
+            s.costs[MOST, top] = min(most, keep)
+            is_open = again < s.costs[MOST, top] and s.counts[PRICED] < MOST_PRICED
+            s.open[WANTED, top], s.costs[KEEP, top], s.costs[REMAKE, top] = wanted, keep, again
+            s.open[READ, top] = g.start[READS_START, op] if is_open else g.start[READS_START, op + 1]
+            top += 1
+        while top:
+            frame = top - 1
+            tensor = s.open[WANTED, frame]
+            end_of_reads = g.start[READS_START, g.tensors[PRODUCER, tensor] + 1]
+            if is_known:
+                is_known = False
+                s.costs[REMAKE, frame] += value
+                if s.costs[REMAKE, frame] >= s.costs[MOST, frame]:
+                    s.open[READ, frame] = end_of_reads
+            if s.open[READ, frame] < end_of_reads:
+                wanted, most = g.reads[s.open[READ, frame]], s.costs[MOST, frame] - s.costs[REMAKE, frame]
+                s.open[READ, frame] += 1
+                break
+            again = s.costs[REMAKE, frame] if s.costs[REMAKE, frame] < s.costs[MOST, frame] else inf
+            s.tensors[PRICED_AT, tensor] = mark
+            s.counts[PRICED] += 1
+            value, is_known = min(s.costs[KEEP, frame], again), True
+            s.price[tensor], s.tensors[AGAIN, tensor] = value, again < s.costs[KEEP, frame]
+            top -= 1
+        if not top:
+            return value
+
+
+@compiled
+def _cost_of_keeping(
+    g: GraphTables, s: Tables, instance: int, begin: int, end: int, price: float, tensor: int
+) -> float:
+    latest = _latest(s, tensor, end)
+    if latest < 0 or latest == instance:
+        return inf
+    last = _last_read(s, latest)
+    without = g.tensors[SIZE, s.instances[TENSOR, instance]] if last >= begin else 0
+    return price * _growth(s, last + 1, end, without, g.tensors[SIZE, tensor]) if last + 1 < end else 0.0
+
+
+@compiled
+def _list_ops(g: GraphTables, s: Tables, op: int, mark: int) -> int:
+    """Write the ops to run to `ops`, in order, and return how many: one, and before it those that make its inputs."""
+    s.runs[PATH, 0] = op
+    depth, number = 1, 0
+    while depth:
+        due = -1
+        last = s.runs[PATH, depth - 1]
+        for tensor in _read_by(g, last):
+            is_again = s.tensors[PRICED_AT, tensor] == mark and s.tensors[AGAIN, tensor]
+            if is_again and s.ops[CHOSEN_AT, g.tensors[PRODUCER, tensor]] != mark:
+                due = g.tensors[PRODUCER, tensor]
+                break
+        if due < 0:
+            depth -= 1
+            s.ops[NEW, number] = last
+            s.ops[CHOSEN_AT, last] = mark
+            number += 1
+        else:
+            s.runs[PATH, depth] = due
+            depth += 1
+    return number
+
+
+@compiled
+def _levels(g: GraphTables, s: Tables, tensor: int, number: int, level: int) -> int:
+    """Write memory less the room, before and during each of the new runs; return their time.
+
+    Args:
+        g: the graph.
+        s: the sequence.
+        tensor: it is made for the time after the new runs.
+        number: of new runs.
+        level: memory less the room before the first one.
+    """
+    mark, time = s.counts[MARK], 0
+    s.tensors[LAST_USE, tensor] = number
+    for at in range(number):
+        op = s.ops[NEW, at]
+        time += g.ops[TIME, op]
+        s.ops[LEVEL, at], s.ops[DURING, at] = level, level + g.ops[OWN_BYTES, op]
+        for other in _made_by(g, op):
+            if s.tensors[LAST_USE, other] > at:
+                s.tensors[LATE_AT, other] = mark
+            if s.tensors[LATE_AT, other] == mark:
+                level += g.tensors[SIZE, other]
+        for other in _read_by(g, op):
+            if s.tensors[LAST_USE, other] == at and s.tensors[LATE_AT, other] == mark:
+                level -= g.tensors[SIZE, other]
+                s.tensors[LATE_AT, other] = 0
+    return time
+
+
+# What is left of a sequence
+
+
+@compiled
+def useful(g: GraphTables, s: Tables) -> Ints:
+    """Return the ops of the runs as they stand, without those none of whose outputs is read before it is made again.
+
+    As `RematSequence.without_useless_runs`.
+    """
+    length = s.counts[LENGTH]
+    needed = g.tensors[IS_OUTPUT].copy()
+    has_run = np.zeros(g.ops.shape[1], dtype=np.bool_)
+    is_first = np.zeros(length, dtype=np.bool_)
+    ops = np.empty(length, dtype=np.int64)
+    for at in range(length):
+        op = s.runs[OP, s.line[ORDER, at]]
+        ops[at] = op
+        is_first[at] = not has_run[op]
+        has_run[op] = True
+    has_run[:] = False
+    start = length
+    for at in range(length - 1, -1, -1):
+        op = ops[at]
+        is_useful = is_first[at] and not has_run[op]
+        for made in _made_by(g, op):
+            is_useful = is_useful or needed[made]
+        if is_useful:
+            start -= 1
+            ops[start] = op
+            has_run[op] = True
+            for made in _made_by(g, op):
+                needed[made] = False
+            for read in _read_by(g, op):
+                needed[read] = True
+    return ops[start:].copy()

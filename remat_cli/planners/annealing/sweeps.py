@@ -1,0 +1,103 @@
+"""One try of every move that may matter: by numpy over whole ranges of places, or compiled where numba is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+
+import numpy as np
+
+from remat_cli.core.graph import Graph
+from remat_cli.planners.annealing.remaking import Remaking
+from remat_cli.planners.annealing.runs import Pause, RunLine
+from remat_cli.planners.annealing.weather import Sweeps, Weather
+from remat_cli.planners.shared.sequence import RematSequence
+
+# Compiled sweeps take so many seconds to load.
+_SECONDS_TO_LOAD = 3.0
+
+
+def sweeps_of(graph: Graph, seconds: float) -> Sweeps:
+    """Return the quicker way to sweep over sequences of a graph; both make the same moves.
+
+    Args:
+        graph: what is planned.
+        seconds: for the whole search.
+    """
+    if seconds < _SECONDS_TO_LOAD or find_spec("numba") is None:
+        return NumpySweeps()
+    from remat_cli.planners.annealing.flat import FlatSweeps, is_ready
+
+    return FlatSweeps(graph) if is_ready() else NumpySweeps()
+
+
+class NumpySweeps:
+    """Sweeps by numpy."""
+
+    def sweep(
+        self, sequence: RematSequence, weather: Weather, rng: np.random.Generator, is_over: Callable[[], bool]
+    ) -> tuple[RematSequence, int]:
+        """Sweep, as described in `Sweeps`."""
+        runs = RunLine(sequence, weather.room)
+        tried = MoveSweep(runs, weather, rng).run(is_over)
+        return runs.sequence, tried
+
+
+class MoveSweep:
+    """One try of every move that may matter, in random order."""
+
+    def __init__(self, runs: RunLine, weather: Weather, rng: np.random.Generator) -> None:
+        """Prepare.
+
+        Args:
+            runs: the sequence, which has just been laid out.
+            weather: decides which moves are made.
+            rng: of the random choices.
+        """
+        self._runs, self._weather, self._rng = runs, weather, rng
+
+    def run(self, is_over: Callable[[], bool]) -> int:
+        """Try the moves; return how many there were."""
+        runs = self._runs
+        moves: list[tuple[Callable[..., None], int | Pause]] = [
+            *_each(self._move, runs.restless().tolist()),
+            *_each(self._leave_out, runs.twins()),
+            *_each(self._make_again, runs.pauses()),
+        ]
+        draws: list[float] = self._rng.random(len(moves)).tolist()
+        for number, (at, draw) in enumerate(zip(self._rng.permutation(len(moves)).tolist(), draws, strict=True)):
+            if number % 64 == 0 and is_over():
+                break
+            move, what = moves[at]
+            move(what, draw)
+        return len(moves)
+
+    def _move(self, run: int, draw: float) -> None:
+        """Draw another place for a run."""
+        places = self._runs.places(run) if self._runs.is_there(run) else None
+        if places is not None:
+            costs = places.cost - np.minimum.reduce(places.cost)
+            weights = np.cumsum(self._weather.shares(costs))
+            place = int(np.searchsorted(weights, draw * weights[-1], side="right"))
+            self._runs.move(places, min(place, len(weights) - 1))
+
+    def _leave_out(self, run: int, draw: float) -> None:
+        if not (self._runs.is_there(run) and self._runs.has_twin(run)):
+            return
+        omission = self._runs.omission(run)
+        if omission is not None and self._weather.accepts(self._weather.price * omission.lacking - omission.time, draw):
+            self._runs.leave_out(omission)
+
+    def _make_again(self, pause: Pause, draw: float) -> None:
+        span = self._runs.span(pause)
+        remake = (
+            None
+            if span is None
+            else Remaking(self._runs, pause.instance, *span, self._weather.price, self._weather.loss).remake()
+        )
+        if remake is not None and self._weather.accepts(self._weather.price * remake.lacking + remake.time, draw):
+            self._runs.add(remake)
+
+
+def _each(move: Callable[..., None], of: Iterable[int | Pause]) -> Iterable[tuple[Callable[..., None], int | Pause]]:
+    return ((move, what) for what in of)
