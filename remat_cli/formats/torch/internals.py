@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo import pgo
+from torch._dynamo.callback import callback_handler
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from remat_cli.errors import UsageError
@@ -93,7 +94,12 @@ Foresee = Callable[[fx.GraphModule, Sequence[Any], Trace], None]
 
 
 def compiled(
-    function: Callable[..., Any], divide: Divide, foresee: Foresee | None = None, *, takes_sizes: bool = False
+    function: Callable[..., Any],
+    divide: Divide,
+    foresee: Foresee | None = None,
+    *,
+    takes_sizes: bool = False,
+    around_capture: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Callable[..., Any]:
     """Return `function` so that it runs, with autograd, as the two graphs that `divide` makes of its joint graph.
 
@@ -106,8 +112,10 @@ def compiled(
         divide: makes the two graphs.
         foresee: sees what is captured before it is traced with its backward pass.
         takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
+        around_capture: what is entered while torch captures.
     """
-    return _configured(function, _backend(divide, foresee), takes_sizes=takes_sizes)
+    backend = _backend(divide, foresee)
+    return _configured(function, backend, takes_sizes=takes_sizes, around_capture=around_capture)
 
 
 def compiled_in_ways(
@@ -172,7 +180,11 @@ class Likeness:
 
 
 def _configured(
-    function: Callable[..., Any], backend: Callable[..., Any], *, takes_sizes: bool = False
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    *,
+    takes_sizes: bool = False,
+    around_capture: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Callable[..., Any]:
     """Return `function` as torch.compile has it captured, with code of its own."""
     compiled_function = torch.compile(
@@ -184,10 +196,31 @@ def _configured(
     seen = _SeenSizes()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(options), seen:
+        with torch._dynamo.config.patch(options), seen, _entered_in_captures(around_capture):
             return compiled_function(*args, **kwargs)
 
     return call
+
+
+@contextlib.contextmanager
+def _entered_in_captures(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """While this lasts, have torch enter a context before it captures something, and leave it afterwards."""
+    entered = contextlib.ExitStack()
+
+    def begins(_: object) -> None:
+        entered.enter_context(around())
+
+    def ends(_: object) -> None:
+        entered.close()
+
+    callback_handler.register_start_callback(begins)
+    callback_handler.register_end_callback(ends)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(begins)
+        callback_handler.remove_end_callback(ends)
+        entered.close()
 
 
 class _SeenSizes:

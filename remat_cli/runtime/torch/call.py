@@ -34,6 +34,7 @@ from remat_cli.runtime.torch.program import divided
 from remat_cli.runtime.torch.record import PlanRecord, told
 from remat_cli.runtime.torch.self_test import self_test
 from remat_cli.runtime.torch.sized import SizedStep
+from remat_cli.runtime.torch.waiting import TRACING
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
 
 _log = logging.getLogger("remat")
@@ -76,6 +77,7 @@ class PlannedCall:
         self._former: dict[tuple[int, ...], Callable[..., Any]] | None = None
         self.record.around_run = self._measured_run
         self.record.at_backward = self._watch.backward_begins
+        self.record.waited_ns = source.waiting.spent_ns
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model.
@@ -118,7 +120,6 @@ class PlannedCall:
             _check_not_transformed()
             check_not_sharded(modules)
             result = self._run(args, kwargs)
-            self.record.measuring_ns = self.source.measuring_ns
             if not self.record.graphs and _needs_gradient(result):
                 raise unsupported("torch.compile did not hand the model over: is it switched off?")
         except CAPTURE_ERRORS as error:
@@ -172,7 +173,12 @@ class PlannedCall:
         hooks = tuple(id(hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values())
         if hooks not in self._compiled:
             function = captured_apart(self.module) if self.module is not None and self._is_apart else self.function
-            self._compiled[hooks] = compiled(function, self._divide, takes_sizes=self._takes_sizes)
+            self._compiled[hooks] = compiled(
+                function,
+                self._divide,
+                takes_sizes=self._takes_sizes,
+                around_capture=lambda: self.source.waiting.phase(TRACING),
+            )
         return self._compiled[hooks]
 
     @contextmanager

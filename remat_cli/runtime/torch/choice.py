@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from time import time_ns
 
 import torch
 from torch import nn
@@ -38,6 +38,7 @@ from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.runtime.torch.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.runtime.torch.memory import profiler_runs
 from remat_cli.runtime.torch.record import PlannedGraph
+from remat_cli.runtime.torch.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.runtime.torch.watch import standing_bytes
 from remat_cli.training import OPTIMIZERS
 from remat_cli.units import format_bytes, format_count, format_time
@@ -57,12 +58,15 @@ class ScheduleSource(ABC):
     Attributes:
         takes_sizes: its plans can be carried over to other sizes.
         has_room: it may plan for larger sizes than asked for, as the budget does not grow with them.
-        measuring_ns: time that it has taken so far to measure kernels, in nanoseconds.
     """
 
     takes_sizes = False
     has_room = False
-    measuring_ns = 0
+
+    @cached_property
+    def waiting(self) -> Waiting:
+        """How long calls have waited for it and for torch."""
+        return Waiting()
 
     @abstractmethod
     def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
@@ -287,11 +291,11 @@ class WithinBudget(ScheduleSource):
                 _log.warning("what is kept in %s does not hold, and is measured anew: %s", path, fault.message)
             else:
                 return found
-        known, began = len(self.kernels), time_ns()
-        found = measure_once(joint, joint.device, self.kernels)
-        took = time_ns() - began
-        self.measuring_ns += took
-        _log.info("measured %s kernels in %s", format_count(len(self.kernels) - known), format_time(took, "ns"))
+        known, before = len(self.kernels), self.waiting.spent_ns[MEASURING]
+        with self.waiting.phase(MEASURING):
+            found = measure_once(joint, joint.device, self.kernels)
+        took = format_time(self.waiting.spent_ns[MEASURING] - before, "ns")
+        _log.info("measured %s kernels in %s", format_count(len(self.kernels) - known), took)
         self.keep(path, measurements_bytes(found, _NAME))
         return found
 
@@ -327,7 +331,9 @@ class WithinBudget(ScheduleSource):
 
     def made(self, key: str, prepared: Prepared) -> PlannedGraph:
         """Make a plan, and leave it in the folder."""
-        planning = plan(prepared, self.request_for(prepared.graph))
+        request = self.request_for(prepared.graph)
+        with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
+            planning = plan(prepared, request)
         if planning.schedule is None or planning.trace is None:
             raise no_plan(planning.solution)
         self.keep(self.path("plan", key), planning.schedule_file)
@@ -384,6 +390,15 @@ class WithinBudget(ScheduleSource):
     def path(self, what: str, key: str) -> Path | None:
         """Return where something is kept between runs, by its key."""
         return None if self.folder is None else self.folder / f"{what}-{key[:32]}.json"
+
+
+def _up_to(request: Request, graph: Graph) -> str:
+    """Return how large a graph is and how long a plan for it may take, for whoever waits."""
+    text = f"the step has {format_count(len(graph.ops))} ops"
+    if not request.chosen.has("time_limit"):
+        return text
+    limit = format_time(int(request.chosen.all_options()["time_limit"] * 1e9), "ns")
+    return f'{text}, and a plan may take {limit} (options={{"time_limit": N}}, in seconds, sets another limit)'
 
 
 def no_plan(solution: Solution) -> DoesNotFit:

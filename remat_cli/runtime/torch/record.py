@@ -92,7 +92,7 @@ class PlanRecord:
         unplanned: how many calls ran unplanned, by the reason.
         is_part: another planned model has it as a part, and is planned as a whole.
         gradients_unplanned: gradients of the model's parameters arrived that no planned backward pass had made.
-        measuring_ns: time that it took to measure kernels before anything was planned, in nanoseconds.
+        waited_ns: time that calls waited before they ran as planned, by what it was for, in nanoseconds.
         around_run: entered while a planned call runs.
         at_backward: called where a planned backward pass begins.
     """
@@ -104,7 +104,7 @@ class PlanRecord:
     unplanned: Counter[str] = field(default_factory=Counter)
     gradients_unplanned: bool = False
     is_part: bool = False
-    measuring_ns: int = 0
+    waited_ns: Counter[str] = field(default_factory=Counter)
     around_run: Callable[[], AbstractContextManager[None]] = nullcontext
     at_backward: Callable[[], None] = lambda: None
 
@@ -138,8 +138,8 @@ class PlanRecord:
     def __str__(self) -> str:
         """Return the report."""
         lines = [f"Planned for {self.budget}: {_calls(self.calls)} as planned, {_calls(self.unplanned.total())} not"]
-        if self.measuring_ns:
-            lines.append(f"  kernels were measured before, in {format_time(self.measuring_ns, 'ns')}")
+        if self.waited_ns.total():
+            lines.append(f"  calls waited {waited(self.waited_ns)}")
         for graph in self.graphs:
             lines.append(f"  {graph}; {_calls(graph.calls)}")
             if ran := [plan for plan in graph.carried if plan.calls]:
@@ -155,6 +155,12 @@ class PlanRecord:
         if self.gradients_unplanned:
             lines.append("  gradients arrived that no planned backward pass had made")
         return "\n".join(lines)
+
+
+def waited(spent_ns: Counter[str]) -> str:
+    """Return how long calls waited, all together and for each thing."""
+    each = ", ".join(f"{name} {format_time(time, 'ns')}" for name, time in spent_ns.items() if time)
+    return f"{format_time(spent_ns.total(), 'ns')}: {each}"
 
 
 def told(level: int, text: str) -> None:

@@ -34,12 +34,12 @@ from remat_cli.runtime.torch.attached import detach
 from remat_cli.runtime.torch.call import check_not_sharded
 from remat_cli.runtime.torch.choice import WithinBudget
 from remat_cli.runtime.torch.holding import Holding
-from remat_cli.runtime.torch.record import PlanRecord, told
+from remat_cli.runtime.torch.record import PlanRecord, told, waited
 from remat_cli.runtime.torch.region_choice import RegionPoint, WholeStep
 from remat_cli.runtime.torch.region_kinds import RegionKind, alike, shared_forward
 from remat_cli.runtime.torch.rehearsal import Described, RegionCall, Rehearsal, described, named_call
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
-from remat_cli.units import format_bytes, format_share, format_time
+from remat_cli.units import format_bytes, format_share
 
 # Of what a plain region keeps between its passes beyond what every plan keeps.
 _SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
@@ -121,8 +121,8 @@ class RegionsRecord(PlanRecord):
     def __str__(self) -> str:
         """Return the report."""
         lines = [f"Planned for {self.budget}: {self.calls} calls as planned, {self.unplanned.total()} not"]
-        if self.measuring_ns:
-            lines.append(f"  kernels were measured before, in {format_time(self.measuring_ns, 'ns')}")
+        if self.waited_ns.total():
+            lines.append(f"  calls waited {waited(self.waited_ns)}")
         if self.points:
             lines.append(f"  {self.plan}")
         if self.overhead > self.least_overhead:
@@ -471,7 +471,7 @@ class RegionsCall:
         joint = Joint.of(captured)
         alone = replace(self.source, optimizer=None, reserve_bytes=0, missed_bytes=0, plans={})
         prepared = alone.prepared(joint, captured, [])
-        self.record.measuring_ns += alone.measuring_ns
+        self.record.waited_ns.update(alone.waiting.spent_ns)
         outputs = sum(storage.bytes for storage in joint.returned)
         plain = RegionPoint.of(prepared.graph, plain_run(prepared.graph), outputs)
         floor = _kept_in_any_case(prepared.graph)
