@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch._dynamo import exc
 from torch._subclasses.fake_tensor import (
@@ -104,6 +106,21 @@ def raised_by_remat(error: BaseException) -> RematError | None:
     return own
 
 
+@contextmanager
+def drawing_again() -> Iterator[None]:
+    """Let what is drawn afterwards be what is drawn now: by torch, by NumPy, by Python."""
+    states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    others = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        if states[1]:
+            torch.cuda.set_rng_state_all(states[1])
+        np.random.set_state(others[0])
+        random.setstate(others[1])
+
+
 def call_without_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Call a function once without gradients, on tensors without data; raise what its own code raises.
 
@@ -113,7 +130,7 @@ def call_without_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda value: mode.from_tensor(value.detach()), (args, kwargs))
     try:
-        with mode, torch.no_grad():
+        with drawing_again(), mode, torch.no_grad():
             function(*args, **kwargs)
     except Exception as error:
         if isinstance(error, _OF_TENSORS_WITHOUT_DATA):

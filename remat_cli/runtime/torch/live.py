@@ -38,6 +38,9 @@ class LiveBytes(Protocol):
     def resume(self) -> bool:
         """Look on after `pause`; return whether that can be done."""
 
+    def look(self) -> None:
+        """Look on after `pause`, where it is paused again before any dispatch mode is left that is entered now."""
+
     def mark(self) -> None:
         """End the first part of the step."""
 
@@ -71,6 +74,10 @@ class LiveOnCpu:
     def resume(self) -> bool:
         """Look on; that cannot be done within a dispatch mode of the user's, as modes are left in the reverse order."""
         return all(isinstance(mode, _EveryOp) for mode in _get_current_dispatch_mode_stack()) and self._mode.enter()
+
+    def look(self) -> None:
+        """Look on."""
+        self._mode.enter()
 
     def mark(self) -> None:
         """End the first part of the step."""
@@ -129,6 +136,9 @@ class LiveOnCuda:
     def resume(self) -> bool:
         """Do nothing."""
         return True
+
+    def look(self) -> None:
+        """Do nothing."""
 
     def mark(self) -> None:
         """End the first part of the step."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -26,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, UsageError
+from remat_cli.formats.torch.capture_errors import drawing_again
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
@@ -230,7 +230,10 @@ def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     inside: tuple[str, ...] = ()
     for path, part in model.named_modules():
-        if path and isinstance(part, nn.ModuleList) and not path.startswith(inside or "\0"):
+        is_list = (
+            isinstance(part, nn.ModuleList) and type(part).forward is nn.ModuleList.forward
+        )  # has no call of its own
+        if path and is_list and not path.startswith(inside or "\0"):
             blocks = [name for name, block in part.named_children() if not isinstance(block, _CONTAINERS)]
             if blocks:
                 found[path] = [f"{path}.{name}" for name in blocks]
@@ -311,8 +314,7 @@ class RegionsCall:
         self._take(self._plan_for(args, kwargs))
         self.record.whole_calls += 1
         self._times.clear()
-        device = next((part.device.type for part in self.module.parameters()), "cpu")
-        self._watch.begin(device, [self.module], (args, kwargs))
+        self._watch.begin(self._device(), [self.module], (args, kwargs))
         try:
             result = self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
@@ -320,17 +322,8 @@ class RegionsCall:
         self._watch.resume(result)
         return result
 
-    @contextmanager
-    def _looking(self) -> Iterator[None]:
-        """Follow what is alive while a region runs."""
-        if not self._watch.left:
-            yield
-            return
-        self._watch.resume()
-        try:
-            yield
-        finally:
-            self._watch.pause()
+    def _device(self) -> str:
+        return next((part.device.type for part in self.module.parameters()), "cpu")
 
     def _hold(self, measured: MeasuredStep) -> None:
         """Hold a measured step against the budget: choose again with what was missing, or say that it is above."""
@@ -353,7 +346,9 @@ class RegionsCall:
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         """Return the plan for what the model is called with, made now or before."""
-        given = str(pytree.tree_map(_described_by_kind, (args, kwargs)))
+        device = self._device()
+        cast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        given = str((pytree.tree_map(_described_by_kind, (args, kwargs)), cast))
         if given not in self._plans:
             plan = self._made(args, kwargs)
             self._choose(plan)
@@ -439,10 +434,9 @@ class RegionsCall:
         sizes = {storage_key(t): t.untyped_storage().nbytes() for t in tensors if isinstance(t, torch.Tensor)}
         always = sum(sizes.values()) + self.source.state_bytes() + self.source.standing([module])
         buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-        states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         self._rehearsal = rehearsal
         try:
-            with rehearsal:
+            with drawing_again(), rehearsal:
                 returned = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 leaves = pytree.tree_leaves(_plain(returned))
                 ends = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
@@ -461,9 +455,7 @@ class RegionsCall:
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
-            torch.set_rng_state(states[0])
-            if states[1]:
-                torch.cuda.set_rng_state_all(states[1])
+            torch.clear_autocast_cache()  # which holds what the rehearsal has cast
         return rehearsal, always
 
     def _kind(self, call: RegionCall, captured: Captured) -> RegionKind:
@@ -483,12 +475,15 @@ class RegionsCall:
                 found.append(RegionPoint.of(prepared.graph, schedule, outputs))
         function = shared_forward(self._forwards[call.path], call.module)
         kind = RegionKind(call.path, function, tuple(found))
-        kind.around, kind.at_backward = self._looking, self._watch.backward_begins
+        kind.around, kind.at_backward = self._watch.looking, self._watch.backward_begins
         kind.otherwise = partial(self._ran_otherwise, call.path)
         return kind
 
     def _ran_otherwise(self, path: str) -> None:
-        self.record.unplanned[f"{path} or a region like it, which is called otherwise than in the rehearsal"] += 1
+        reason = f"{path} or a region like it, which is called otherwise than in the rehearsal"
+        if reason not in self.record.unplanned:
+            told(logging.WARNING, f"not within the budget: {reason}, runs by its plain schedule")
+        self.record.unplanned[reason] += 1
 
 
 @dataclass(eq=False)

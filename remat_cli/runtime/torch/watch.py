@@ -8,7 +8,8 @@ open from one call to the next.)
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -104,6 +105,18 @@ class StepWatch:
     def pause(self) -> None:
         """Look away where the model has run: torch still has to do with its results."""
         if self._is_begun and self._live is not None:
+            self._live.pause()
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look on while it is entered; torch may be within dispatch modes of its own, as at a first run."""
+        if not self._is_begun or self._live is None:
+            yield
+            return
+        self._live.look()
+        try:
+            yield
+        finally:
             self._live.pause()
 
     def resume(self, result: Any = None) -> None:
