@@ -11,6 +11,7 @@ import numpy as np
 from remat_cli.core.graph import Graph
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.retention.cover_bound import NO_BOUND, CoverGaps, RerunBound, cheapest_cover
+from remat_cli.planners.retention.last_makings import nothing_fits
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Bools, GraphReads, Ints
 from remat_cli.planners.shared.sequence import RematSequence
@@ -36,12 +37,16 @@ def any_order_bound(graph: Graph, room: int, limits: Limits) -> RerunBound:
     *Cut.* After an op's first run all its descendants have yet to run, on tensors that are in memory then or recomputed
     from these. Reruns of its ancestors cost time; other ops may run for the first time then, which is free.
 
+    Before these, it is tried to prove that nothing fits (`last_makings`).
+
     Args:
         graph: what is planned.
         room: bytes for what ops make: the budget without the graph's fixed bytes.
         limits: of the search for the cheapest cover.
     """
     ancestry = Ancestry(Stages.of(graph), room)
+    if ancestry.is_small and nothing_fits(graph, room, limits):
+        return RerunBound(None)
     moments = ancestry.worst_moments()
     if not len(moments):
         return NO_BOUND
