@@ -24,7 +24,7 @@ from torch._dynamo.callback import callback_handler
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from remat_cli.errors import UsageError
-from remat_cli.formats.torch import recurrent
+from remat_cli.formats.torch import inductor, recurrent
 
 TESTED_VERSIONS = ("2.13", "2.14", "2.15")
 
@@ -100,6 +100,7 @@ def compiled(
     *,
     takes_sizes: bool = False,
     around_capture: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    fused: bool = False,
 ) -> Callable[..., Any]:
     """Return `function` so that it runs, with autograd, as the two graphs that `divide` makes of its joint graph.
 
@@ -113,8 +114,9 @@ def compiled(
         foresee: sees what is captured before it is traced with its backward pass.
         takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
         around_capture: what is entered while torch captures.
+        fused: the joint graph has the ops that inductor fuses.
     """
-    backend = _backend(divide, foresee)
+    backend = _backend(divide, foresee, fused=fused)
     return _configured(function, backend, takes_sizes=takes_sizes, around_capture=around_capture)
 
 
@@ -287,11 +289,11 @@ def _logging_methods() -> set[Callable[..., Any]]:
     return {method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")}
 
 
-def _backend(divide: Divide, foresee: Foresee | None) -> Callable[..., Any]:
+def _backend(divide: Divide, foresee: Foresee | None, *, fused: bool = False) -> Callable[..., Any]:
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         if foresee is not None:
             foresee(module, inputs, _traced)
-        return _divided(module, inputs, divide)
+        return _divided(module, inputs, divide, fused=fused)
 
     return backend
 
@@ -324,7 +326,7 @@ def seen_by(run: Callable[[Divide], object]) -> Captured | None:
     return seen[0] if seen else None
 
 
-def _divided(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide) -> Any:
+def _divided(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide, *, fused: bool = False) -> Any:
     """Have torch trace a module together with its backward pass, and return what runs as `divide` says."""
     from torch._dynamo.backends.common import aot_autograd
 
@@ -333,6 +335,8 @@ def _divided(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide) -> A
     def partition(
         joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if fused:
+            joint = inductor.prepared_joint(joint, joint_inputs)
         primals = tuple(_given_as(node, given) for node in primals_of(joint.graph))
         return divide(Captured(joint, num_fwd_outputs, primals))
 
@@ -342,6 +346,7 @@ def _divided(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide) -> A
         inference_compiler=_runner,
         partition_fn=partition,
         keep_inference_input_mutations=True,
+        **({"decompositions": inductor.decompositions()} if fused else {}),
     )
     recurrent.as_ops(module.graph)
     with torch._functorch.config.patch(_FUNCTORCH):

@@ -29,9 +29,10 @@ from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import callable_of
 from remat_cli.formats.torch.sizes import Sizes, input_shapes
 from remat_cli.runtime.torch.choice import ScheduleSource
+from remat_cli.runtime.torch.fused import fused_plan
 from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.program import divided
-from remat_cli.runtime.torch.record import PlanRecord, told
+from remat_cli.runtime.torch.record import PlannedGraph, PlanRecord, told
 from remat_cli.runtime.torch.self_test import self_test
 from remat_cli.runtime.torch.sized import SizedStep
 from remat_cli.runtime.torch.waiting import TRACING
@@ -60,7 +61,9 @@ class PlannedCall:
         otherwise: has a model run in another way, where it cannot be captured; then the call is made again.
     """
 
-    def __init__(self, model: Callable[..., Any], source: ScheduleSource, budget: str = "a schedule") -> None:
+    def __init__(
+        self, model: Callable[..., Any], source: ScheduleSource, budget: str = "a schedule", *, fused: bool = False
+    ) -> None:
         self.module = model if isinstance(model, nn.Module) else None
         self.function = callable_of(model)
         self.source = source
@@ -69,7 +72,8 @@ class PlannedCall:
         self._modules: list[nn.Module] = []
         self._has_called = False  # without data
         self._is_apart = False  # captured with no code that other modules share
-        self._takes_sizes = source.takes_sizes
+        self._fused = fused
+        self._takes_sizes = source.takes_sizes and not fused
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks for all modules
         self._given: Any = ()
         self._watch = StepWatch()
@@ -127,7 +131,8 @@ class PlannedCall:
             # What remat itself raised says all; what it makes of torch's error may not.
             cause = None if meant.__traceback__ is not None else error
             meant = _with_hint(meant)
-            if self.module is not None and self.otherwise is None and isinstance(meant, GraphError):
+            may_have_regions = self.module is not None and self.otherwise is None and not self._fused
+            if may_have_regions and isinstance(meant, GraphError):
                 meant.add_note(_REGIONS)
             raise meant from cause
         except RematError as error:
@@ -177,6 +182,7 @@ class PlannedCall:
                 function,
                 self._divide,
                 takes_sizes=self._takes_sizes,
+                fused=self._fused,
                 around_capture=lambda: self.source.waiting.phase(TRACING),
             )
         return self._compiled[hooks]
@@ -207,12 +213,34 @@ class PlannedCall:
         if (sizes := Sizes.of(captured)) is not None:
             return SizedStep(sizes, captured, self.source, self.record, self._modules).interface()
         joint = Joint.of(captured)
+        if self._fused:
+            fused = fused_plan(self.source, joint, captured, self._modules)
+            return self._noting(joint, captured, fused.planned, fused.forward.run, fused.backward.run)
         planned = self.source.planned(joint, captured, self._modules)
         if planned.schedule.has_transfers and joint.device == "cpu":
             _log.warning("the plan moves tensors to the host, which is the device here: that saves no memory")
+        return self._noting(joint, captured, planned)
+
+    def _noting(
+        self,
+        joint: Joint,
+        captured: Captured,
+        planned: PlannedGraph,
+        run: Callable[[list[Any]], Any] | None = None,
+        run_back: Callable[[list[Any]], Any] | None = None,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the two graphs of a plan, so that the record notes what runs.
+
+        Args:
+            joint: what is planned.
+            captured: the same as torch handed it over.
+            planned: the plan.
+            run: runs the forward pass; None: the graph as it is.
+            run_back: runs the backward pass; None: the graph as it is.
+        """
         forward, backward = divided(joint, planned.schedule)
         planned = self.record.add(replace(planned, inputs=input_shapes(captured)))
-        run, run_back = boxed(forward), boxed(backward)
+        run, run_back = run or boxed(forward), run_back or boxed(backward)
 
         def noted(args: list[Any]) -> Any:
             with self.record.runs(planned):

@@ -58,10 +58,12 @@ class ScheduleSource(ABC):
     Attributes:
         takes_sizes: its plans can be carried over to other sizes.
         has_room: it may plan for larger sizes than asked for, as the budget does not grow with them.
+        is_smallest: the budget is the smallest that a plan is found for.
     """
 
     takes_sizes = False
     has_room = False
+    is_smallest = False
 
     @cached_property
     def waiting(self) -> Waiting:
@@ -77,6 +79,13 @@ class ScheduleSource(ABC):
             captured: the same as torch handed it over.
             modules: whose parameters are in memory, used or not.
         """
+
+    def planned_within(
+        self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    ) -> PlannedGraph:
+        """Return what `planned` does, for another budget where this source plans for one."""
+        del budget_bytes
+        return self.planned(joint, captured, modules)
 
     def carried(self, planned: PlannedGraph, graph: Graph, schedule: Schedule) -> PlannedGraph | None:
         """Return a schedule as a plan for the graph at other sizes; None where it is above the budget there.
@@ -222,6 +231,7 @@ class WithinBudget(ScheduleSource):
     def __post_init__(self) -> None:
         self.state_bytes()
         self.takes_sizes = not self.request.offload
+        self.is_smallest = self.request.budget is not None and self.request.budget.smallest
         self.has_room = self.request.budget is not None and self.request.budget.device_bytes is not None
         if self.folder is not None and os.path.isfile(self.folder):
             raise UsageError(f"plans: {self.folder} is a file", hint="name a folder; it is made where there is none")
@@ -237,6 +247,18 @@ class WithinBudget(ScheduleSource):
         if key not in self.plans:
             self.plans[key] = self.kept(key, prepared) or self.made(key, prepared)
         return self.plans[key]
+
+    def planned_within(
+        self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    ) -> PlannedGraph:
+        """Return the plan for this graph within another budget, in bytes; what was measured is shared.
+
+        Raises:
+            DoesNotFit: there is none.
+        """
+        source = replace(self, request=self.request.at(budget_bytes))
+        source.waiting = self.waiting
+        return source.planned(joint, captured, modules)
 
     def state_bytes(self) -> int:
         """Return the bytes of the optimizer's state: of what it has by now, else of what its first step will make."""

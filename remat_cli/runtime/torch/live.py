@@ -54,17 +54,18 @@ class LiveBytes(Protocol):
 class LiveOnCpu:
     """Follows the storages of tensors: those that it is told of, and those that ops of this thread make."""
 
-    def __init__(self) -> None:
-        self._bytes = 0
+    def __init__(self, device: str = "cpu") -> None:
+        self.bytes = 0  # that are alive now
+        self._device = device
         self._most = 0
         self._most_before: int | None = None
         self._followed: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # by address, with its bytes
-        self._mode = _EveryOp(self._see)
+        self._mode = _EveryOp(self.see)
 
     def begin(self, tensors: Collection[torch.Tensor]) -> None:
         """Begin a step."""
-        self._see(tensors)
-        self._most, self._most_before = self._bytes, None
+        self.see(tensors)
+        self._most, self._most_before = self.bytes, None
         self._mode.enter()
 
     def pause(self) -> None:
@@ -81,7 +82,7 @@ class LiveOnCpu:
 
     def mark(self) -> None:
         """End the first part of the step."""
-        self._most_before, self._most = self._most, self._bytes
+        self._most_before, self._most = self._most, self.bytes
 
     def end(self) -> tuple[int, int]:
         """End the step; return the most bytes at one time in each part."""
@@ -91,9 +92,10 @@ class LiveOnCpu:
     def forget(self) -> None:
         """Do nothing: what is freed between two steps is seen."""
 
-    def _see(self, results: object) -> None:
+    def see(self, results: object) -> None:
+        """Follow the storages of the tensors among what an op has made."""
         for tensor in pytree.tree_leaves(results):
-            if type(tensor) in _PLAIN and tensor.device.type == "cpu" and tensor.layout is torch.strided:
+            if type(tensor) in _PLAIN and tensor.device.type == self._device and tensor.layout is torch.strided:
                 self._follow(tensor.untyped_storage())
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
@@ -110,8 +112,8 @@ class LiveOnCpu:
         self._change(-size)
 
     def _change(self, size: int) -> None:
-        self._bytes += size
-        self._most = max(self._most, self._bytes)
+        self.bytes += size
+        self._most = max(self._most, self.bytes)
 
 
 class LiveOnCuda:

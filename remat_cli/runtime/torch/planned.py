@@ -41,6 +41,7 @@ def planned(
     plans: str | Path | None = None,
     reserve: int | str = 0,
     regions: str | Sequence[str | nn.Module] | None = None,
+    fused: bool = False,
 ) -> Model:
     """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
 
@@ -72,6 +73,9 @@ def planned(
             or modules. "auto": none where the whole step can be captured, else what the `ModuleList`s of the model
             hold. What lies between them runs as eager. They share the budget; what else the step needs is seen in
             a rehearsal of the first training call, which leaves nothing behind.
+        fused: run inductor's fused kernels, which torch.compile runs, instead of eager's. The plan is compiled before
+            the first step, its peak is read from the kernels, and it is corrected: at most three compilations. Each
+            shape of the inputs is planned and compiled by itself.
 
     Raises:
         UsageError: neither or both of schedule and budget are given, or another argument is wrong; when called: this
@@ -92,6 +96,12 @@ def planned(
         load_device(device)
     if link_bandwidth is not None:
         parse_rate(str(link_bandwidth))
+    if fused and (schedule is not None or regions is not None or offload):
+        other = "a schedule from a file" if schedule is not None else "offloading" if offload else "regions"
+        raise UsageError(
+            f"fused kernels do not go with {other}: they are planned for a budget, as a whole step",
+            hint="planned(model, budget='8GB', fused=True)",
+        )
     within = _within(model)
     source: ScheduleSource
     if schedule is not None:
@@ -119,7 +129,7 @@ def planned(
     if regions is not None:
         _plan_by_regions(within, regions, source, str(budget))
         return model
-    call = PlannedCall(within, source, str(budget if schedule is None else schedule))
+    call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused)
     if isinstance(within, nn.Module):
         attach(within, call)
         return model

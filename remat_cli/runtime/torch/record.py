@@ -34,6 +34,7 @@ class PlannedGraph:
         calls: how often it ran.
         carried: the same plan at other sizes, as the judge finds it there.
         measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
+        kernels: what was compiled for it; empty where eager's kernels run.
     """
 
     graph: Graph
@@ -47,6 +48,7 @@ class PlannedGraph:
     calls: int = 0
     carried: list[PlannedGraph] = field(default_factory=list)
     measured_peak_bytes: list[int] = field(default_factory=list)
+    kernels: str = ""
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, trace: Trace, budget_bytes: int | None = None) -> PlannedGraph:
@@ -76,7 +78,7 @@ class PlannedGraph:
         return (
             f"{format_count(len(self.graph.ops))} ops{f' ({inputs})' if inputs else ''}{within}: predicted peak "
             f"{format_bytes(self.predicted_peak_bytes)} ({format_bytes(self.plain_peak_bytes)} unplanned), "
-            f"{format_share(self.overhead)} more time"
+            f"{format_share(self.overhead)} more time{f'; {self.kernels}' if self.kernels else ''}"
         )
 
 

@@ -1,0 +1,198 @@
+"""The parts of inductor, torch's compiler, without a promise of stability that remat uses.
+
+Inductor decomposes ops into small ones, and fuses these into kernels. A plan for its kernels is made on the joint graph
+as inductor decomposes it; the two graphs of the plan are compiled as they are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_cli.errors import GraphError, RematError, UsageError
+
+# Runs a graph; it takes its arguments as a list and empties it, so that it alone holds them.
+Boxed = Callable[[list[Any]], Any]
+# How functions are named that make memory, and kernels, in the code that calls the kernels of a graph.
+_MAKES_MEMORY, _KERNELS = "empty_strided_", ("cpp_", "triton_")
+_CHECKS = ("assert_size_stride", "assert_alignment", "run_intermediate_hooks")
+
+
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Return what inductor decomposes ops into."""
+    with _quietly():
+        from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def prepared_joint(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+    """Return a joint graph as inductor has it before it divides it: random numbers are made of seeds, for example."""
+    from torch._dynamo.utils import get_inputs_devices
+
+    with _quietly():
+        from torch._inductor.compile_fx import _recursive_joint_graph_passes
+        from torch._inductor.virtualized import V
+
+    device = next(iter(get_inputs_devices(inputs, joint)))
+    context = torch._guards.TracingContext.try_get()
+    with _quietly(), V.set_fake_mode(None if context is None else context.fake_mode):
+        return _recursive_joint_graph_passes(joint, skip_invoke_subgraph=True, input_device=device)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep torch's own use of what it has deprecated from users who turn warnings into errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+class CompiledGraph:
+    """A graph whose kernels inductor has compiled.
+
+    Attributes:
+        inputs: fake tensors and numbers that it was compiled for.
+        output_strides: strides of each output as the kernels make it, in elements; None where an output has none.
+        run: runs it.
+    """
+
+    def __init__(self, module: fx.GraphModule, *, user_outputs: range, is_backward: bool) -> None:
+        """Compile a graph, which is changed.
+
+        Args:
+            module: the graph; its placeholders say what they take.
+            user_outputs: positions of the outputs whose strides must stay as they are.
+            is_backward: whether it is the backward pass.
+
+        Raises:
+            UsageError: there is no compiler for this device.
+            GraphError: inductor does not compile it.
+        """
+        self.inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+        outputs = module.graph.output_node()
+        outputs.meta["user_visible_output_idxs"] = [
+            index
+            for index in user_outputs
+            if isinstance(outputs.args[0][index], fx.Node)  # type: ignore[index]
+        ]
+        with torch._guards.TracingContext.report_output_strides() as strides:
+            self.run: Boxed = _compiled(module, self.inputs, is_backward=is_backward)
+        self.output_strides: Sequence[Sequence[int] | None] = list(strides or ())
+        self._names = next(_names_of(self.run), {})
+        if not self._names and hasattr(self.run, "current_callable"):
+            raise GraphError(
+                f"what inductor of torch {torch.__version__} has written cannot be read", hint="plan without fused=True"
+            )
+        for name, make in self._names.items():
+            if name.startswith(_MAKES_MEMORY) and name != _MAKES_MEMORY + "meta":
+                self._names[name] = _seen(make, name.removeprefix(_MAKES_MEMORY))
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the kernels that were compiled for it."""
+        return [name for name in self._names if name.startswith(_KERNELS)]
+
+    def replay(self, arguments: list[Any], make: Callable[..., torch.Tensor], ran: Callable[[str], None]) -> Any:
+        """Run the code around the kernels on tensors without data, and none of the kernels that were compiled.
+
+        Args:
+            arguments: on the device "meta"; the list is emptied.
+            make: makes memory, of size, strides and element type.
+            ran: is told the name of each compiled kernel where it would run.
+        """
+
+        def kernel(name: str) -> Any:
+            def run(*_: Any, **__: Any) -> None:
+                ran(name)
+
+            run.run = run  # type: ignore[attr-defined]  # as kernels of Triton are called
+            return run
+
+        before = dict(self._names)
+        for name, value in before.items():
+            if name.startswith(_KERNELS):
+                self._names[name] = kernel(name)
+            elif name.startswith(_MAKES_MEMORY):
+                self._names[name] = make
+            elif name in _CHECKS:
+                self._names[name] = _nothing
+            elif isinstance(value, torch.Tensor):
+                self._names[name] = value.to("meta")
+        try:
+            return self.run(arguments)
+        finally:
+            self._names.update(before)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Check nothing: strides on the device "meta" are not always those of kernels."""
+
+
+def _seen(make: Callable[..., torch.Tensor], device: str) -> Callable[..., torch.Tensor]:
+    """Return `make` so that a dispatch mode sees what it makes: inductor's own way passes modes by."""
+
+    def made(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            return torch.empty_strided(size, stride, dtype=dtype, device=device)
+        return make(size, stride, dtype)
+
+    return made
+
+
+def _compiled(module: fx.GraphModule, inputs: list[Any], *, is_backward: bool) -> Boxed:
+    try:
+        with _quietly():
+            from torch._inductor.compile_fx import compile_fx_inner
+            from torch._inductor.utils import BoxedBool
+
+            run: Boxed = compile_fx_inner(module, inputs, cudagraphs=BoxedBool(False), is_backward=is_backward)
+    except Exception as error:
+        raise _explained(error, "backward" if is_backward else "forward") from error
+    return run
+
+
+def _explained(error: BaseException, which: str) -> RematError:
+    causes = list(_causes(error))
+    text = (str(causes[-1]).strip().splitlines() or [type(error).__name__])[0]
+    kinds = {type(cause).__name__ for cause in causes}
+    if kinds & {"InvalidCxxCompiler", "TritonMissing"}:
+        missing = "Triton" if "TritonMissing" in kinds else "a C++ compiler"
+        return UsageError(
+            f"fused kernels need {missing}, and none is found here: {text}",
+            hint="install it (g++, or what the environment variable CXX names), or plan without fused=True",
+        )
+    return GraphError(
+        f"inductor does not compile the {which} pass: {text}",
+        hint="does torch.compile(model) train by itself? plan without fused=True",
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        yield error
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+
+
+def _names_of(run: Any) -> Iterator[dict[str, Any]]:
+    """Yield the names of the module that inductor has written to run a graph, whatever is wrapped around it."""
+    seen, rest = set[int](), [getattr(run, "current_callable", run)]
+    while rest:
+        call = rest.pop(0)
+        if id(call) in seen:
+            continue
+        seen.add(id(call))
+        if isinstance(call, MethodType):
+            rest.append(call.__func__)
+        elif isinstance(call, FunctionType):
+            if "AsyncCompile" in call.__globals__:
+                yield call.__globals__
+            rest += [cell.cell_contents for cell in call.__closure__ or ()]

@@ -1,0 +1,221 @@
+"""A plan with inductor's fused kernels: planned, compiled, its peak read from what was compiled, and corrected.
+
+Fusion takes intermediates away, and inductor moves work about, so the peak of what runs is near that of the plan on the
+graph, and not the same. What inductor has compiled is a sequence of kernels and of the memory that is made and freed
+around them: it is run once on tensors without data, forward and backward pass together with what is handed over. Where
+that peak is above the budget, a tighter plan is made; where it leaves room, a looser one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from remat_cli.core.graph import Graph
+from remat_cli.errors import DoesNotFit, GraphError
+from remat_cli.formats.torch.inductor import CompiledGraph
+from remat_cli.formats.torch.internals import Captured
+from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.ops import short_name
+from remat_cli.runtime.torch.choice import ScheduleSource
+from remat_cli.runtime.torch.live import LiveOnCpu
+from remat_cli.runtime.torch.program import halves
+from remat_cli.runtime.torch.record import PlannedGraph
+from remat_cli.runtime.torch.waiting import COMPILING
+from remat_cli.units import format_bytes, format_time
+
+_log = logging.getLogger("remat")
+
+# A step is compiled at most so often before it runs, to come near its budget and not above it.
+MOST_COMPILED = 3
+# A plan that leaves more than this share of the budget free is made again, with that room.
+_ROOM = 0.03
+
+
+@dataclass(frozen=True, eq=False)
+class FusedPlan:
+    """A plan whose two graphs are compiled.
+
+    Attributes:
+        planned: the plan, with the peak of what was compiled.
+        forward: forward pass.
+        backward: backward pass.
+        peak_at: the kernel that runs where the peak is.
+    """
+
+    planned: PlannedGraph
+    forward: CompiledGraph
+    backward: CompiledGraph
+    peak_at: str
+
+
+def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> FusedPlan:
+    """Plan a step and compile it, at most three times, so that what was compiled keeps within the budget.
+
+    Args:
+        source: makes the plans.
+        joint: the step, as inductor decomposes it.
+        captured: the same as torch handed it over.
+        modules: whose parameters are in memory.
+
+    Raises:
+        DoesNotFit: there is no plan, or what is compiled stays above the budget; says where its peak is.
+        GraphError: inductor does not compile it.
+        UsageError: there is no compiler.
+    """
+    planned = source.planned(joint, captured, modules)
+    budget = planned.budget_bytes
+    assert budget is not None
+    made: list[FusedPlan] = []
+    spent, asked = source.waiting.spent_ns, budget
+    before = spent[COMPILING]
+    most_fitting, least_above = 0, 0  # budgets of planning that came out below and above the budget, 0: none yet
+    while True:
+        with source.waiting.phase(COMPILING):
+            plan = _compiled(joint, planned, captured.forward_outputs)
+        made.append(plan)
+        peak = plan.planned.predicted_peak_bytes
+        _log.info("compiled %s of at most %s: a peak of %s", len(made), MOST_COMPILED, format_bytes(peak))
+        fits = peak <= budget
+        has_room = (budget - peak) > _ROOM * budget and plan.planned.overhead > 0
+        if len(made) == MOST_COMPILED or source.is_smallest or (fits and not has_room):
+            break
+        if fits:
+            most_fitting = max(most_fitting, asked)
+        else:
+            least_above = min(least_above or asked, asked)
+        both = most_fitting and least_above
+        asked = (most_fitting + least_above) // 2 if both else asked + budget - peak
+        try:
+            another = source.planned_within(asked, joint, captured, modules)
+        except DoesNotFit:
+            break
+        if another.schedule.steps in [one.planned.schedule.steps for one in made]:
+            break
+        planned = another
+    if source.is_smallest:
+        budget = max(budget, made[-1].planned.predicted_peak_bytes)
+    fitting = [plan for plan in made if plan.planned.predicted_peak_bytes <= budget]
+    if not fitting:
+        raise _above(min(made, key=lambda plan: plan.planned.predicted_peak_bytes), budget, len(made))
+    best = min(fitting, key=lambda plan: (plan.planned.overhead, plan.planned.predicted_peak_bytes))
+    kernels = len(best.forward.kernels) + len(best.backward.kernels)
+    times = f"{len(made)} {'time' if len(made) == 1 else 'times'}"
+    told = f"{kernels} fused kernels, compiled {times} in {format_time(spent[COMPILING] - before, 'ns')}"
+    return replace(best, planned=replace(best.planned, budget_bytes=budget, kernels=told))
+
+
+def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
+    peak = plan.planned.predicted_peak_bytes
+    return DoesNotFit(
+        f"compiled {compiled} {'time' if compiled == 1 else 'times'}, the step peaks at {format_bytes(peak)} or more, "
+        f"above the budget of {format_bytes(budget)}: at kernel {plan.peak_at!r}",
+        hint=f"give a larger budget ({format_bytes(peak)} holds), or plan without fused=True",
+    )
+
+
+def _compiled(joint: Joint, planned: PlannedGraph, forward_outputs: int) -> FusedPlan:
+    made = halves(joint, planned.schedule)
+    # Modes of the user's, and the one that measures a step, are not to see what the compiler does.
+    with _disable_current_modes():
+        forward = CompiledGraph(made.forward, user_outputs=range(forward_outputs), is_backward=False)
+        _take_strides(made.backward, made.saved, forward.output_strides[forward_outputs:])
+        gradients = range(len(joint.backward_outputs))
+        backward = CompiledGraph(made.backward, user_outputs=gradients, is_backward=True)
+        peak, at = _peak(forward, backward, forward_outputs, len(joint.sizes), _workspaces(joint, planned.graph))
+    return FusedPlan(replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + peak), forward, backward, at)
+
+
+def _take_strides(backward: fx.GraphModule, saved: Sequence[fx.Node], strides: Sequence[Sequence[int] | None]) -> None:
+    """Have the backward pass take what is handed over as the forward pass makes it."""
+    taken = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    for value, stride in zip(saved, strides, strict=True):
+        fake = value.meta["val"]
+        if stride is not None and isinstance(fake, torch.Tensor) and tuple(stride) != fake.stride():
+            node = taken[value.name]
+            node.meta["val"] = fake.as_strided(fake.shape, tuple(stride), fake.storage_offset())
+
+
+def _workspaces(joint: Joint, graph: Graph) -> Mapping[str, int]:
+    """Return the most memory of their own that kernels of each kind take, in bytes."""
+    most: dict[str, int] = defaultdict(int)
+    for op in joint.ops:
+        if op.node is not None:
+            kind = short_name(op.node)
+            most[kind] = max(most[kind], graph.op[op.name].workspace_bytes)
+    return most
+
+
+def _peak(
+    forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes: int, workspaces: Mapping[str, int]
+) -> tuple[int, str]:
+    """Return the most bytes at one time beside the step's inputs, and the kernel that runs then."""
+    inputs = [_without_data(value) for value in forward.inputs]
+    replay = _Replay(inputs, workspaces)
+    try:
+        with replay:
+            made = list(forward.replay(list(inputs), replay.make, replay.ran))
+            returned, saved = made[:outputs], made[outputs:]
+            del made
+            tangents = [_without_data(value) for value in backward.inputs[sizes + len(saved) :]]
+            replay.see(tangents)
+            arguments = [*backward.inputs[:sizes], *saved, *tangents]
+            del saved, tangents
+            gradients = backward.replay(arguments, replay.make, replay.ran)
+    except (RuntimeError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise GraphError(
+            f"the peak of the compiled step cannot be read: {reason}", hint="plan without fused=True"
+        ) from error
+    del returned, gradients
+    return replay.most, replay.at
+
+
+def _without_data(value: Any) -> Any:
+    """Return a tensor on the device "meta" for a fake one; a number is given back."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+class _Replay(TorchDispatchMode):
+    """Follows memory on the device "meta" while the code around kernels runs.
+
+    Attributes:
+        most: most bytes at one time, beside the inputs.
+        at: the kernel that runs then.
+    """
+
+    def __init__(self, inputs: Sequence[Any], workspaces: Mapping[str, int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live = LiveOnCpu("meta")
+        self._live.see(inputs)
+        self._inputs_bytes, self._workspaces = self._live.bytes, workspaces
+        self.most, self.at = 0, ""
+
+    def make(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+
+    def see(self, tensors: Sequence[Any]) -> None:
+        self._live.see(tensors)
+
+    def ran(self, kernel: str) -> None:
+        """Take note of what is in memory while a kernel runs."""
+        now = self._live.bytes - self._inputs_bytes + self._workspaces.get(kernel, 0)
+        if now > self.most:
+            self.most, self.at = now, kernel
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        self._live.see(results)
+        self.ran(f"{func.namespace}.{func._opname}")
+        return results
