@@ -27,6 +27,7 @@ _CHECKS = ("assert_size_stride", "assert_alignment", "run_intermediate_hooks")
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """Return what inductor decomposes ops into."""
     with _quietly():
+        import torch._inductor.compile_fx  # noqa: F401  # some decompositions look up what that imports
         from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()
