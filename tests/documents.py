@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from remat_cli.core.graph import Graph
+from remat_cli.formats.native import graph_bytes
+
 
 def chain_document(length: int = 12, *, size: int = 100) -> dict[str, Any]:
     """A chain of ops to train, in the native format: the plain run keeps all that they make."""
@@ -21,6 +24,12 @@ def chain_document(length: int = 12, *, size: int = 100) -> dict[str, Any]:
             for i in range(length)
         ],
     }
+
+
+def to_document(graph: Graph) -> dict[str, Any]:
+    """A graph as the JSON document that is written of it."""
+    document: dict[str, Any] = json.loads(graph_bytes(graph))
+    return document
 
 
 def changed(schedule: Path, change: Callable[[dict[str, Any]], object]) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import native, node_link, onnx, torch
+from remat_cli.formats.garbage import no_search_for_garbage
 from remat_cli.formats.reader import ALL_OTHER_DIMS, Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source
 
@@ -35,6 +36,7 @@ READERS: Mapping[str, Reader] = {
 }
 
 
+@no_search_for_garbage()
 def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
     """Read the graph at `path`: a file of any format, or a function as FILE.py:NAME.
 

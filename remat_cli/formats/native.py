@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
+from operator import attrgetter
+from sys import intern
 from typing import Any, TypeVar
 
 from remat_cli.core.graph import TIME_UNITS, Graph, Kind, Op, Phase, Tensor, build_graph
@@ -68,6 +70,9 @@ _OP_FIELDS = _fields_of(Op) | {"type": _Field("text", "")}
 del _OP_FIELDS["grad_flops"]  # the file has what became of it: `grad_time`
 # The place in the user's code is left out of the hash: adding a comment there must not change it.
 _FOR_PEOPLE = ("module", "source")
+_HASHED_OP_FIELDS = {name: field for name, field in _OP_FIELDS.items() if name not in _FOR_PEOPLE}
+# Tensors and ops are written in lots of so many: large enough for speed, and small beside a graph of a million ops.
+_LOT = 10_000
 
 _KINDS_OF_GRAPH = {str(kind): kind for kind in Kind}
 _TIME_UNITS = {unit: unit for unit in TIME_UNITS}
@@ -86,6 +91,36 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "names": (lambda value: isinstance(value, list) and set(map(type, value)) <= {str}, "a list of names"),
     "sizes": (lambda value: isinstance(value, list) and all(map(_is_size, value)), "a list of whole numbers"),
 }
+
+
+class _AsUsual:
+    """Takes the values of most objects of a file at once: those with no null, nothing unknown and nothing wrong."""
+
+    def __init__(self, cls: type[Tensor | Op], known: Mapping[str, _Field]) -> None:
+        defaults = {item.name: None if item.name not in known else known[item.name].default for item in fields(cls)}
+        self._defaults: dict[str, Any] = defaults
+        self._checks = {name: _KINDS[field.kind][0] for name, field in known.items()}
+        self._required = [name for name, default in defaults.items() if default is _REQUIRED]
+
+    def values(self, item: Any) -> dict[str, Any] | None:
+        """Return all values in the order of the class's fields; None where `_fields` has to look."""
+        if type(item) is not dict:
+            return None
+        values = self._defaults.copy()
+        checks = self._checks
+        for name, value in item.items():
+            holds = checks.get(name)
+            if holds is None or not holds(value):
+                return None
+            values[name] = value
+        for name in self._required:
+            if values[name] is _REQUIRED:
+                return None
+        return values
+
+
+_USUAL_TENSOR = _AsUsual(Tensor, _TENSOR_FIELDS)
+_USUAL_OP = _AsUsual(Op, _OP_FIELDS)
 
 
 def recognises(source: Source) -> bool:
@@ -108,7 +143,7 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
     """Build the graph that a JSON document describes.
 
     Args:
-        document: the parsed file.
+        document: the parsed file; its tensors and ops are let go of one by one, as large graphs are there only once.
         where: the file's name, for messages.
 
     Raises:
@@ -123,8 +158,8 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
     top = _fields(document, _GRAPH_FIELDS, where, unknown)
     kind = _choice(top["kind"], _KINDS_OF_GRAPH, f"{where}: kind")
     time_unit = _choice(top["time_unit"], _TIME_UNITS, f"{where}: time_unit")
-    tensors = [_tensor(item, f"{where}: tensors[{i}]", unknown) for i, item in enumerate(top["tensors"])]
-    ops = [_op(item, f"{where}: ops[{i}]", unknown) for i, item in enumerate(top["ops"])]
+    tensors = [_tensor(item, i, where, unknown) for i, item in enumerate(_taken(top["tensors"]))]
+    ops = [_op(item, i, where, unknown) for i, item in enumerate(_taken(top["ops"]))]
     try:
         graph = build_graph(
             name=top["name"],
@@ -138,6 +173,13 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
     except GraphError as error:
         raise GraphError(f"{where}: {error.message}", hint=error.remedy) from None
     return Reading(graph, notes=_unknown_notes(unknown))
+
+
+def _taken(items: list[Any]) -> Iterator[Any]:
+    """Yield the items of a list, which is empty in the end."""
+    items.reverse()
+    while items:
+        yield items.pop()
 
 
 def _unknown_notes(unknown: Mapping[str, str]) -> tuple[str, ...]:
@@ -179,61 +221,81 @@ def _choice(text: str, choices: Mapping[str, Choice], where: str) -> Choice:
     return choices[text]
 
 
-def _tensor(item: Any, where: str, unknown: dict[str, str]) -> Tensor:
-    values = _fields(item, _TENSOR_FIELDS, where, unknown)
+def _tensor(item: Any, number: int, where: str, unknown: dict[str, str]) -> Tensor:
+    values = _USUAL_TENSOR.values(item)
+    if values is None:
+        values = _fields(item, _TENSOR_FIELDS, f"{where}: tensors[{number}]", unknown)
+    values["name"] = intern(values["name"])
     if values["shape"] is not None:
         values["shape"] = tuple(values["shape"])
     return Tensor(**values)
 
 
-def _op(item: Any, where: str, unknown: dict[str, str]) -> Op:
-    values = _fields(item, _OP_FIELDS, where, unknown)
-    # An operand that is read twice (a square, say) is one tensor in memory.
-    values["inputs"] = tuple(dict.fromkeys(values["inputs"]))
-    values["outputs"] = tuple(values["outputs"])
+def _op(item: Any, number: int, where: str, unknown: dict[str, str]) -> Op:
+    values = _USUAL_OP.values(item)
+    if values is None:
+        values = _fields(item, _OP_FIELDS, f"{where}: ops[{number}]", unknown)
+    # A name is there once, however often it is read; an operand that is read twice (a square, say) is one tensor.
+    values["inputs"] = tuple(dict.fromkeys(map(intern, values["inputs"])))
+    values["outputs"] = tuple(map(intern, values["outputs"]))
     for name in ("saves", "grad_inputs"):
         if values[name] is not None:
-            values[name] = tuple(dict.fromkeys(values[name]))
-    values["phase"] = _choice(values["phase"], _PHASES, f"{where}.phase")
+            values[name] = tuple(dict.fromkeys(map(intern, values[name])))
+    phase = _PHASES.get(values["phase"])
+    values["phase"] = phase or _choice(values["phase"], _PHASES, f"{where}: ops[{number}].phase")
     return Op(**values)
 
 
-def to_document(graph: Graph) -> dict[str, Any]:
-    """Return `graph` as the JSON document of the native format; fields that hold their default are left out."""
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "kind": str(graph.kind),
-        "tensors": [_written(tensor, _TENSOR_FIELDS) for tensor in graph.tensors.values()],
-        "ops": [_written(op, _OP_FIELDS) for op in graph.ops],
-        "outputs": list(graph.outputs),
-    }
-    return document | _written(graph, {name: _GRAPH_FIELDS[name] for name in ("name", "time_unit", "resident_bytes")})
-
-
-def _written(item: Tensor | Op | Graph, known: Mapping[str, _Field]) -> dict[str, Any]:
-    written: dict[str, Any] = {}
-    for name, field in known.items():
-        value = getattr(item, name)
-        if value != field.default:
-            written[name] = list(value) if isinstance(value, tuple) else value
-    return written
-
-
-def canonical_json(document: Mapping[str, Any]) -> bytes:
+def canonical_json(document: object) -> bytes:
     """Return the document as UTF-8 with sorted keys and no white space: the bytes that are hashed and written."""
     return json.dumps(document, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode("utf-8")
 
 
 def graph_bytes(graph: Graph) -> bytes:
     """Return the file that `remat convert` writes for `graph`."""
-    return canonical_json(to_document(graph))
+    return b"".join(_parts(graph, _OP_FIELDS))
 
 
 @lru_cache(maxsize=4)  # whoever verifies, plans and reports asks for it again: seconds, for 100,000 ops
 def graph_sha256(graph: Graph) -> str:
     """Return the hash that ties a schedule to its graph: of the native file without `module` and `source`."""
-    document = to_document(graph)
-    for op in document["ops"]:
-        for name in _FOR_PEOPLE:
-            op.pop(name, None)
-    return sha256(canonical_json(document)).hexdigest()
+    digest = sha256()
+    for part in _parts(graph, _HASHED_OP_FIELDS):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(graph: Graph, op_fields: Mapping[str, _Field]) -> Iterator[bytes]:
+    """Yield the canonical JSON of a graph part by part; fields that hold their default are left out."""
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "kind": str(graph.kind),
+        "tensors": (tuple(graph.tensors.values()), _TENSOR_FIELDS),
+        "ops": (graph.ops, op_fields),
+        "outputs": graph.outputs,
+        **next(_written([graph], {name: _GRAPH_FIELDS[name] for name in ("name", "time_unit", "resident_bytes")})),
+    }
+    for number, key in enumerate(sorted(document)):
+        yield f'{"," if number else "{"}"{key}":'.encode()
+        if key in ("tensors", "ops"):
+            yield b"["
+            yield from _lots(*document[key])
+            yield b"]"
+        else:
+            yield canonical_json(document[key])
+    yield b"}"
+
+
+def _lots(items: Sequence[Tensor | Op], known: Mapping[str, _Field]) -> Iterator[bytes]:
+    for start in range(0, len(items), _LOT):
+        if start:
+            yield b","
+        yield canonical_json(list(_written(items[start : start + _LOT], known)))[1:-1]
+
+
+def _written(items: Iterable[Tensor | Op | Graph], known: Mapping[str, _Field]) -> Iterator[dict[str, Any]]:
+    names, defaults = tuple(known), tuple(field.default for field in known.values())
+    values_of = attrgetter(*names)
+    for item in items:
+        values = zip(names, values_of(item), defaults, strict=True)
+        yield {name: value for name, value, default in values if value != default}

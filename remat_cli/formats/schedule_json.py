@@ -96,8 +96,13 @@ def _file_bytes(document: Mapping[str, Any]) -> bytes:
 
 
 def _lines(items: Iterable[Any]) -> str:
-    lines = ",\n".join(f"  {_json(item)}" for item in items)
+    lines = ",\n".join(f"  {_line(item)}" for item in items)
     return f"[\n{lines}\n ]"
+
+
+def _line(item: Any) -> str:
+    # A text is encoded at once; for a list an encoder would be set up, and there are millions of steps.
+    return f"[{', '.join(map(_json, item))}]" if type(item) is list else _json(item)
 
 
 def link_fields(link: Link) -> dict[str, str]:
@@ -166,7 +171,7 @@ def _structure(graph: Graph) -> dict[str, dict[str, str]]:
 
 
 def _written(step: Step) -> list[str]:
-    return [STEP_NAMES[type(step)], step.op if isinstance(step, Compute | Inplace) else step.tensor]
+    return [STEP_NAMES[type(step)], step.op if isinstance(step, (Compute, Inplace)) else step.tensor]
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Source:
         return read_bytes(self.path)
 
     def forget(self) -> None:
-        """Let go of the content: whoever has parsed it needs it no more, and an ONNX file may hold all weights."""
+        """Let go of the content: whoever has parsed it needs it no more, and it may be as large as all weights."""
         vars(self).pop("content", None)
 
     @cached_property
@@ -120,6 +120,7 @@ class Source:
         if not self.is_json:
             return {}
         document = parse_json(self.path, self.content)
+        self.forget()
         if not isinstance(document, dict):
             raise GraphError(f"{self.path}: holds a JSON list, not an object", hint="a graph file begins with {")
         return document

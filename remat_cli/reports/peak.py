@@ -64,7 +64,8 @@ def tensors_at_peak(plain: Run, plan: Run | None = None) -> list[PeakTensor]:
     ]
     if plan is not None:
         peak_steps = [index for index, op in plan.computes if op == plain.peak_op]
-        tensors = [_in_plan(tensor, plan.lifetimes[tensor.name], peak_steps) for tensor in tensors]
+        stays = plan.stays_of({tensor.name for tensor in tensors})
+        tensors = [_in_plan(tensor, stays[tensor.name], peak_steps) for tensor in tensors]
     return sorted(tensors, key=lambda tensor: (-tensor.bytes, tensor.fate is Fate.KEPT, tensor.name))
 
 

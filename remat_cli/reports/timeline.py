@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -98,9 +98,12 @@ class Run:
         """The stays of each tensor in memory, graph inputs left out: those never leave."""
         return self.stays_of(self.graph.tensors)
 
-    def stays_of(self, names: Container[str]) -> dict[str, tuple[Lifetime, ...]]:
+    def stays_of(self, names: Collection[str]) -> dict[str, tuple[Lifetime, ...]]:
         """Return the stays of these tensors in memory; graph inputs have none."""
         steps = self.schedule.steps
+        # Of most steps it is known at once that they concern none of few tensors.
+        makers = {self.graph.producer[name].name for name in names if name in self.graph.producer}
+        makers.update(op.name for op in self.graph.ops if op.inplace in names)
         stays: dict[str, list[Lifetime]] = {}
         since: dict[str, int] = {}
 
@@ -109,6 +112,8 @@ class Run:
             stays.setdefault(name, []).append(Lifetime(start, index, fetched=isinstance(steps[start], Prefetch)))
 
         for index, step in enumerate(steps):
+            if (step.op not in makers) if isinstance(step, (Compute, Inplace)) else (step.tensor not in names):
+                continue
             arriving, leaving = changes(self.graph, step)
             for name in leaving:
                 if name in names:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Kind, Phase
 from remat_cli.errors import UsageError
-from remat_cli.formats.native import from_document, to_document
+from remat_cli.formats.native import from_document, graph_bytes
 from remat_cli.generate import GENERATORS
 from remat_cli.generate.chain import Chain
 from remat_cli.generate.layered import Layered
@@ -36,7 +38,7 @@ def test_a_graph_for_inference_has_no_training_graph() -> None:
 
 @pytest.mark.parametrize("generator", [SMALL, Chain(length=5, spread=3.0)])
 def test_the_forward_graph_as_a_file_gives_the_same_training_graph(generator: UNet | Chain) -> None:
-    forward = from_document(to_document(synthesize(generator, kind=Kind.FORWARD).graph), "file").graph
+    forward = from_document(json.loads(graph_bytes(synthesize(generator, kind=Kind.FORWARD).graph)), "file").graph
     direct, derived = synthesize(generator).graph, training_graph(forward)
     assert derived.tensors == direct.tensors
     assert [(op.name, op.inputs, op.outputs, op.time) for op in derived.ops] == [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from remat_cli.errors import GraphError, RematError, UsageError
+from remat_cli.formats.garbage import no_search_for_garbage
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.torch.blocks import read_by_few
 from remat_cli.formats.torch.capture_errors import explained
@@ -103,22 +103,6 @@ def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int,
     )
 
 
-@contextmanager
-def _no_search_for_garbage() -> Iterator[None]:
-    """Keep Python from looking for garbage meanwhile.
-
-    What torch makes while it captures stays, and is millions of objects: to look through them again and again takes a
-    quarter of the time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 class _Told(BaseException):
     """Ends the capture once a reading is there."""
 
@@ -126,7 +110,7 @@ class _Told(BaseException):
         self.reading = reading
 
 
-@_no_search_for_garbage()
+@no_search_for_garbage()
 def read_step(reference: str, options: ReadOptions) -> Reading:
     """Read a training step; arguments and errors are those of `take_step`."""
     step, device, notes = built_step(reference, options)
@@ -151,7 +135,7 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
         return told.reading
 
 
-@_no_search_for_garbage()
+@no_search_for_garbage()
 def take_step(reference: str, options: ReadOptions) -> TakenStep:
     """Have torch capture a training step, without weights and without memory for its tensors.
 

@@ -23,12 +23,11 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Observer, PlanResult, Problem, Status
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import simulate
-from remat_cli.formats.native import to_document
 from remat_cli.formats.onnx import workspace
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planning import addresses
 from remat_cli.units import format_share
-from tests.documents import chain_document
+from tests.documents import chain_document, to_document
 from tests.graphs import training_chain
 from tests.places import GRAPHS
 from tests.plans import told

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from remat_cli.core.graph import Graph, Kind, Phase
 from remat_cli.errors import GraphError
-from remat_cli.formats import read_graph
+from remat_cli.formats import native, read_graph
 from remat_cli.formats.native import from_document, graph_bytes, graph_sha256
 from tests.graphs import small_graphs
 
@@ -227,3 +227,36 @@ def test_the_format_is_told_by_content_not_by_name(tmp_path: Path) -> None:
     path = tmp_path / "graph.onnx"
     path.write_text(json.dumps(document()))
     assert read_graph(path).graph.name == "two convolutions"
+
+
+@given(small_graphs())
+def test_a_graph_is_written_as_one_canonical_document_however_large_the_lots(graph: Graph) -> None:
+    content = graph_bytes(graph)
+    as_one = json.dumps(json.loads(content), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    assert content == as_one.encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_LOT", 2)
+        assert graph_bytes(graph) == content
+        graph_sha256.cache_clear()
+        small = graph_sha256(graph)
+    graph_sha256.cache_clear()
+    assert small == graph_sha256(graph)
+
+
+def test_an_object_with_nulls_and_unknown_fields_is_read_as_one_without() -> None:
+    usual = from_document(document(), "g.json").graph
+    odd = from_document(with_op(saves=None, phase=None, grad_flops=3), "g.json")
+    assert odd.notes == ("g.json: ops[0]: unknown field 'grad_flops' is ignored",)
+    assert odd.graph.ops == usual.ops
+    assert odd.graph.ops[0].grad_flops is None
+
+
+def test_a_name_is_kept_once_however_often_it_is_read() -> None:
+    graph = from_document(json.loads(json.dumps(document())), "g.json").graph
+    assert graph.ops[1].inputs[0] is graph.tensors["y"].name is graph.ops[0].outputs[0]
+
+
+def test_what_was_parsed_is_let_go_of_as_it_is_read() -> None:
+    parsed = document()
+    from_document(parsed, "g.json")
+    assert (parsed["tensors"], parsed["ops"]) == ([], [])

@@ -20,7 +20,7 @@ from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Graph, Kind, Op
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import UsageError
-from remat_cli.formats.native import from_document, graph_bytes, to_document
+from remat_cli.formats.native import from_document, graph_bytes
 from remat_cli.generate import GENERATORS, Generator
 from remat_cli.generate.chain import Chain
 from remat_cli.generate.layered import Layered
@@ -29,6 +29,7 @@ from remat_cli.generate.unet import UNet
 from remat_cli.prepare import prepare
 from remat_cli.reports.terminal.planner_cards import planner_cards
 from remat_cli.synthesis import synthesize
+from tests.documents import to_document
 from tests.places import GRAPHS
 
 FLOAT_BYTES = 4

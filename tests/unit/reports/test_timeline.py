@@ -93,3 +93,12 @@ def test_the_backward_pass_begins_with_its_first_op() -> None:
 def test_the_peak_has_its_op() -> None:
     assert Run.plain(chain(1, 5, 1)).peak_op == "f2"
     assert Run.plain(graph_of(op("a", "x", ""), sizes={"x": 3})).peak_op is None
+
+
+@given(st.data())
+def test_the_stays_of_some_tensors_are_those_among_all(data: st.DataObject) -> None:
+    graph = data.draw(small_graphs())
+    schedule = with_frees(graph, data.draw(compute_sequences(graph)))
+    run = Run(graph, schedule, simulate(graph, schedule))
+    names = data.draw(st.sets(st.sampled_from(sorted(graph.tensors))))
+    assert run.stays_of(names) == {name: stays for name, stays in run.lifetimes.items() if name in names}

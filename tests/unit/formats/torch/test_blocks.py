@@ -10,12 +10,12 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from remat_cli.formats.native import to_document
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.torch import blocks, reader
 from remat_cli.formats.torch.internals import Trace
 from remat_cli.formats.torch.step import as_step
 from remat_cli.formats.torch.weightless import Weightless
+from tests.documents import to_document
 
 BLOCKS = 11  # so that numbers of layers have one digit and two
 SIZE = 8

@@ -14,13 +14,14 @@ from torch import nn
 from remat_cli.core.graph import Graph, Kind, Phase
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import ReadOptions, read_graph
-from remat_cli.formats.native import from_document, graph_sha256, to_document
+from remat_cli.formats.native import from_document, graph_sha256
 from remat_cli.formats.torch.convert import graph_of, signature
 from remat_cli.formats.torch.internals import compiled, forgetting, seen_by
 from remat_cli.formats.torch.joint import BOUNDARY, Joint
 from remat_cli.formats.torch.reader import callable_of, capture
 from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.formats.torch.weightless import Weightless
+from tests.documents import to_document
 from tests.places import GRAPHS
 from tests.torch_steps import CASES, Case, awkward, changing_buffer, conv, gpt, mlp, repetitive
 

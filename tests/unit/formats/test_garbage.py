@@ -1,0 +1,32 @@
+"""The search for garbage is left out while a graph is read, and taken up again."""
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from remat_cli.errors import GraphError
+from remat_cli.formats import read_graph
+from remat_cli.formats.garbage import no_search_for_garbage
+
+
+def test_there_is_no_search_meanwhile() -> None:
+    with no_search_for_garbage():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_it_goes_on_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(GraphError):
+        read_graph(tmp_path / "absent.json")
+    assert gc.isenabled()
+
+
+def test_who_does_without_it_goes_on_so() -> None:
+    gc.disable()
+    try:
+        with no_search_for_garbage():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
