@@ -24,9 +24,10 @@ def is_ready() -> bool:
     """Tell whether the compiled functions are kept on disk: to compile them takes far longer than to load them."""
     if not kernel.IS_COMPILED:
         return False
-    written = Path(kernel.__file__).stat().st_mtime
-    kept = Path(cast(Any, kernel.try_moves).stats.cache_path).glob("kernel.try_moves-*.nbi")
-    return any(path.stat().st_mtime >= written for path in kept)
+    function = cast(Any, kernel.try_moves)
+    # The name of the file says on which line the function begins, which most changes of the module move.
+    name = f"kernel.try_moves-{function.py_func.__code__.co_firstlineno}.*.nbi"
+    return any(Path(function.stats.cache_path).glob(name))
 
 
 def compile_for(graph: Graph) -> None:
@@ -37,6 +38,8 @@ def compile_for(graph: Graph) -> None:
 
 class FlatSweeps:
     """Sweeps over the sequences of one graph; what is used again from one to the next."""
+
+    speed = 10.0
 
     def __init__(self, graph: Graph) -> None:
         """Lay out a graph."""

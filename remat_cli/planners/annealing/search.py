@@ -153,7 +153,9 @@ class AnnealingSearch:
         count = len(self.incumbent.problem.graph.ops)
         planned = count * min(climate.moves, _MOVES_OF_SMALL * count)
         tried, began, seconds = 0, monotonic(), max(climate.share * self.limits.seconds, 1e-9)
-        planned = min(planned, max(climate.share * self.limits.work, 1))
+        # Compiled, a round is longer; limited by work, it is as long as without: the plan must not tell them apart.
+        is_counted = self.limits.work < inf
+        planned = min(planned, max(climate.share * self.limits.work, 1)) if is_counted else planned * self._sweeps.speed
         ease, most = 1.0, sequence.peak if climate.shrinks else self._budget
         while (progress := max(tried / planned, (monotonic() - began) / seconds)) < 1 and not self._is_done:
             dearness = progress if climate.shrinks else max(0.0, 2 * progress - 1)

@@ -34,6 +34,8 @@ def sweeps_of(graph: Graph, seconds: float) -> Sweeps:
 class NumpySweeps:
     """Sweeps by numpy."""
 
+    speed = 1.0
+
     def sweep(
         self, sequence: RematSequence, weather: Weather, rng: np.random.Generator, is_over: Callable[[], bool]
     ) -> tuple[RematSequence, int]:

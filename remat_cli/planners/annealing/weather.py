@@ -49,7 +49,13 @@ class Weather(NamedTuple):
 
 
 class Sweeps(Protocol):
-    """A way to sweep over sequences of one graph."""
+    """A way to sweep over sequences of one graph.
+
+    Attributes:
+        speed: how many moves are tried in the time in which numpy tries one, or fewer.
+    """
+
+    speed: float
 
     def sweep(
         self, sequence: RematSequence, weather: Weather, rng: np.random.Generator, is_over: Callable[[], bool]

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_cli.core.problem import Observer
 from remat_cli.generate.layered import Layered
-from remat_cli.planners.annealing import flat, kernel, remaking, sweeps, weather
+from remat_cli.planners.annealing import flat, kernel, remaking, search, sweeps, weather
 from remat_cli.planners.annealing.flat import FlatSweeps
+from remat_cli.planners.annealing.planner import Annealing
 from remat_cli.planners.annealing.sweeps import NumpySweeps, sweeps_of
 from remat_cli.planners.annealing.weather import Sweeps, Weather
 from remat_cli.planners.shared.numbering import Ints
@@ -21,7 +23,7 @@ from remat_cli.planners.shared.orders import moves
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.synthesis import synthesize
 from tests.graphs import small_graphs, training_graphs
-from tests.plans import sequences
+from tests.plans import at_share, sequences
 
 TANGLED = synthesize(Layered(), ops=40).graph
 
@@ -77,6 +79,13 @@ def test_without_a_compiler_or_time_to_load_numpy_is_taken(monkeypatch: pytest.M
     monkeypatch.setattr(flat, "is_ready", lambda: True)
     assert isinstance(sweeps_of(TANGLED, 60.0), FlatSweeps)
     assert isinstance(sweeps_of(TANGLED, 1.0), NumpySweeps)
+
+
+def test_the_same_work_finds_the_same_plan_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, planner = at_share(TANGLED, 0.65), Annealing(work_limit=0.004)
+    by_numpy = planner.plan(problem, Observer())
+    monkeypatch.setattr(search, "sweeps_of", lambda graph, _: FlatSweeps(graph))
+    assert by_numpy == planner.plan(problem, Observer())
 
 
 COMPILED = """
