@@ -6,12 +6,13 @@ import logging
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch._dynamo import exc
 from torch._subclasses.fake_tensor import (
     FakeTensorMode,
@@ -72,19 +73,26 @@ def explained(what: str) -> Iterator[None]:
         GraphError: the step cannot be captured.
         RematError: what remat itself raised meanwhile.
     """
-    logger = logging.getLogger("torch")
-    level = logger.level
-    with warnings.catch_warnings(record=True) as warned:
+    with warnings.catch_warnings(record=True) as warned, silent_torch():
         warnings.simplefilter("always")
-        logger.setLevel(logging.CRITICAL + 1)
         try:
             yield
         except CAPTURE_ERRORS as error:
             raise explanation(error, what, [str(warning.message) for warning in warned]) from error
-        finally:
-            # What was under way in torch when a request came is taken apart only later, and torch logs what it misses.
-            if not is_under_way():
-                logger.setLevel(level)
+
+
+@contextmanager
+def silent_torch() -> Iterator[None]:
+    """Keep what torch logs to itself."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        # What was under way in torch when a request came is taken apart only later, and torch logs what it misses.
+        if not is_under_way():
+            logger.setLevel(level)
 
 
 def explanation(error: BaseException, what: str, warned: Sequence[str] = ()) -> RematError:
@@ -121,22 +129,66 @@ def drawing_again() -> Iterator[None]:
         random.setstate(others[1])
 
 
-def call_without_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def call_without_data(
+    function: Callable[..., Any], modules: Iterable[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """Call a function once without gradients, on tensors without data; raise what its own code raises.
 
     Some models set something up in their first call that torch cannot capture. What a model's code raises, torch tells
     in other words.
+
+    Args:
+        function: what is called.
+        modules: those that it uses; their parameters and buffers stay as they are.
+        args: what it is called with.
+        kwargs: the same, by keyword.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda value: mode.from_tensor(value.detach()), (args, kwargs))
+    parts = {part for module in modules for part in module.modules()}
+    given = args, kwargs
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda value: mode.from_tensor(value.detach()), given)
     try:
-        with drawing_again(), mode, torch.no_grad():
+        with drawing_again(), _tensors_of(parts, mode.from_tensor), silent_torch(), mode, torch.no_grad():
             function(*args, **kwargs)
     except Exception as error:
         if isinstance(error, _OF_TENSORS_WITHOUT_DATA):
             return
-        if not any(name in str(error) for name in _NAMES_OF_TENSORS_WITHOUT_DATA):
+        if any(name in str(error) for name in _NAMES_OF_TENSORS_WITHOUT_DATA):
+            return
+        if type(error) is not RuntimeError:
             raise
+        # Torch's rules for tensors without data refuse some that its kernels take.
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, given)
+        with drawing_again(), _tensors_of(parts, _copied), torch.no_grad():
+            function(*args, **kwargs)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    copied = tensor.detach().clone()
+    return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+
+
+@contextmanager
+def _tensors_of(parts: Iterable[nn.Module], instead: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Let modules have other parameters and buffers: what an op changes in place is theirs no more.
+
+    In the mode of tensors without data, ops with only tensors with data are run all the same.
+    """
+    held: list[dict[str, Any]] = [kind for part in parts for kind in (part._parameters, part._buffers)]
+    before = [dict(tensors) for tensors in held]
+    others: dict[torch.Tensor, torch.Tensor] = {}
+    try:
+        for tensors in held:
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    if tensor not in others:
+                        others[tensor] = instead(tensor)
+                    tensors[name] = others[tensor]
+        yield
+    finally:
+        for tensors, own in zip(held, before, strict=True):
+            tensors.clear()
+            tensors.update(own)
 
 
 def _explained(error: BaseException, what: str, warned: Sequence[str]) -> GraphError:

@@ -265,6 +265,15 @@ def is_passed_over(error: RuntimeError) -> bool:
     return "no compiled frames" in str(error)
 
 
+def mode_that_watches() -> str | None:
+    """Return the name of a mode that sees each op: within one torch.compile runs nothing that it captured."""
+    for number in range(torch._C._len_torch_dispatch_stack()):
+        mode = torch._C._get_dispatch_stack_at(number)
+        if not mode.is_infra_mode() and not mode.ignore_compile_internals():
+            return type(mode).__name__.lstrip("_")
+    return None
+
+
 def captured_apart(module: nn.Module) -> Callable[..., Any]:
     """Return a module's call in a form that is captured as a whole, with no code that other modules share."""
 
@@ -349,8 +358,66 @@ def _divided(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide, *, f
         **({"decompositions": inductor.decompositions()} if fused else {}),
     )
     recurrent.as_ops(module.graph)
-    with torch._functorch.config.patch(_FUNCTORCH):
+    with torch._functorch.config.patch(_FUNCTORCH), contextlib.nullcontext() if fused else _as_eager_computes():
         return compiler(module, inputs)
+
+
+# Ops that torch traces as Python functions whose results differ from those of eager's kernels in the last bits.
+_ROUNDED_OTHERWISE = (
+    torch.ops.aten.upsample_linear1d,
+    torch.ops.aten.upsample_bilinear2d,
+    torch.ops.aten.upsample_trilinear3d,
+    torch.ops.aten.upsample_bicubic2d,
+    torch.ops.aten.multi_margin_loss,
+    torch.ops.aten.multilabel_margin_loss_forward,
+)
+
+
+# Their backward ops, whose rules for tensors without data know no symbols.
+_WITHOUT_SYMBOLS = (
+    torch.ops.aten.upsample_linear1d_backward.default,
+    torch.ops.aten.upsample_bilinear2d_backward.default,
+    torch.ops.aten.upsample_trilinear3d_backward.default,
+    torch.ops.aten.upsample_bicubic2d_backward.default,
+)
+
+
+@contextlib.contextmanager
+def _as_eager_computes() -> Iterator[None]:
+    """While this lasts, torch traces each op to the kernels that eager runs."""
+    overloads = [getattr(op, name) for op in _ROUNDED_OTHERWISE for name in op.overloads()]  # type: ignore[no-untyped-call]
+    held = [(overload, dict(overload.py_kernels)) for overload in overloads]
+    for overload, kernels in held:
+        for key in kernels.keys() & {torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd}:
+            if overload._overloadname == "vec":  # takes factors or sizes; what torch has for it in C++ knows no symbols
+                overload.py_kernels[key] = functools.partial(_interpolated, overload.overloadpacket.default)
+            else:
+                del overload.py_kernels[key]
+        overload._dispatch_cache.clear()
+    rules = torch._decomp.decomposition_table
+    added = [op for op in _WITHOUT_SYMBOLS if op not in rules]
+    rules.update(dict.fromkeys(added, _like_the_input))
+    try:
+        yield
+    finally:
+        for op in added:
+            del rules[op]
+        for overload, kernels in held:
+            overload.py_kernels.update(kernels)
+            overload._dispatch_cache.clear()
+
+
+def _interpolated(
+    op: Any, x: torch.Tensor, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
+) -> Any:
+    size = torch._decomp.decompositions.upsample_compute_output_size(  # type: ignore[no-untyped-call]
+        x.size(), size, factors
+    )
+    return op(x, size, align_corners, *(factors or (None,) * len(size)))
+
+
+def _like_the_input(gradient: torch.Tensor, _: Any, input_size: Sequence[int], *__: Any) -> torch.Tensor:
+    return gradient.new_empty(input_size)
 
 
 def given_of(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Primal]:

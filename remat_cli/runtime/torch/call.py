@@ -22,6 +22,7 @@ from remat_cli.formats.torch.internals import (
     captured_apart,
     compiled,
     is_passed_over,
+    mode_that_watches,
     run_by,
     unsupported,
 )
@@ -119,9 +120,10 @@ class PlannedCall:
         """Run the model as planned; raise what remat and torch.compile say in words for the user."""
         modules = self._modules
         try:
+            _check_not_transformed()
+            _check_no_mode()
             if not self.record.graphs:
                 self_test()
-            _check_not_transformed()
             check_not_sharded(modules)
             result = self._run(args, kwargs)
             if not self.record.graphs and _needs_gradient(result):
@@ -149,7 +151,7 @@ class PlannedCall:
             if own is not None and not isinstance(own, GraphError):
                 raise
             if own is None:
-                call_without_data(self.function, *args, **kwargs)
+                call_without_data(self.function, self._modules, args, kwargs)
             if self._takes_sizes and self.record.graphs:
                 return self._run_at_each_size(args, kwargs)
             if self._has_called or own is not None:
@@ -307,6 +309,19 @@ def _check_not_transformed() -> None:
         raise UsageError(
             "the model is called within a transform of torch.func (grad, vmap, jvp), which a plan cannot follow",
             hint="differentiate with loss.backward() or torch.autograd.grad; or call a model that is not planned here",
+        )
+
+
+def _check_no_mode() -> None:
+    """Check that torch.compile runs what it captured.
+
+    Raises:
+        UsageError: a mode watches each op, and torch.compile passes over what is called within it.
+    """
+    if (mode := mode_that_watches()) is not None:
+        raise UsageError(
+            f"the model is called within {mode}, where torch.compile runs nothing that it captured",
+            hint="leave that mode around the planned model, or count with a model that is not planned",
         )
 
 

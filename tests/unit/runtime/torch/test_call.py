@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
+from torch.utils.flop_counter import FlopCounterMode
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.runtime.torch import record as record_module
@@ -197,7 +198,7 @@ def test_what_the_models_code_raises_stays_what_it_is() -> None:
         with pytest.raises(ValueError, match="at most 8"):
             model(torch.randn(size, 16))
         backward(model(torch.randn(size - 5, 16)))
-    with pytest.raises(RuntimeError, match="reduction dim"):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.randn(4, 15))
 
 
@@ -221,6 +222,57 @@ def test_what_a_first_call_sets_up_is_set_up_without_data() -> None:
         backward(module(x))
     assert (model.data_given, twin.data_given) == (False, True)  # type: ignore[comparison-overlap]
     assert same(gradients(model), gradients(twin))
+
+
+def test_call_without_data_leaves_buffers_as_they_are() -> None:
+    class Counting(MLP):
+        lock = threading.Lock()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.tensor(0))
+            self.register_buffer("mean", torch.ones(16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.get_buffer("calls").add_(1)
+            self.get_buffer("mean").mul_(0.5)
+            with self.lock:
+                return super().forward(x)
+
+    model = planned(Counting(), budget="100%")
+    with pytest.raises(GraphError, match="cannot be captured"):
+        model(batch())
+    assert model.get_buffer("calls") == 0
+    assert same([model.get_buffer("mean")], [torch.ones(16)])
+
+
+def test_what_only_tensors_without_data_are_refused_for_is_called_with_data() -> None:
+    class Lazy(MLP):
+        lock = threading.Lock()
+        ready = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.ready:
+                with self.lock:
+                    if type(x) is not torch.Tensor:
+                        raise RuntimeError("Expected inputs of BF16 type")  # as the rule of a grouped matmul says
+                    self.ready = True
+            return super().forward(x)
+
+    model, twin = twins(Lazy)
+    planned(model, budget="100%")
+    x = batch()
+    for module in (model, twin):
+        backward(module(x))
+    assert same(gradients(model), gradients(twin))
+
+
+def test_mode_that_watches_each_op_is_refused_in_words() -> None:
+    model = planned(MLP(), budget="100%")
+    for _ in range(2):  # before the capture and after it
+        with FlopCounterMode(display=False), pytest.raises(UsageError, match="called within FlopCounterMode"):
+            model(batch())
+        backward(model(batch()))
 
 
 def test_a_step_that_copies_real_tensors_while_it_is_called_without_data_is_refused_in_words() -> None:

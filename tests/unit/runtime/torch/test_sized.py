@@ -32,6 +32,16 @@ class AgainAtAllSizes(Again):
         return None if schedule == plain_run(graph) else PlannedGraph.of(graph, schedule, simulate(graph, schedule))
 
 
+class Enlarged(nn.Sequential):
+    """What torch traces as Python code, rounded otherwise than by eager's kernel."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Upsample(scale_factor=1.7, mode="bilinear"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().sum()  # type: ignore[no-any-return, no-untyped-call]
+
+
 def tokens(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(20, (2, length)), torch.randint(20, (2, length))
 
@@ -64,6 +74,18 @@ def test_one_capture_and_one_plan_run_at_all_sizes_with_the_bits_of_eager(
     assert same([*model.buffers()], [*twin.buffers()])
     first, second = call.record.graphs
     assert (first.calls, second.calls, sum(plan.calls for plan in second.carried)) == (1, 2, 3)
+
+
+def test_interpolation_has_the_bits_of_eager_at_all_sizes() -> None:
+    model, twin = twins(Enlarged)
+    call = PlannedCall(model, AgainAtAllSizes())
+    for size in (6, 9, 4):
+        x = torch.randn(size, 3, 9, 5)
+        found, expected = call(x), twin(x)
+        torch.autograd.backward([found, expected])
+        assert same([found], [expected])
+    assert same(gradients(model), gradients(twin))
+    assert len(call.record.graphs) == 2
 
 
 def test_outputs_that_are_inputs_views_and_sizes() -> None:
