@@ -29,9 +29,11 @@ settings.load_profile("fast")
 # runs them compiled does so in a process of its own.
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
 
-# What a shell script starts in the background ignores Ctrl-C, and so would the commands that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What a shell script starts in the background ignores Ctrl-C, what nohup starts hangups, and so would the commands to
+# which tests send them.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # What click and rich look at before they colour or shape their output.
 _TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "LINES")

@@ -29,6 +29,12 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor: of one that is sharded (a DTensor) its shard, else itself."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
 def is_item(node: fx.Node) -> bool:
     """Tell whether a node picks one of the results of the node before it."""
     return node.op == "call_function" and node.target is operator.getitem

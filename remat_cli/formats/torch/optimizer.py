@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from remat_cli.errors import UsageError
-from remat_cli.formats.torch.ops import storage_key
+from remat_cli.formats.torch.ops import local_part, storage_key
 
 # Where classes come from that carry out the steps of another optimizer, which they hold under one of these names.
 _WRAPPING = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.distributed.")
@@ -105,7 +105,8 @@ def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _without_data(parameter: torch.Tensor) -> torch.Tensor:
-    like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+    part = local_part(parameter)
+    like = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device="meta")
     twin = torch.nn.Parameter(like, requires_grad=parameter.requires_grad)
     twin.grad = torch.empty_like(like) if parameter.requires_grad else None
     return twin

@@ -35,6 +35,7 @@ from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.program import divided
 from remat_cli.runtime.torch.record import PlannedGraph, PlanRecord, told
 from remat_cli.runtime.torch.self_test import self_test
+from remat_cli.runtime.torch.shards import is_sharded
 from remat_cli.runtime.torch.sized import SizedStep
 from remat_cli.runtime.torch.waiting import TRACING
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
@@ -329,15 +330,21 @@ def check_not_sharded(modules: list[nn.Module]) -> None:
     """Check that parameters are tensors of torch itself, whole on this device.
 
     Raises:
+        GraphError: FSDP2 manages a module.
         UsageError: one is of a class of its own, as those of FSDP and tensor parallelism are, or FSDP or
             DistributedDataParallel manages a module.
     """
-    hint = "use DistributedDataParallel around the planned model instead of FSDP"
+    hint = "use fully_shard (FSDP2) with planned(..., regions=...), or DistributedDataParallel around the planned model"
     for module in modules:
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise UsageError(
                 "a planned function is given a DistributedDataParallel, which communicates and cannot be captured",
                 hint="plan that itself, planned(ddp), and compute the loss of what it returns",
+            )
+        if is_sharded(module):
+            raise GraphError(
+                "the model is sharded by fully_shard, and a plan of the whole step sees no communication",
+                hint='plan its blocks, inside of what FSDP2 does around them: planned(..., regions="auto")',
             )
         # FSDP1 says so; it puts views of its own in the place of parameters.
         if any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules()):

@@ -16,7 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from remat_cli.formats.torch.ops import storage_key
+from remat_cli.formats.torch.ops import local_part, storage_key
+from remat_cli.runtime.torch.resizes import tell_no_more, tell_of_resizes
 
 # Tensors with memory of their own. Those without data, and those that wrap others, are of other classes.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -64,9 +65,11 @@ class LiveOnCpu:
 
     def begin(self, tensors: Collection[torch.Tensor]) -> None:
         """Begin a step."""
-        self.see(tensors)
+        self.see([local_part(tensor) for tensor in tensors])
         self._most, self._most_before = self.bytes, None
         self._mode.enter()
+        tell_no_more(self._follow)
+        tell_of_resizes(self._follow)
 
     def pause(self) -> None:
         """Look away."""
@@ -87,6 +90,7 @@ class LiveOnCpu:
     def end(self) -> tuple[int, int]:
         """End the step; return the most bytes at one time in each part."""
         self._mode.leave()
+        tell_no_more(self._follow)
         return (self._most, 0) if self._most_before is None else (self._most_before, self._most)
 
     def forget(self) -> None:
@@ -99,6 +103,8 @@ class LiveOnCpu:
                 self._follow(tensor.untyped_storage())
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
+        if storage.device.type != self._device:
+            return
         address, size = storage._cdata, storage.nbytes()
         reference, before = self._followed.get(address, (None, 0))
         if reference is None:
@@ -210,4 +216,5 @@ def live_on(device: str) -> LiveBytes | None:
 
 def bytes_in(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the storages of tensors, each once."""
-    return sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+    parts = map(local_part, tensors)
+    return sum({storage_key(part): part.untyped_storage().nbytes() for part in parts}.values())

@@ -30,6 +30,7 @@ class RegionPoint:
         backward: the most that its backward pass has at one time, without what it returned and that one's gradient.
         time: of the whole region.
         forward_time: of its forward pass.
+        outputs: bytes of what the region returns.
     """
 
     planned: PlannedGraph
@@ -38,6 +39,7 @@ class RegionPoint:
     backward: int
     time: int
     forward_time: int
+    outputs: int
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, outputs: int) -> RegionPoint:
@@ -61,7 +63,12 @@ class RegionPoint:
             backward=max(0, max(levels[boundary + 1 :]) - 2 * outputs),
             time=trace.time,
             forward_time=sum(op.time for at, op in runs if at < boundary),
+            outputs=outputs,
         )
+
+    def at(self, schedule: Schedule) -> RegionPoint:
+        """Return what the judge makes of another plan of the same region."""
+        return RegionPoint.of(self.planned.graph, schedule, self.outputs)
 
     def most(self, which: str) -> int:
         """Return the most that a pass has at one time."""

@@ -6,7 +6,6 @@ such as shapes, element types, numbers among the attributes, the mode, and hooks
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -39,6 +38,7 @@ from remat_cli.runtime.torch.choice import structure_fault
 from remat_cli.runtime.torch.program import divided
 from remat_cli.runtime.torch.region_choice import RegionPoint
 from remat_cli.runtime.torch.rehearsal import Described, RegionCall
+from remat_cli.runtime.torch.shards import plain_copy
 
 
 def shared_forward(forward: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ def alike(calls: Sequence[RegionCall]) -> tuple[list[Alike], dict[int, GraphErro
     Returns:
         Those that are alike, and why the others cannot be captured, by their places.
     """
-    twins = _twins([call.module for call in calls])
+    twins = _twins(calls)
     functions = [shared_forward(twin.forward, twin) for twin in twins]
     made = partial(pytree.tree_map, lambda leaf: leaf.made() if isinstance(leaf, Described) else leaf)
     given = tuple((twin, made(call.args), made(call.kwargs)) for twin, call in zip(twins, calls, strict=True))
@@ -109,18 +109,18 @@ def alike(calls: Sequence[RegionCall]) -> tuple[list[Alike], dict[int, GraphErro
     return list(groups.values()), refused
 
 
-def _twins(modules: Sequence[nn.Module]) -> list[nn.Module]:
+def _twins(calls: Sequence[RegionCall]) -> list[nn.Module]:
     """Return copies of regions without data; what they share, the copies share."""
     memo: dict[int, Any] = {}
-    for module in modules:
-        for part in module.parameters():
+    for call in calls:
+        for name, part in call.module.named_parameters():
             if id(part) not in memo:
-                empty = torch.empty_like(part, device="meta")
-                memo[id(part)] = nn.Parameter(empty, requires_grad=part.requires_grad)
-        for buffer in module.buffers():
+                whole = call.parameters[name]
+                memo[id(part)] = nn.Parameter(whole.made().detach(), requires_grad=whole.requires_grad)
+        for buffer in call.module.buffers():
             if id(buffer) not in memo:
                 memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    return [copy.deepcopy(module, memo) for module in modules]
+    return [plain_copy(call.module, memo) for call in calls]
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,21 +25,29 @@ from torch.utils.checkpoint import checkpoint
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.core.schedule import Schedule, plain_run
-from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, UsageError
+from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, RematError, UsageError
 from remat_cli.formats.torch.capture_errors import drawing_again
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
-from remat_cli.formats.torch.ops import storage_key
 from remat_cli.prepare import Prepared
 from remat_cli.runtime.torch.attached import detach
 from remat_cli.runtime.torch.call import check_not_sharded
 from remat_cli.runtime.torch.choice import WithinBudget
 from remat_cli.runtime.torch.holding import Holding
+from remat_cli.runtime.torch.live import bytes_in
 from remat_cli.runtime.torch.record import PlanRecord, told, waited
 from remat_cli.runtime.torch.region_choice import RegionPoint, WholeStep
 from remat_cli.runtime.torch.region_kinds import RegionKind, alike, shared_forward
 from remat_cli.runtime.torch.rehearsal import Described, RegionCall, Rehearsal, described, named_call
+from remat_cli.runtime.torch.shards import (
+    Ranks,
+    check_not_offloaded,
+    check_regions_are_whole,
+    gradients_kept,
+    is_sharded,
+)
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
+from remat_cli.training.resident import OPTIMIZERS
 from remat_cli.units import format_bytes, format_share
 
 # Of what a plain region keeps between its passes beyond what every plan keeps.
@@ -264,6 +273,9 @@ class RegionsCall:
         self.regions = dict(regions)
         self._forwards = {path: part.forward for path, part in regions.items()}
         self._plans: dict[str, _Plan] = {}  # by what the model is called with
+        self._made_plans: list[_Plan] = []  # as many on all ranks
+        self._wants_another = False
+        self._ranks = Ranks()
         self._plan: _Plan | None = None
         self._left: set[str] = set()  # regions that cannot be captured
         self._times: Counter[str] = Counter()  # how often a region was called in this step
@@ -310,7 +322,12 @@ class RegionsCall:
         if reason is not None:
             self.record.unplanned[reason] += 1
             return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        check_not_sharded([self.module])
+        if is_sharded(self.module):
+            check_regions_are_whole(self.regions)
+            check_not_offloaded(self.module)
+            self._ranks = self._ranks if self._ranks.groups else Ranks.of(self.module)
+        else:
+            check_not_sharded([self.module])
         self._take(self._plan_for(args, kwargs))
         self.record.whole_calls += 1
         self._times.clear()
@@ -331,11 +348,15 @@ class RegionsCall:
         assert plan is not None
         self.record.measured_peak_bytes.append(measured.peak_bytes)
         if self._holding.needs_another(measured, plan.peak, plan.budget, [self.module]):
-            try:
-                for each in self._plans.values():
-                    self._choose(each)
-            except DoesNotFit as refusal:
-                self._holding.gives_up(refusal.message)
+            self._wants_another = True
+
+    def _choose_again(self) -> None:
+        self._wants_another = False
+        try:
+            for plan in self._made_plans:
+                self._choose(plan)
+        except DoesNotFit as refusal:
+            self._holding.gives_up(refusal.message)
 
     def _take(self, plan: _Plan) -> None:
         self._plan, record = plan, self.record
@@ -349,16 +370,53 @@ class RegionsCall:
         device = self._device()
         cast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         given = str((pytree.tree_map(_described_by_kind, (args, kwargs)), cast))
-        if given not in self._plans:
+        is_new, is_another = self._ranks.most(given not in self._plans, self._wants_another)
+        if is_another:
+            self._choose_again()
+        if is_new:
             plan = self._made(args, kwargs)
             self._choose(plan)
             self._take(plan)
             told(logging.INFO if self._plans else logging.WARNING, f"planned {self.record.plan}")
             self._plans[given] = plan
+            self._made_plans.append(plan)
         return self._plans[given]
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
-        """Rehearse a step, and plan each kind of region at several budgets; those that cannot be captured are left."""
+        """Rehearse a step, and plan each kind of region at several budgets; those that cannot be captured are left.
+
+        Raises:
+            RematError: one rank cannot do so; all raise it.
+        """
+        plan, refusal = None, None
+        try:
+            plan = self._made_here(args, kwargs)
+        except RematError as error:
+            refusal = error
+        self._ranks.all_or_none(refusal)
+        assert plan is not None
+        return self._agreed(plan)
+
+    def _agreed(self, plan: _Plan) -> _Plan:
+        """Return a plan that is the same on all ranks, where they have captured the same."""
+        if not self._ranks.groups:
+            return plan
+        order = list(dict.fromkeys(plan.kinds))
+        structures = [[op.signature for op in kind.points[0].planned.graph.ops] for kind in order]
+        places = [order.index(kind) for kind in plan.kinds]
+        schedules = [[point.planned.schedule for point in kind.points] for kind in order]
+        offers = self._ranks.all((structures, places, list(plan.step.moments.items()), plan.step.always, schedules))
+        same = all(offer[:2] == offers[0][:2] for offer in offers)
+        if not same or any([at for at, _ in offer[2]] != [at for at, _ in offers[0][2]] for offer in offers):
+            return plan
+        for kind, found in zip(order, offers[0][4], strict=True):
+            kind.points = tuple(kind.points[0].at(schedule) for schedule in found)
+        moments = {at: max(dict(offer[2])[at] for offer in offers) for at in plan.step.moments}
+        always = max(offer[3] for offer in offers)
+        step = WholeStep(always, moments, plan.step.paths, [kind.points for kind in plan.kinds])
+        return replace(plan, step=step, is_common=True)
+
+    def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         refused: dict[int, GraphError] = {}
         while True:
             rehearsal, always = self._rehearse(args, kwargs)
@@ -368,14 +426,15 @@ class RegionsCall:
                     hint="name parts of the model that its forward pass calls, and that are trained",
                 )
             groups, refused = alike(rehearsal.calls)
-            if not refused:
+            left = {rehearsal.calls[place].path: refusal.message for place, refusal in refused.items()}
+            left = {path: why for others in self._ranks.all(left) for path, why in others.items()}
+            if not left:
                 break
-            for place, refusal in refused.items():
-                path = rehearsal.calls[place].path
+            for path, why in left.items():
                 if path not in self._left:
                     self._left.add(path)
-                    self.record.left[path] = refusal.message
-                    told(logging.WARNING, f"{path} is left to eager: {refusal.message}")
+                    self.record.left[path] = why
+                    told(logging.WARNING, f"{path} is left to eager: {why}")
         kinds: dict[int, RegionKind] = {}
         for group in groups:
             kind = self._kind(rehearsal.calls[group.calls[0]], group.captured)
@@ -388,16 +447,22 @@ class RegionsCall:
     def _choose(self, plan: _Plan) -> None:
         """Choose among the plans of each region."""
         step, reserved = plan.step, self.source.reserve_bytes
-        free = reserved + self.source.missed_bytes
+        (free,) = self._ranks.most(reserved + self.source.missed_bytes)
         budget = self._budget_bytes(step, reserved)
         found = step.within(budget, free)
+        refusal = None
         if found is None:
-            raise DoesNotFit(
+            refusal = DoesNotFit(
                 f"no plans of the regions fit a budget of {format_bytes(budget)} together: the least peak of the step "
                 f"that was found is {format_bytes(step.least(free))}",
                 hint='give a larger budget (budget="min" takes the smallest that is found), or more regions',
             )
+        self._ranks.all_or_none(refusal)
+        assert found is not None
         points, least = found
+        if plan.is_common:  # as the first rank has chosen
+            places, least = self._ranks.all(([c.index(p) for c, p in zip(step.curves, points, strict=True)], least))[0]
+            points = tuple(curve[place] for curve, place in zip(step.curves, places, strict=True))
         trace = step.judged(points, free)
         if trace.peak_bytes > budget:
             raise InvalidSchedule(
@@ -431,12 +496,15 @@ class RegionsCall:
         """Run the step once with each region in a checkpoint; nothing of it stays."""
         module, rehearsal = self.module, Rehearsal()
         tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves((args, kwargs))]
-        sizes = {storage_key(t): t.untyped_storage().nbytes() for t in tensors if isinstance(t, torch.Tensor)}
-        always = sum(sizes.values()) + self.source.state_bytes() + self.source.standing([module])
+        there = bytes_in(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+        options = self.source.graph_options
+        copies = OPTIMIZERS[options.optimizer or "sgd"] + options.accumulate
+        named = copies * bytes_in(part for part in module.parameters() if part.requires_grad)
+        always = there + named + self.source.state_bytes() + self.source.standing([module])
         buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
         self._rehearsal = rehearsal
         try:
-            with drawing_again(), rehearsal:
+            with drawing_again(), gradients_kept(module) if self._ranks.groups else nullcontext(), rehearsal:
                 returned = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 leaves = pytree.tree_leaves(_plain(returned))
                 ends = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
@@ -446,10 +514,15 @@ class RegionsCall:
                         "regions: nothing that the model returns needs a gradient",
                         hint="call it as in training, and return the loss, or what it is computed from",
                     )
-                inputs = [part for part in module.parameters() if part.requires_grad]
-                # Gradients are held as in a step, and no hook on them runs.
-                made = torch.autograd.grad(ends, inputs, [torch.ones_like(end) for end in ends], allow_unused=True)
-                del made, ends, leaves, returned
+                begins = [torch.ones_like(end) for end in ends]
+                if self._ranks.groups:
+                    torch.autograd.backward(ends, begins)
+                else:
+                    inputs = [part for part in module.parameters() if part.requires_grad]
+                    # Gradients are held as in a step, and no hook on them runs.
+                    made = torch.autograd.grad(ends, inputs, begins, allow_unused=True)
+                    del made
+                del ends, leaves, returned
         finally:
             self._rehearsal = None
             with torch.no_grad():
@@ -494,6 +567,7 @@ class _Plan:
         step: what is known of it.
         kinds: of the calls of regions.
         untrained: names of calls in which nothing needs a gradient.
+        is_common: all ranks have the same plans, and the same choice.
         chosen: what runs each call, and the place of its plan, by name.
         peak: predicted, in bytes.
         budget: in bytes.
@@ -504,6 +578,7 @@ class _Plan:
     step: WholeStep
     kinds: Sequence[RegionKind]
     untrained: frozenset[str]
+    is_common: bool = False
     chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
     peak: int = 0
     budget: int = 0

@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch.ops import storage_key, tensors_of
+from remat_cli.runtime.torch.resizes import tell_no_more, tell_of_resizes
+from remat_cli.runtime.torch.shards import check_region_is_gathered
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class RegionCall:
         module: the region.
         args: what it is called with, described.
         kwargs: the same.
+        parameters: those that it has in the call, whole, described, by name.
         device: kind of device.
         autocast: element type of autocast on that device, and whether it is on.
     """
@@ -59,6 +62,7 @@ class RegionCall:
     module: nn.Module
     args: Any
     kwargs: Any
+    parameters: Mapping[str, Described]
     device: str
     autocast: tuple[torch.dtype, bool]
 
@@ -98,7 +102,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.moments: dict[Moment, int] = {}
         self._numbers: list[tuple[int, int]] = []  # of autograd's nodes
         self._times: dict[str, int] = {}
-        self._there: set[int] = set()
+        self._there: dict[int, int] = {}  # bytes by storage
         self._open: int | None = None
         self._holding: frozenset[int] = frozenset()
         self._went_back: set[int] = set()
@@ -120,17 +124,29 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_of(made):
             key = storage_key(tensor)
             if key not in read and key not in self._there:
-                storage = tensor.untyped_storage()
-                self._there.add(key)
-                self.level += storage.nbytes()
-                weakref.finalize(storage, self._ended, key, storage.nbytes()).atexit = False
+                self._follow(tensor.untyped_storage())
         if self._open is None:
             self._mark()
         return made
 
-    def _ended(self, key: int, size: int) -> None:
-        self._there.discard(key)
-        self.level -= size
+    def __enter__(self) -> Self:
+        tell_of_resizes(self._follow)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        tell_no_more(self._follow)
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._there:
+            weakref.finalize(storage, self._ended, key).atexit = False
+        self.level += size - self._there.get(key, 0)
+        self._there[key] = size
+
+    def _ended(self, key: int) -> None:
+        self.level -= self._there.pop(key, 0)
 
     def _mark(self, running: tuple[int, str] | None = None) -> None:
         moment = Moment(self._holding, running, self._is_backward)
@@ -157,6 +173,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before, was_backward = self._open, self._is_backward
         self._is_backward = True
         self._begin_back(place)
+        self._mark((place, "backward"))  # now with the parameters that FSDP2 has gathered for it
         self._open, self._is_backward = place, False
         try:
             yield
@@ -167,7 +184,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run a region in a checkpoint, where something in it needs a gradient.
 
         Raises:
-            UsageError: it is called in the backward pass.
+            UsageError: it is called in the backward pass, or its parameters are sharded in the call.
         """
         if self._is_backward:
             raise UsageError(
@@ -185,7 +202,9 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given, named = pytree.tree_map(described, (args, kwargs))
         cast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         place = len(self.calls)
-        self.calls.append(RegionCall(path, name, module, given, named, device, cast))
+        check_region_is_gathered(path, module)
+        parameters = {part: described(value) for part, value in module.named_parameters()}
+        self.calls.append(RegionCall(path, name, module, given, named, parameters, device, cast))
         self._mark((place, "forward"))
         self._open = place
         first = torch._C._autograd._get_sequence_nr()

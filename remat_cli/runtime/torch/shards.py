@@ -1,0 +1,166 @@
+"""Models that FSDP2 has sharded (`torch.distributed.fsdp.fully_shard`): what all ranks decide together.
+
+A rank that rehearses a step, or raises an error, while others do not, would leave these waiting in a collective.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from remat_cli.errors import RematError, UsageError
+
+T = TypeVar("T")
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Tell whether FSDP2 manages a module, or parts of it."""
+    return any(isinstance(part, FSDPModule) for part in module.modules())
+
+
+def check_regions_are_whole(regions: Mapping[str, nn.Module]) -> None:
+    """Check that no part of a region is sharded apart from it.
+
+    Raises:
+        UsageError: one is.
+    """
+    for path, region in regions.items():
+        inner = next((name for name, part in region.named_modules() if name and isinstance(part, FSDPModule)), None)
+        if inner is not None:
+            raise UsageError(
+                f"regions: {path!r} has a part of its own, {inner!r}, that fully_shard was given",
+                hint=f"name the parts that it was given: regions='{path}.{inner}'",
+            )
+
+
+def check_not_offloaded(module: nn.Module) -> None:
+    """Check that the shards of a model are on the device that computes.
+
+    Raises:
+        UsageError: they are on the host.
+    """
+    for name, part in module.named_parameters():
+        if isinstance(part, DTensor) and part.device.type != part.device_mesh.device_type:
+            raise UsageError(
+                f"parameter {name!r} is on {part.device.type}, as CPUOffloadPolicy has it, and the step runs on "
+                f"{part.device_mesh.device_type}: such models cannot be planned",
+                hint="shard without offload_policy",
+            )
+
+
+def check_region_is_gathered(path: str, region: nn.Module) -> None:
+    """Check that a region that is called has whole parameters, on the device of what shards them.
+
+    Raises:
+        UsageError: it has not.
+    """
+    for name, parameter in region.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise UsageError(
+                f"regions: parameter {name!r} of {path!r} is a DTensor while it runs, as in tensor parallelism, which "
+                "cannot be planned",
+                hint="leave this part out of the regions; what fully_shard alone shards is whole by then",
+            )
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks over which a model is sharded; this one alone where it is not.
+
+    Attributes:
+        groups: of processes, one for each dimension of the mesh.
+        device: kind of device on which they communicate.
+    """
+
+    groups: Sequence[Any] = ()
+    device: str = "cpu"
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Ranks:
+        """Return those of a model."""
+        sharded = next((part for part in module.parameters() if isinstance(part, DTensor)), None)
+        if sharded is None:
+            return cls()
+        mesh = sharded.device_mesh
+        return cls(mesh.get_all_groups(), mesh.device_type)
+
+    def most(self, *values: int) -> list[int]:
+        """Return the largest of each of these values on any rank."""
+        if not self.groups:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
+        for group in self.groups:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+        return [int(value) for value in tensor.tolist()]
+
+    def all(self, value: T) -> list[T]:
+        """Return what all ranks have given, in one order on all of them."""
+        found: list[Any] = [value]
+        for group in self.groups:
+            gathered: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(gathered, found, group=group)
+            found = [item for items in gathered for item in items]
+        return found
+
+    def all_or_none(self, refusal: RematError | None) -> None:
+        """Have all ranks go on, or none.
+
+        Raises:
+            RematError: what a rank gave.
+        """
+        said = self.all(None if refusal is None else (type(refusal), refusal.message, refusal.hint))
+        if refusal is not None:
+            raise refusal
+        for rank, other in enumerate(said):
+            if other is not None:
+                kind, message, hint = other
+                raise kind(f"rank {rank}: {message}", hint=hint)
+
+
+@contextmanager
+def gradients_kept(module: nn.Module) -> Iterator[None]:
+    """Have a step leave the gradients of parameters as they are, and run no hook on them."""
+    states = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
+    groups = [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
+    sharded = [part for group in groups for part in group.fsdp_params]
+    # Gradients that are not reduced yet, where the caller accumulates them by set_requires_gradient_sync(False).
+    gathered = [part._unsharded_param for part in sharded if hasattr(part, "_unsharded_param")]
+    holders: list[tuple[Any, str]] = [(part, "unsharded_accumulated_grad") for part in sharded]
+    holders += [(part, "grad") for part in (*module.parameters(), *gathered)]
+    holders += [(part, "_post_accumulate_grad_hooks") for part in module.parameters()]
+    before = [getattr(holder, name) for holder, name in holders]
+    for holder, name in holders:
+        setattr(holder, name, None)
+    try:
+        yield
+    finally:
+        for part in sharded:
+            if hasattr(part, "_unsharded_param"):  # which the step may have gathered for the first time
+                part._unsharded_param.grad = None
+        for (holder, name), value in zip(holders, before, strict=True):
+            setattr(holder, name, value)
+
+
+def plain_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a copy of a module as it was before it was sharded, with what `memo` has for its parameters."""
+    if not isinstance(module, FSDPModule):
+        plain: nn.Module = copy.deepcopy(module, memo)
+        return plain
+    own = type(module).__mro__[2]  # fully_shard makes a class of FSDPModule and this one
+    copied: nn.Module = object.__new__(own)
+    memo[id(module)] = copied
+    attributes = {name: value for name, value in vars(module).items() if not name.startswith("__composable_api")}
+    for name, value in attributes.items():
+        if name.endswith("_hooks") or "_hooks_" in name:
+            memo[id(value)] = type(value)()  # FSDP2's gather parameters
+    vars(copied).update(copy.deepcopy(attributes, memo))
+    return copied

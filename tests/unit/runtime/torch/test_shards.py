@@ -1,0 +1,164 @@
+"""Regions inside FSDP2: the bits of unplanned ranks, one plan for all of them, and the peak of each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from remat_cli.errors import GraphError, UsageError
+from remat_cli.runtime.torch.shards import Ranks
+from remat_cli.torch import plan_of, planned
+from tests.unit.runtime.torch.test_planned import same
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.outer(nn.functional.gelu(self.inner(x).sin()).exp())  # type: ignore[no-any-return]
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).square().mean()  # type: ignore[no-any-return]
+
+
+def sharded(model: nn.Module, **options: Any) -> nn.Module:
+    for block in model.get_submodule("blocks").children():
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def by_blocks(model: nn.Module, budget: str) -> nn.Module:
+    return planned(model, budget=budget, regions="blocks.*", optimizer="momentum", options={"time_limit": 0.3})
+
+
+# How a model is sharded and planned, and how many samples each rank has in each step.
+WAYS: dict[str, Any] = {
+    "planned first": (lambda model: sharded(by_blocks(model, "90%")), ((64, 64), (64, 64))),
+    "sharded first, gathered once": (
+        lambda model: by_blocks(sharded(model, reshard_after_forward=False), "90%"),
+        ((64, 64), (64, 64)),
+    ),
+    "other sizes on one rank": (lambda model: by_blocks(sharded(model), "100%"), ((64, 64), (64, 48), (48, 48))),
+    "no plan": (lambda model: by_blocks(sharded(model), "10%"), ((64, 64),)),
+}
+
+
+def _train(rank: int, folder: Path) -> None:
+    """Train models in each way, as one of two processes, beside unplanned ones; leave what came of it in the folder."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    found: dict[str, Any] = {}
+    for name, (way, sizes) in WAYS.items():
+        torch.manual_seed(0)
+        model = Stack()
+        twin = sharded(copy.deepcopy(model), reshard_after_forward="once" not in name)
+        model = way(model)
+        equal = []
+        models = {each: torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, twin)}
+        try:
+            for step, samples in enumerate(sizes):
+                given = torch.randn(samples[rank], 16, generator=torch.Generator().manual_seed(2 * step + rank))
+                for micro in range(2):  # the second one adds to gradients that are not reduced yet
+                    for each in models:
+                        each.set_requires_gradient_sync(micro == 1)  # type: ignore[operator]
+                    model(given).backward(), twin(given).backward()
+                pairs = zip(model.parameters(), twin.parameters(), strict=True)
+                equal.append(all(torch.equal(a.grad.to_local(), b.grad.to_local()) for a, b in pairs))  # type: ignore
+                for optimizer in models.values():
+                    optimizer.step()
+                    optimizer.zero_grad()
+        except Exception as error:
+            found[name] = type(error).__name__
+        else:
+            record: Any = plan_of(model)
+            plans = [(path, point.planned.schedule) for path, point in record.points.items()]
+            found[name] = equal, record.predicted_peak_bytes, record.measured_peak_bytes, dict(record.unplanned), plans
+    torch.save(found, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_ranks_train_as_unplanned_by_one_plan(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_train, (tmp_path,), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    for found in ranks:
+        assert found.pop("no plan") == "DoesNotFit"
+        for name, (equal, predicted, measured, unplanned, plans) in found.items():
+            assert all(equal), name
+            assert not unplanned
+            assert len(plans) == 3
+            # Gradients that are kept from one call to the next are left free once a step has shown them.
+            if name != "other sizes on one rank":  # where the last plan is not that of all measured steps
+                assert 0.97 * predicted <= measured[-1] <= predicted + 16_384
+    for name in ("planned first", "sharded first, gathered once"):
+        assert ranks[0][name][-1] == ranks[1][name][-1]
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+def test_what_does_not_go_with_shards_is_refused_in_words() -> None:
+    x = torch.randn(8, 16)
+    with pytest.raises(GraphError, match="sharded by fully_shard") as refusal:
+        planned(sharded(Stack()), budget="90%")(x)
+    assert 'regions="auto"' in str(refusal.value.hint)
+    model = Stack()
+    fully_shard(model.blocks[1].get_submodule("inner"))
+    with pytest.raises(UsageError, match=r"'blocks\.1' has a part of its own, 'inner'"):
+        by_blocks(sharded(model), "100%")(x)
+    model = Stack()
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "tensor"))
+    ways = {"inner": ColwiseParallel(), "outer": RowwiseParallel()}
+    parallelize_module(model.blocks[0], mesh["tensor"], ways)
+    with pytest.raises(UsageError, match=r"'inner\.weight' of 'blocks\.0' is a DTensor while it runs"):
+        by_blocks(sharded(model, mesh=mesh["data"]), "100%")(x)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_rehearsal_leaves_gradients_and_hooks_alone() -> None:
+    model = Stack()
+    twin = copy.deepcopy(model)
+    by_blocks(sharded(model), "100%")
+    calls: list[int] = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: calls.append(0))  # type: ignore[no-untyped-call]
+    x = torch.randn(8, 16)
+    for size in (8, 5):  # each is rehearsed
+        for each in (model, twin):
+            torch.autograd.backward(each(x[:size]))
+    assert len(calls) == 2 * len(list(model.parameters()))
+    gradients: Any = [parameter.grad for parameter in model.parameters()]
+    assert same([gradient.to_local() for gradient in gradients], [parameter.grad for parameter in twin.parameters()])
+
+
+def test_one_process_alone_asks_nobody() -> None:
+    ranks = Ranks.of(Stack())
+    assert (ranks.most(1, 2), ranks.all("x")) == ([1, 2], ["x"])
+    with pytest.raises(UsageError, match="mine"):
+        ranks.all_or_none(UsageError("mine"))
