@@ -132,7 +132,7 @@ def compiled_in_ways(
     """
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        runs = {number: _divided(module, inputs, divide) for number, divide in ways().items()}
+        runs = {number: divided_by(module, inputs, divide) for number, divide in ways().items()}
 
         def run(*args: Any) -> Any:
             return runs[way()](*args)
@@ -302,13 +302,13 @@ def _backend(divide: Divide, foresee: Foresee | None, *, fused: bool = False) ->
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         if foresee is not None:
             foresee(module, inputs, _traced)
-        return _divided(module, inputs, divide, fused=fused)
+        return divided_by(module, inputs, divide, fused=fused)
 
     return backend
 
 
 def _traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured | None:
-    return seen_by(lambda look: _divided(module, inputs, look))
+    return seen_by(lambda look: divided_by(module, inputs, look))
 
 
 class _Seen(BaseException):
@@ -335,7 +335,7 @@ def seen_by(run: Callable[[Divide], object]) -> Captured | None:
     return seen[0] if seen else None
 
 
-def _divided(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide, *, fused: bool = False) -> Any:
+def divided_by(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide, *, fused: bool = False) -> Any:
     """Have torch trace a module together with its backward pass, and return what runs as `divide` says."""
     from torch._dynamo.backends.common import aot_autograd
 

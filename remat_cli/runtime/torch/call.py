@@ -60,6 +60,7 @@ class PlannedCall:
         module: the model, if it is one module.
         source: gives the schedule of each graph.
         record: what was planned, and how calls ran.
+        fused: run inductor's kernels.
         otherwise: has a model run in another way, where it cannot be captured; then the call is made again.
     """
 
@@ -74,7 +75,7 @@ class PlannedCall:
         self._modules: list[nn.Module] = []
         self._has_called = False  # without data
         self._is_apart = False  # captured with no code that other modules share
-        self._fused = fused
+        self.fused = fused
         self._takes_sizes = source.takes_sizes and not fused
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks for all modules
         self._given: Any = ()
@@ -134,7 +135,7 @@ class PlannedCall:
             # What remat itself raised says all; what it makes of torch's error may not.
             cause = None if meant.__traceback__ is not None else error
             meant = _with_hint(meant)
-            may_have_regions = self.module is not None and self.otherwise is None and not self._fused
+            may_have_regions = self.module is not None and self.otherwise is None and not self.fused
             if may_have_regions and isinstance(meant, GraphError):
                 meant.add_note(_REGIONS)
             raise meant from cause
@@ -183,9 +184,9 @@ class PlannedCall:
             function = captured_apart(self.module) if self.module is not None and self._is_apart else self.function
             self._compiled[hooks] = compiled(
                 function,
-                self._divide,
+                self.divide,
                 takes_sizes=self._takes_sizes,
-                fused=self._fused,
+                fused=self.fused,
                 around_capture=lambda: self.source.waiting.phase(TRACING),
             )
         return self._compiled[hooks]
@@ -209,14 +210,20 @@ class PlannedCall:
         ):
             self._former, self._compiled = self._compiled, {}
 
-    def _divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the two graphs of the plan for a joint graph, for `formats.torch.internals`."""
         for part in (part for module in self._modules for part in module.modules()):
             if isinstance(other := part._compiled_call_impl, PlannedCall) and other is not self:
                 other.record.is_part = True
         if (sizes := Sizes.of(captured)) is not None:
+            if self.fused:
+                raise GraphError(
+                    "fused kernels are planned for one shape of the inputs, and sizes are captured as symbols",
+                    hint="torch.compile(..., dynamic=False), without mark_dynamic: each shape is planned by itself",
+                )
             return SizedStep(sizes, captured, self.source, self.record, self._modules).interface()
         joint = Joint.of(captured)
-        if self._fused:
+        if self.fused:
             fused = fused_plan(self.source, joint, captured, self._modules)
             return self._noting(joint, captured, fused.planned, fused.forward.run, fused.backward.run)
         planned = self.source.planned(joint, captured, self._modules)

@@ -90,12 +90,6 @@ def planned(
         )
     if (schedule is None) == (budget is None):
         raise UsageError("planned() needs a schedule or a budget, not both", hint=_ONE_OF_BOTH)
-    if measurements is not None:
-        load_measurements(Path(measurements))
-    elif device is not None:
-        load_device(device)
-    if link_bandwidth is not None:
-        parse_rate(str(link_bandwidth))
     if fused and (schedule is not None or regions is not None or offload):
         other = "a schedule from a file" if schedule is not None else "offloading" if offload else "regions"
         raise UsageError(
@@ -108,23 +102,18 @@ def planned(
         source = FromFile.at(Path(schedule))
     else:
         assert budget is not None
-        made_by = named_planner(planner, "planner").with_options(options or {}, "options")
-        request = Request(_budget(budget), made_by, offload=offload)
-        request.check()
-        source = WithinBudget(
-            request,
-            graph_options(
-                optimizer,
-                accumulate=accumulate,
-                device=device,
-                measurements=None if measurements is None else str(measurements),
-                link_bandwidth=link_bandwidth,
-            ),
-            optimizer=None if optimizer is None or isinstance(optimizer, str) else checked_optimizer(optimizer),
-            folder=None if plans is None else Path(plans),
-            measures=measurements is None,
-            reserve_bytes=_reserve(reserve),
-            times_given=device is not None,
+        source = source_within(
+            budget,
+            optimizer=optimizer,
+            accumulate=accumulate,
+            planner=planner,
+            options=options,
+            device=device,
+            measurements=measurements,
+            offload=offload,
+            link_bandwidth=link_bandwidth,
+            plans=plans,
+            reserve=reserve,
         )
     if regions is not None:
         _plan_by_regions(within, regions, source, str(budget))
@@ -134,6 +123,51 @@ def planned(
         attach(within, call)
         return model
     return update_wrapper(call, model)  # type: ignore[return-value]
+
+
+def source_within(
+    budget: int | str,
+    *,
+    optimizer: str | torch.optim.Optimizer | None = None,
+    accumulate: bool = False,
+    planner: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    measurements: str | Path | None = None,
+    offload: bool = False,
+    link_bandwidth: str | float | None = None,
+    plans: str | Path | None = None,
+    reserve: int | str = 0,
+) -> WithinBudget:
+    """Return what makes plans within a budget; arguments are those of `planned`.
+
+    Raises:
+        UsageError: one is wrong.
+    """
+    if measurements is not None:
+        load_measurements(Path(measurements))
+    elif device is not None:
+        load_device(device)
+    if link_bandwidth is not None:
+        parse_rate(str(link_bandwidth))
+    made_by = named_planner(planner, "planner").with_options(options or {}, "options")
+    request = Request(_budget(budget), made_by, offload=offload)
+    request.check()
+    return WithinBudget(
+        request,
+        graph_options(
+            optimizer,
+            accumulate=accumulate,
+            device=device,
+            measurements=None if measurements is None else str(measurements),
+            link_bandwidth=link_bandwidth,
+        ),
+        optimizer=None if optimizer is None or isinstance(optimizer, str) else checked_optimizer(optimizer),
+        folder=None if plans is None else Path(plans),
+        measures=measurements is None,
+        reserve_bytes=_reserve(reserve),
+        times_given=device is not None,
+    )
 
 
 def _plan_by_regions(model: Any, regions: str | Sequence[str | nn.Module], source: ScheduleSource, budget: str) -> None:
