@@ -49,6 +49,8 @@ def torch_regions(console: Console, names: tuple[str, ...] = (*CAPTURED, *REFUSE
         _seed()
         model, inputs = getattr(torch_models if name in CAPTURED else torch_refused, name)()
         model.train()
+        if hasattr(model, "config"):
+            model.config.use_cache = False
         eager = _standing(model, inputs) + _peak(model, inputs)
         table.add_row(name, "eager", "", "", format_bytes(eager), "", "", "", "")
         for share in SHARES:

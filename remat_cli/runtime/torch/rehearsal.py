@@ -184,7 +184,8 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run a region in a checkpoint, where something in it needs a gradient.
 
         Raises:
-            UsageError: it is called in the backward pass, or its parameters are sharded in the call.
+            UsageError: it is called in the backward pass, its parameters are sharded in the call, or it changes an object
+                that it is given.
         """
         if self._is_backward:
             raise UsageError(
@@ -208,6 +209,8 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._mark((place, "forward"))
         self._open = place
         first = torch._C._autograd._get_sequence_nr()
+        objects = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if hasattr(leaf, "__dict__")]
+        held = [_tensors_held(thing) for thing in objects]
         try:
             result = checkpoint(
                 forward,
@@ -218,10 +221,28 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         finally:
             self._open = None
+        for thing, before in zip(objects, held, strict=True):
+            if not isinstance(thing, torch.Tensor | nn.Module) and _tensors_held(thing) != before:
+                raise UsageError(
+                    f"regions: {path!r} puts tensors into a {type(thing).__name__} that it is given, and no plan knows "
+                    "of them",
+                    hint="give it none in training: of a cache of keys and values, model.config.use_cache = False",
+                )
         self._numbers.append((first, torch._C._autograd._get_sequence_nr()))
         self._holding |= {place}
         self._mark()
         return result
+
+
+def _tensors_held(value: Any, depth: int = 4) -> frozenset[int]:
+    """Return the identities of tensors that an object holds, in its attributes and in lists and dicts there."""
+    if isinstance(value, torch.Tensor):
+        return frozenset({id(value)})
+    if isinstance(value, Mapping):
+        parts: Any = value.values()
+    else:
+        parts = value if isinstance(value, list | tuple) else getattr(value, "__dict__", {}).values()
+    return frozenset().union(*(_tensors_held(part, depth - 1) for part in parts)) if depth else frozenset()
 
 
 def named_call(path: str, times: int) -> str:

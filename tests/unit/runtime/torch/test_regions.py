@@ -222,10 +222,10 @@ def test_region_in_eval_mode_is_left_to_eager() -> None:
 
 def test_autocast_is_part_of_what_is_planned() -> None:
     torch.manual_seed(0)
-    model, given = Masked(1, 32, 50, 0.0), tokens()
+    model, given = Masked(1, 8, 20, 0.0), (torch.randint(20, (2, 8)), torch.randint(20, (2, 8)))
     plain = copy.deepcopy(model)
     by_regions(model, "100%", ["blocks.0"])
-    for on in (True, False, True):
+    for on in (True, False):
         with torch.autocast("cpu", torch.bfloat16, enabled=on):
             assert same(step(model, given), step(plain, given))
     assert not record_of(model).unplanned
@@ -475,6 +475,38 @@ class Checkpointed(Uncaptured):
 def test_region_in_a_checkpoint_of_the_models_own_is_refused() -> None:
     with pytest.raises(UsageError, match=r"'layers\.1' is in a checkpoint of the model's own"):
         by_regions(Checkpointed(), "100%", "layers.*")(torch.randn(2, 4))
+
+
+class Cached(nn.Module):
+    """Its layer puts what it makes into a cache, which is new in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Caching()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, Cache()).sum()  # type: ignore[no-any-return]
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers: list[dict[str, torch.Tensor]] = []
+
+
+class Caching(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:  # type: ignore[override]
+        y = super().forward(x)
+        cache.layers.append({"keys": y.tanh()})
+        return y
+
+
+def test_region_that_fills_a_cache_is_refused() -> None:
+    with pytest.raises(UsageError, match="'layer' puts tensors into a Cache that it is given") as refusal:
+        by_regions(Cached(), "100%", "layer")(torch.randn(2, 4))
+    assert "use_cache = False" in str(refusal.value.hint)
 
 
 class Dropped(Uncaptured):
