@@ -229,6 +229,15 @@ def regions_table(console: Console) -> None:
     torch_regions(console)
 
 
+def fused_table(console: Console) -> None:
+    """Plans with inductor's kernels in PyTorch, where it is installed."""
+    try:
+        from tests.bench.torch_fused import torch_fused
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    torch_fused(console)
+
+
 def model_tables(console: Console) -> None:
     """Models of public kinds, exported to ONNX, where what they come from is installed."""
     try:
@@ -265,10 +274,11 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "lengths": lengths_table,
     "checkpoints": checkpoints_table,
     "regions": regions_table,
+    "fused": fused_table,
     "models": model_tables,
 }
 # These take long, and need more than what is installed for development.
-ONLY_WHEN_NAMED = ("torch", "lengths", "checkpoints", "regions", "models", "library")
+ONLY_WHEN_NAMED = ("torch", "lengths", "checkpoints", "regions", "fused", "models", "library")
 
 
 def main() -> None:

@@ -7,33 +7,28 @@ only. Times are CPU time, the least of five steps.
 from __future__ import annotations
 
 import copy
-import random
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from time import process_time
 from typing import Any
 
-import numpy as np
 import torch
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from remat_cli.errors import DoesNotFit, GraphError
-from remat_cli.runtime.torch.memory import peak_of
 from remat_cli.runtime.torch.regions import RegionsRecord, repeated_blocks
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes, format_share
 from tests.bench import torch_models, torch_refused
+from tests.bench.whole_steps import peak_of_step, seconds_of_step, seed, step_of
 
 CAPTURED = ("gpt", "llama", "gpt2", "bert", "vit", "t5", "whisper")
 REFUSED = ("masked_loss", "routed", "graph_network", "wav2vec2", "hubert", "yolos")
 ALONE = ("gpt", "masked_loss", "routed", "graph_network")  # which need no transformers
 SHARES = (0.8, 0.6)
-STEPS = 5
 
 
 def torch_regions(console: Console, names: tuple[str, ...] = (*CAPTURED, *REFUSED)) -> None:
@@ -46,12 +41,12 @@ def torch_regions(console: Console, names: tuple[str, ...] = (*CAPTURED, *REFUSE
     for name in names:
         if name not in ALONE and find_spec("transformers") is None:
             continue
-        _seed()
+        seed()
         model, inputs = getattr(torch_models if name in CAPTURED else torch_refused, name)()
         model.train()
         if hasattr(model, "config"):
             model.config.use_cache = False
-        eager = _standing(model, inputs) + _peak(model, inputs)
+        eager = peak_of_step(model, inputs)
         table.add_row(name, "eager", "", "", format_bytes(eager), "", "", "", "")
         for share in SHARES:
             for way in ("whole", "regions"):
@@ -65,12 +60,12 @@ def _row(model: nn.Module, inputs: Any, way: str, budget: int) -> tuple[str, ...
     planned(made, budget=budget, regions=None if way == "whole" else blocks)
     began = process_time()
     try:
-        _step(made, inputs)
+        step_of(made, inputs)
     except (DoesNotFit, GraphError) as error:
         what = "does not fit" if isinstance(error, DoesNotFit) else "cannot be captured"
         return way, format_bytes(budget), what, "", "", "", "", ""
     first = process_time() - began
-    same = all(map(torch.equal, _step(made, inputs), _step(plain, inputs)))
+    same = all(map(torch.equal, step_of(made, inputs), step_of(plain, inputs)))
     record = plan_of(made)
     if isinstance(record, RegionsRecord):
         way = f"{len(record.points)} regions, {record.kinds} planned"
@@ -82,54 +77,12 @@ def _row(model: nn.Module, inputs: Any, way: str, budget: int) -> tuple[str, ...
         way,
         format_bytes(budget),
         format_bytes(predicted),
-        format_bytes(_standing(model, inputs) + _peak(made, inputs)),
+        format_bytes(peak_of_step(made, inputs)),
         "same" if same else "differ",
         format_share(overhead),
-        format_share(_time(made, inputs) / _time(plain, inputs) - 1),
+        format_share(seconds_of_step(made, inputs) / seconds_of_step(plain, inputs) - 1),
         f"{first:.1f} s",
     )
-
-
-def _seed() -> None:
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
-
-
-def _loss(model: nn.Module, inputs: Any) -> torch.Tensor:
-    _seed()
-    returned = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
-    loss: torch.Tensor = returned if isinstance(returned, torch.Tensor) else returned.loss
-    return loss
-
-
-def _step(model: nn.Module, inputs: Any) -> list[torch.Tensor]:
-    model.zero_grad(set_to_none=True)
-    loss = _loss(model, inputs)
-    torch.autograd.backward([loss])
-    return [loss.detach(), *(part.grad.clone() for part in model.parameters() if part.grad is not None)]
-
-
-def _peak(model: nn.Module, inputs: Any) -> int:
-    model.zero_grad(set_to_none=True)
-    return peak_of(lambda: torch.autograd.backward([_loss(model, inputs)]), "cpu")
-
-
-def _time(model: nn.Module, inputs: Any) -> float:
-    times = []
-    for _ in range(STEPS):
-        model.zero_grad(set_to_none=True)
-        began = process_time()
-        torch.autograd.backward([_loss(model, inputs)])
-        times.append(process_time() - began)
-    return min(times)
-
-
-def _standing(model: nn.Module, inputs: Any) -> int:
-    values = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(inputs))
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    sizes = {value.untyped_storage()._cdata: value.untyped_storage().nbytes() for value in tensors}
-    return sum(sizes.values())
 
 
 if __name__ == "__main__":

@@ -184,8 +184,8 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run a region in a checkpoint, where something in it needs a gradient.
 
         Raises:
-            UsageError: it is called in the backward pass, its parameters are sharded in the call, or it changes an object
-                that it is given.
+            UsageError: it is called in the backward pass, its parameters are sharded in the call, or it changes an
+                object that it is given.
         """
         if self._is_backward:
             raise UsageError(
