@@ -19,19 +19,23 @@ from remat_cli.settings import Setting
 from remat_cli.training import (
     KeptForBackward,
     Kernels,
+    ShardedBlock,
     annotate_saves,
     kept_for_backward,
+    sharded_blocks,
     trainable_parameters,
     training_graph,
     training_resident_bytes,
+    with_gathers,
     with_kernels,
 )
-from remat_cli.units import format_names, parse_rate
+from remat_cli.units import format_bytes, format_names, format_time, parse_rate
 
 _DEFAULT_DEVICE = "generic"
 _DEFAULT_OPTIMIZER = "sgd"
 _NS = 10**9
 _MOST_NAMED = 4
+_FEWEST_RANKS = 2
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Prepared:
         notes: what the user should know, one line each.
         understated: why a run is known to take more memory than predicted, and what to do; None where it is not.
         session: for which session of a runtime the peaks hold, in a sentence; empty for a graph that needs none.
-        options: with which it was read.
+        options: with which it was read; where they name ranks, all figures are those of one rank.
     """
 
     graph: Graph
@@ -105,11 +109,13 @@ def prepare_reading(
     mode = _mode(reading.graph, options, where)
     notes = [*(reading.training_notes if mode == "training" else ()), *reading.notes]
     # A draft from here on: the reader has checked the graph, and what comes of it is checked once more at the end.
-    draft, parameter_bytes, optimizer = _with_operators(reading, mode, options, notes)
+    known = _with_operators(reading, mode, options, notes)
     # Costs come first: what the backward takes is known of the forward op, which is also what its file can say.
     draft, costs, device = _with_costs(
-        draft, options, measured or _measured(draft, options), has_operators=bool(reading.operators)
+        known.graph, options, measured or _measured(known.graph, options), has_operators=bool(reading.operators)
     )
+    if known.blocks:
+        draft = _with_shards(draft, known, device, notes)
     if mode == "inference":
         graph = _as_it_is(draft).checked()
     else:
@@ -119,8 +125,8 @@ def prepare_reading(
         mode=mode,
         link=_link(graph, options, device),
         kept=kept_for_backward(graph) if graph.kind is Kind.TRAINING else None,
-        parameter_bytes=parameter_bytes,
-        optimizer=optimizer,
+        parameter_bytes=known.parameter_bytes,
+        optimizer=known.optimizer,
         costs=costs,
         notes=tuple(notes),
         understated=reading.understated,
@@ -144,16 +150,30 @@ def _mode(graph: Graph, options: GraphOptions, where: str) -> str:
     return "inference" if graph.kind is Kind.INFERENCE else "training"
 
 
-def _with_operators(
-    reading: Reading, mode: str, options: GraphOptions, notes: list[str]
-) -> tuple[Draft, int, str | None]:
-    """Derive from operators, where the file has them, what the graph itself does not say; adds to `notes`.
+@dataclass(frozen=True)
+class _Known:
+    """What operators, where the file has them, tell of a graph.
 
-    Returns:
-        The graph with its work, its saves (for training) and its resident bytes; bytes of trained parameters; the
-        optimizer whose state is resident.
+    Attributes:
+        graph: with its work, its saves (for training) and its resident bytes.
+        parameter_bytes: of trained parameters; of one rank's shards, where they are sharded.
+        optimizer: whose state is resident.
+        operators: one for each op; empty without.
+        blocks: of parameters that are sharded; empty where none are.
     """
+
+    graph: Draft
+    parameter_bytes: int = 0
+    optimizer: str | None = None
+    operators: Mapping[str, Operator] = field(default_factory=dict)
+    blocks: tuple[ShardedBlock, ...] = ()
+
+
+def _with_operators(reading: Reading, mode: str, options: GraphOptions, notes: list[str]) -> _Known:
+    """Derive from operators, where the file has them, what the graph itself does not say; adds to `notes`."""
     graph: Draft = reading.graph
+    if options.ranks is not None:
+        _check_ranks(reading, mode, options.ranks)
     operators = reading.operators
     if options.accumulate and (graph.kind is not Kind.TRAINING or not operators):
         raise UsageError(
@@ -167,7 +187,7 @@ def _with_operators(
                 "an optimizer needs a file that tells parameters apart, such as ONNX",
                 hint="a JSON graph's resident_bytes counts parameters, gradients and optimizer state already",
             )
-        return graph, 0, None
+        return _Known(graph)
     conservative: tuple[str, ...] = ()
     if mode == "training":
         graph, operators = _with_kernels(graph, operators, options, notes)
@@ -178,11 +198,58 @@ def _with_operators(
         text = f"what the backward of {unknown} reads is not known; taken to be all inputs and outputs"
         _tell(text, options.strict, notes)
     if mode == "inference":
-        return graph, sum(parameter.bytes for parameter in reading.parameters), None
+        return _Known(graph, sum(parameter.bytes for parameter in reading.parameters))
     trainable = trainable_parameters(operators, reading.parameters)
     optimizer = options.optimizer or _DEFAULT_OPTIMIZER
-    resident = training_resident_bytes(graph.resident_bytes, trainable, optimizer)
-    return graph.edited(resident_bytes=resident), sum(parameter.bytes for parameter in trainable), optimizer
+    blocks: tuple[ShardedBlock, ...] = ()
+    if options.ranks is None:
+        resident = training_resident_bytes(graph.resident_bytes, trainable, optimizer)
+    else:
+        # Shards are inputs of the graph, and their gradients are made by the step: neither is among the resident bytes.
+        blocks = sharded_blocks(graph, operators, trainable, options.ranks)
+        rest = graph.resident_bytes - sum(parameter.bytes for parameter in trainable)
+        trainable = tuple(block.shard for block in blocks)
+        resident = training_resident_bytes(rest, trainable, optimizer, gradients=False)
+    parameter_bytes = sum(parameter.bytes for parameter in trainable)
+    return _Known(graph.edited(resident_bytes=resident), parameter_bytes, optimizer, operators, blocks)
+
+
+def _check_ranks(reading: Reading, mode: str, ranks: int) -> None:
+    said = Setting("ranks", ranks)
+    if ranks < _FEWEST_RANKS:
+        raise UsageError((said, ": there is nothing to shard"), hint="give 2 ranks or more, or leave it out")
+    if not reading.parameters:
+        raise UsageError(
+            (said, f": graph {reading.graph.name!r} does not tell parameters apart"),
+            hint="give a file that does, such as ONNX, or generate the graph with these ranks",
+        )
+    if mode == "inference":
+        raise UsageError(
+            (said, " shards the parameters of a training step"), hint=("use ", Setting("mode", "training"))
+        )
+    if reading.graph.kind is Kind.TRAINING and reading.operators:
+        raise UsageError(
+            (said, " does not take a PyTorch step yet"),
+            hint="export the model to ONNX, and plan that; or generate its like with 'remat generate'",
+        )
+
+
+def _with_shards(graph: Draft, known: _Known, device: Device | None, notes: list[str]) -> Draft:
+    """Return the graph of one rank, which gathers its parameters; adds to `notes`."""
+    ranks = known.blocks[0].ranks
+    if device is None or graph.time_unit != "ns":
+        raise UsageError(
+            (Setting("ranks", ranks), " needs times in nanoseconds, and a device that says how ranks are joined"),
+            hint=("use ", Setting("cost_model", "roofline"), " with ", Setting("device", "h100")),
+        )
+    sharded = with_gathers(graph, known.operators, known.blocks, lambda size: device.collective_time(size, ranks))
+    gathered = sum(block.bytes for block in known.blocks)
+    time = sum(device.collective_time(block.bytes, ranks) for block in known.blocks)
+    notes.append(
+        f"the graph of one of {ranks:,} ranks: it gathers {format_bytes(gathered)} of parameters in "
+        f"{len(known.blocks):,} blocks, which takes {format_time(time, 'ns')} in all, beside no other work"
+    )
+    return sharded
 
 
 def _with_kernels(
@@ -196,7 +263,7 @@ def _with_kernels(
     return found.graph, found.operators
 
 
-def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> tuple[Draft, int, str | None]:
+def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> _Known:
     """Derive the same for a training step that has its backward ops already: it makes its gradients itself."""
     if options.optimizer is not None and reading.optimizer is not None:
         raise UsageError(
@@ -209,7 +276,7 @@ def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> tup
         graph.resident_bytes, reading.parameters, optimizer, gradients=options.accumulate
     )
     parameter_bytes = sum(parameter.bytes for parameter in reading.parameters)
-    return graph.edited(resident_bytes=resident), parameter_bytes, reading.optimizer or optimizer
+    return _Known(graph.edited(resident_bytes=resident), parameter_bytes, reading.optimizer or optimizer)
 
 
 def _with_work(graph: Draft, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]) -> Draft:

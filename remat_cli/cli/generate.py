@@ -32,6 +32,7 @@ from remat_cli.synthesis import synthesize
     help="Of graph. [default: inference for layered, else training]",
 )
 @graph_option("optimizer")
+@graph_option("ranks")
 @graph_option("cost_model")
 @graph_option("device")
 @graph_option("measurements")
@@ -55,14 +56,15 @@ def command(
 ) -> None:
     """Write a synthetic graph of FAMILY in the native JSON format: for trials of planners at any size.
 
-    FAMILY is layered, transformer, unet or chain. The same options and seed give the same bytes. Training graphs and
-    times of ops are derived as for a file; a graph of kind forward keeps what is needed to derive them later.
+    FAMILY is layered, transformer, llama, unet or chain. The same options and seed give the same bytes. Training graphs
+    and times of ops are derived as for a file; a graph of kind forward keeps what is needed to derive them later.
 
     \b
     Examples:
       remat generate --list
       remat generate transformer --option layers=24 --option batch=4 --device a100 -o graph.json
       remat generate layered --option nodes=1000 --seed 7 -o graph.json
+      remat generate llama --ranks 8 --device h100 --optimizer adam -o graph.json
       remat generate unet --ops 2000 --kind forward -o graph.json
     """
     if lists:

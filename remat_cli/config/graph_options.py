@@ -10,12 +10,19 @@ from typing import Any
 from remat_cli.config.shipped import beside, shipped_names
 from remat_cli.core.link import Duplex
 from remat_cli.costs import COST_MODELS
+from remat_cli.errors import UsageError
 from remat_cli.formats import ReadOptions
 from remat_cli.settings import setting
 from remat_cli.training import OPTIMIZERS, Kernels
 
 # Cost models by name, and the file's own times, which need no model.
 GIVEN_COSTS = "given"
+
+
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise UsageError(f"{text!r} is no number of ranks", hint="write it like 8")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class GraphOptions(ReadOptions):
         optimizer: its state is resident, if the file tells parameters apart (ONNX, PyTorch). By default sgd: no state.
         kernels: which groups of nodes training runs in one kernel. By default those that an exporter took apart.
         accumulate: a PyTorch step adds to gradients from before; else it makes them.
+        ranks: over so many, parameters, gradients and optimizer state are sharded, as FSDP does.
         cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
         device: profile for the roofline model, and for the link to the host.
         measurements: what was measured of ops: times for the measured model, and workspace.
@@ -44,6 +52,7 @@ class GraphOptions(ReadOptions):
         parse=Kernels,
     )
     accumulate: bool = setting(False, "A PyTorch step adds to gradients that are there before.")
+    ranks: int | None = setting(None, "Shard parameters over so many ranks, as FSDP.", metavar="N", parse=_ranks)
     cost_model: str | None = setting(None, "What gives each op its time.", choices=(GIVEN_COSTS, *COST_MODELS))
     device: str | None = setting(None, "Device profile, such as a100, or a YAML file.", metavar="NAME|FILE")
     measurements: str | None = setting(

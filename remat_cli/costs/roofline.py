@@ -10,6 +10,7 @@ from typing import ClassVar
 from remat_cli.core.graph import Draft, Op
 from remat_cli.core.link import Duplex
 from remat_cli.errors import UsageError
+from remat_cli.settings import Setting
 
 _NS_PER_S = 10**9
 _DEFAULT_DTYPE = "float32"
@@ -30,6 +31,11 @@ class Device:
         launch_overhead_ns: time that every op takes beyond its work.
         compute_efficiency: share of `peak_flops` that real kernels reach, above 0 and at most 1.
         memory_efficiency: the same of `bandwidth`.
+        node_devices: how many devices one node has; 0 where it is not known how devices are joined.
+        node_bandwidth: bytes/s of a device to the others of its node, in one direction.
+        network_bandwidth: bytes/s of a device to other nodes, in one direction.
+        collective_overhead_ns: time that every collective takes beyond its transfers.
+        collective_efficiency: share of the two bandwidths that collectives reach, above 0 and at most 1.
 
     Raises:
         UsageError: a figure is out of its range.
@@ -44,6 +50,11 @@ class Device:
     launch_overhead_ns: int = 0
     compute_efficiency: float = 1.0
     memory_efficiency: float = 1.0
+    node_devices: int = 0
+    node_bandwidth: int = 0
+    network_bandwidth: int = 0
+    collective_overhead_ns: int = 0
+    collective_efficiency: float = 1.0
 
     def __post_init__(self) -> None:
         if _DEFAULT_DTYPE not in self.peak_flops:
@@ -56,14 +67,43 @@ class Device:
         for name, figure in figures.items():
             if figure <= 0:
                 raise UsageError(f"device {self.name!r} has {name} {figure}", hint="give a figure above 0")
-        if self.launch_overhead_ns < 0:
-            raise UsageError(
-                f"device {self.name!r} has launch_overhead_ns {self.launch_overhead_ns}", hint="give 0 or more"
-            )
-        for name in ("compute_efficiency", "memory_efficiency"):
+        for name in (
+            "launch_overhead_ns",
+            "node_devices",
+            "node_bandwidth",
+            "network_bandwidth",
+            "collective_overhead_ns",
+        ):
+            if getattr(self, name) < 0:
+                raise UsageError(f"device {self.name!r} has {name} {getattr(self, name)}", hint="give 0 or more")
+        for name in ("compute_efficiency", "memory_efficiency", "collective_efficiency"):
             share = getattr(self, name)
             if not 0 < share <= 1:
                 raise UsageError(f"device {self.name!r} has {name} {share}", hint="give a share above 0 and up to 1")
+
+    def collective_time(self, size: int, ranks: int) -> int:
+        """Return the time in ns in which `ranks` devices gather `size` bytes, or scatter them, by rings.
+
+        Each rank receives what the others have. Within a node it comes at `node_bandwidth`. Over several, every ring
+        passes from node to node, and the rings of a node have its devices' networks together: the smallest node's, as
+        every ring passes there. Source: Thakur et al., Optimization of Collective Communication Operations in MPICH,
+        2005, section 4.1; NVIDIA, nccl-tests, "Performance reported by NCCL tests", bus bandwidth.
+
+        Raises:
+            UsageError: the profile does not say how so many devices are joined.
+        """
+        several = ranks > self.node_devices
+        for name in ("node_devices", "node_bandwidth", *(("network_bandwidth",) if several else ())):
+            if not getattr(self, name):
+                raise UsageError(
+                    f"device {self.name!r} does not say how fast {ranks} ranks exchange parameters: it has no {name}",
+                    hint=("use ", Setting("device", "h100"), f"; or give {name} in a profile of your own"),
+                )
+        rate = self.node_bandwidth
+        if several:
+            rate = min(rate, self.network_bandwidth * (ranks % self.node_devices or self.node_devices))
+        transfers_s = size * (ranks - 1) / ranks / (rate * self.collective_efficiency)
+        return ceil(transfers_s * _NS_PER_S) + self.collective_overhead_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The forward pass of a network, built from operators as PyTorch would run it: float32, with its views."""
+"""The forward pass of a network, built from operators as PyTorch would run it, with its views."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from remat_cli.generate.generator import Generated
 
 Shape = tuple[int, ...]
 
-_FLOAT = "float32"
-_ELEMENT_BYTES = {_FLOAT: 4, "int64": 8}
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
 # From this version of ONNX's operators on, all that is used here has its present form.
 _OPSET = 23
 
@@ -20,13 +19,15 @@ _OPSET = 23
 class NetworkBuilder:
     """Adds one operator after the other. Values go by name; an op with one result shares its name with that."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: str = "float32") -> None:
+        """Begin without ops; weights and results are of this element type."""
+        self._dtype = dtype
         self._tensors: list[Tensor] = []
         self._ops: list[Op] = []
         self._operators: dict[str, Operator] = {}
         self._operands: dict[str, Operand] = {}
 
-    def input(self, name: str, shape: Shape, dtype: str = _FLOAT) -> str:
+    def input(self, name: str, shape: Shape, dtype: str | None = None) -> str:
         """Add a graph input."""
         return self._value(name, shape, dtype).name
 
@@ -69,14 +70,15 @@ class NetworkBuilder:
         parameters = tuple(value for value in stored if value.role is Role.PARAMETER)
         return Generated(graph, self._operators, parameters)
 
-    def _operand(self, name: str, role: Role, shape: Shape, dtype: str = _FLOAT) -> Operand:
+    def _operand(self, name: str, role: Role, shape: Shape, dtype: str | None = None) -> Operand:
+        dtype = dtype or self._dtype
         operand = Operand(name, role, shape, dtype, prod(shape) * _ELEMENT_BYTES[dtype])
         self._operands[name] = operand
         return operand
 
-    def _value(self, name: str, shape: Shape, dtype: str = _FLOAT, view_of: str | None = None) -> Operand:
+    def _value(self, name: str, shape: Shape, dtype: str | None = None, view_of: str | None = None) -> Operand:
         operand = self._operand(name, Role.ACTIVATION, shape, dtype)
-        self._tensors.append(Tensor(name, 0 if view_of is not None else operand.bytes, shape, dtype, view_of))
+        self._tensors.append(Tensor(name, 0 if view_of is not None else operand.bytes, shape, operand.dtype, view_of))
         return operand
 
     def _add(

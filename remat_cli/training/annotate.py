@@ -85,6 +85,17 @@ def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable
     return tuple(parameter for parameter in parameters if parameter.name in trained)
 
 
+def needed_gradients(operator: Operator, rule: Gradients, with_gradient: set[str]) -> frozenset[int]:
+    """Return the positions of the operands whose gradient is needed: parameters, and these activations.
+
+    Args:
+        operator: the forward operator.
+        rule: what `gradients_of` says of it.
+        with_gradient: names of the activations that have a gradient.
+    """
+    return _needed(operator, rule, with_gradient).positions
+
+
 def _waves(graph: Draft, operators: Mapping[str, Operator]) -> set[str]:
     """Return the sines and cosines of a table of frequencies, which a file stores as it stores weights.
 

@@ -15,6 +15,7 @@ from remat_cli.errors import GraphError, UsageError
 from remat_cli.settings import Setting
 from remat_cli.training.annotate import is_differentiable
 from remat_cli.training.names import Names
+from remat_cli.training.shards import GATHER_TYPE, SCATTER_TYPE
 
 LOSS_TYPE = "Loss"
 ACCUMULATION_TYPE = "GradientAccumulation"
@@ -161,7 +162,7 @@ class _Backward:
         self.ops.append(
             Op(
                 name=self._op_names.fresh(f"{op.name}.backward"),
-                type=f"{op.type}Grad",
+                type=SCATTER_TYPE if op.type == GATHER_TYPE else f"{op.type}Grad",
                 inputs=(*incoming, *dict.fromkeys(saved)),
                 outputs=gradients or (self._new_token(op),),
                 time=2 * op.time if op.grad_time is None else op.grad_time,

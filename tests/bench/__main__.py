@@ -41,6 +41,7 @@ from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
 from tests.bench.portfolio import portfolio
 from tests.bench.progress import generated_graphs, named_graphs, progress
+from tests.bench.reshard import reshard
 from tests.bench.scale import scale
 from tests.bench.small import small
 from tests.bench.tangled import tangled
@@ -268,6 +269,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "commands": commands,
     "execution": execution,
     "library": lambda console: library(console, named_graphs(public_files())),
+    "reshard": reshard,
     "transfers": lambda console: transfers(console, linked_files()),
     "kernels": kernels,
     "torch": torch_table,
@@ -278,7 +280,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "models": model_tables,
 }
 # These take long, and need more than what is installed for development.
-ONLY_WHEN_NAMED = ("torch", "lengths", "checkpoints", "regions", "fused", "models", "library")
+ONLY_WHEN_NAMED = ("torch", "lengths", "checkpoints", "regions", "fused", "reshard", "models", "library")
 
 
 def main() -> None:

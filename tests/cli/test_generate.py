@@ -65,7 +65,7 @@ def test_list_names_every_family_with_its_options(remat: Remat) -> None:
 @pytest.mark.parametrize(
     ("args", "message", "hint"),
     [
-        ((), "needs a family", "layered, transformer, unet, chain"),
+        ((), "needs a family", "layered, transformer, llama, unet, chain"),
         (("transfomer",), "there is no 'transfomer'", "did you mean 'transformer'?"),
         (("unet", "--option", "clases=3"), "clases: unknown key", "did you mean 'classes'?"),
         (("unet", "--option", "classes=many"), "classes: ", "correct the value"),
@@ -75,6 +75,13 @@ def test_list_names_every_family_with_its_options(remat: Remat) -> None:
         (("chain", "--ops", "9", "--option", "length=3"), "--ops chooses length", "leave out --option length"),
         (("layered", "--kind", "training"), "made for inference", "another family"),
         (("chain", "--optimizer", "adam"), "an optimizer needs", "resident_bytes"),
+        (("chain", "--ranks", "8"), "--ranks 8: graph 'chain_n100' does not tell parameters apart", "such as ONNX"),
+        (("llama", "--ranks", "8"), "'generic accelerator' does not say how fast 8 ranks", "--device h100"),
+        (("llama", "--ranks", "0"), "--ranks 0: there is nothing to shard", "2 ranks or more"),
+        (("llama", "--ranks", "1"), "--ranks 1: there is nothing to shard", "leave it out"),
+        (("llama", "--ranks", "-8"), "--ranks '-8' is no number of ranks", "write it like 8"),
+        (("llama", "--ranks", "8", "--cost-model", "flops"), "--ranks 8 needs times in nanoseconds", "--device h100"),
+        (("llama", "--ranks", "8", "--kind", "inference"), "the parameters of a training step", "--mode training"),
         (("chain", "-o", "no/such/folder/g.json"), "cannot be written", "choose another place"),
     ],
 )

@@ -304,6 +304,8 @@ def _resident(prepared: Prepared) -> str:
         return phrasing.resident_in_words(prepared.graph)
     if _is_captured(prepared.graph):
         return f"state of optimizer {clean(prepared.optimizer or '')}, unread parameters"
+    if prepared.options.ranks is not None:
+        return f"optimizer {clean(prepared.optimizer or '')} of this rank's shards, constants"
     parameters = f"parameters {format_bytes(prepared.parameter_bytes)}"
     if prepared.optimizer is None:
         return f"{parameters}, constants"

@@ -176,9 +176,38 @@ def test_measured_table_without_an_op_is_refused() -> None:
         ({"launch_overhead_ns": -1}, "launch_overhead_ns -1"),
         ({"compute_efficiency": 0.0}, "compute_efficiency 0.0"),
         ({"memory_efficiency": 1.5}, "memory_efficiency 1.5"),
+        ({"node_devices": -1}, "node_devices -1"),
+        ({"network_bandwidth": -1}, "network_bandwidth -1"),
+        ({"collective_efficiency": 0.0}, "collective_efficiency 0.0"),
     ],
 )
 def test_device_with_a_figure_out_of_range_is_refused(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(UsageError, match=fault) as caught:
         replace(DEVICE, **fields)
     assert caught.value.hint
+
+
+JOINED = replace(DEVICE, node_devices=4, node_bandwidth=2 * 10**9, network_bandwidth=10**8, collective_overhead_ns=5)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (2, 500 + 5),  # half of 2000 bytes, at 2 bytes/ns
+        (4, 750 + 5),
+        (8, 4375 + 5),  # seven eighths, over the networks of 4 devices together: 0.4 bytes/ns
+        (6, 8334 + 5),  # five sixths, over those of the 2 devices in the second node
+    ],
+)
+def test_collective_is_as_fast_as_the_slowest_link_of_its_rings(ranks: int, expected: int) -> None:
+    assert JOINED.collective_time(2000, ranks) == expected
+    assert replace(JOINED, collective_efficiency=0.5).collective_time(2000, 2) == 1000 + 5
+
+
+@pytest.mark.parametrize(("missing", "ranks"), [("node_devices", 2), ("node_bandwidth", 2), ("network_bandwidth", 5)])
+def test_collective_of_devices_that_are_joined_nobody_knows_how_is_refused(missing: str, ranks: int) -> None:
+    device = replace(JOINED, **{missing: 0})
+    with pytest.raises(UsageError, match=f"{ranks} ranks.*no {missing}"):
+        device.collective_time(1, ranks)
+    if missing == "network_bandwidth":
+        assert device.collective_time(2000, 4) == 755

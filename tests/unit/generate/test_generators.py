@@ -24,6 +24,7 @@ from remat_cli.formats.native import from_document, graph_bytes
 from remat_cli.generate import GENERATORS, Generator
 from remat_cli.generate.chain import Chain
 from remat_cli.generate.layered import Layered
+from remat_cli.generate.llama import Llama
 from remat_cli.generate.transformer import Transformer
 from remat_cli.generate.unet import UNet
 from remat_cli.prepare import prepare
@@ -96,6 +97,9 @@ class TestEveryFamily:
         (Layered, {"skip_density": 1.0}, "skip_density"),
         (Transformer, {"layers": 0}, "layers"),
         (Transformer, {"width": 100}, "width"),
+        (Llama, {"hidden": 0}, "hidden"),
+        (Llama, {"width": 100}, "width"),
+        (Llama, {"groups": 5}, "groups"),
         (UNet, {"levels": 0}, "levels"),
         (UNet, {"image": 100}, "image"),
         (Chain, {"length": 0}, "length"),
@@ -259,6 +263,20 @@ class TestTransformer:
         graph = Transformer(layers=1).generate().graph
         views = {op.type for op in graph.ops if all(graph.tensors[name].view_of for name in op.outputs)}
         assert views == {"Split", "Reshape", "Transpose"}
+
+
+class TestLlama:
+    @pytest.mark.parametrize(
+        ("model", "parameters"),
+        [(Llama(), 8_030_261_248), (Llama(layers=80, width=8192, heads=64, hidden=28_672), 70_553_706_496)],
+    )
+    def test_has_the_parameters_that_it_is_known_for(self, model: Llama, parameters: int) -> None:
+        assert sum(parameter.elements for parameter in model.generate().parameters) == parameters
+
+    def test_grows_by_the_ops_that_it_says(self) -> None:
+        for kind, each in ((Kind.FORWARD, 16), (Kind.TRAINING, 37)):
+            one, two = (len(synthesize(Llama(layers=layers), kind=kind).graph.ops) for layers in (1, 2))
+            assert two - one == each
 
 
 class TestUNet:
