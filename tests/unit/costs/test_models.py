@@ -206,7 +206,8 @@ def test_collective_is_as_fast_as_the_slowest_link_of_its_rings(ranks: int, expe
 
 @pytest.mark.parametrize(("missing", "ranks"), [("node_devices", 2), ("node_bandwidth", 2), ("network_bandwidth", 5)])
 def test_collective_of_devices_that_are_joined_nobody_knows_how_is_refused(missing: str, ranks: int) -> None:
-    device = replace(JOINED, **{missing: 0})
+    unknown: dict[str, Any] = {missing: 0}
+    device = replace(JOINED, **unknown)
     with pytest.raises(UsageError, match=f"{ranks} ranks.*no {missing}"):
         device.collective_time(1, ranks)
     if missing == "network_bandwidth":
