@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from remat_cli.training import (
     training_resident_bytes,
     with_gathers,
     with_kernels,
+    with_step_gathers,
 )
 from remat_cli.units import format_bytes, format_names, format_time, parse_rate
 
@@ -115,7 +116,7 @@ def prepare_reading(
         known.graph, options, measured or _measured(known.graph, options), has_operators=bool(reading.operators)
     )
     if known.blocks:
-        draft = _with_shards(draft, known, device, notes)
+        draft = _with_shards(draft, reading, known, device, notes)
     if mode == "inference":
         graph = _as_it_is(draft).checked()
     else:
@@ -227,14 +228,16 @@ def _check_ranks(reading: Reading, mode: str, ranks: int) -> None:
         raise UsageError(
             (said, " shards the parameters of a training step"), hint=("use ", Setting("mode", "training"))
         )
-    if reading.graph.kind is Kind.TRAINING and reading.operators:
+    if reading.graph.kind is Kind.TRAINING and not reading.gradients:
+        raise UsageError((said, " has no meaning where gradients are not told apart"), hint="leave it out")
+    if reading.optimizer is not None:
         raise UsageError(
-            (said, " does not take a PyTorch step yet"),
-            hint="export the model to ONNX, and plan that; or generate its like with 'remat generate'",
+            (said, f": the state of the step's optimizer, {reading.optimizer}, cannot be sharded"),
+            hint=("leave the optimizer out of the step, and use ", Setting("optimizer", "adam")),
         )
 
 
-def _with_shards(graph: Draft, known: _Known, device: Device | None, notes: list[str]) -> Draft:
+def _with_shards(graph: Draft, reading: Reading, known: _Known, device: Device | None, notes: list[str]) -> Draft:
     """Return the graph of one rank, which gathers its parameters; adds to `notes`."""
     ranks = known.blocks[0].ranks
     if device is None or graph.time_unit != "ns":
@@ -242,9 +245,18 @@ def _with_shards(graph: Draft, known: _Known, device: Device | None, notes: list
             (Setting("ranks", ranks), " needs times in nanoseconds, and a device that says how ranks are joined"),
             hint=("use ", Setting("cost_model", "roofline"), " with ", Setting("device", "h100")),
         )
-    sharded = with_gathers(graph, known.operators, known.blocks, lambda size: device.collective_time(size, ranks))
+
+    def time_of(size: int) -> int:
+        return device.collective_time(size, ranks)
+
+    if graph.kind is Kind.TRAINING:
+        names = (parameter.name for parameter in reading.parameters)
+        gradient_of = dict(zip(names, reading.gradients, strict=True))
+        sharded = with_step_gathers(graph, gradient_of, known.blocks, time_of)
+    else:
+        sharded = with_gathers(graph, known.operators, known.blocks, time_of)
     gathered = sum(block.bytes for block in known.blocks)
-    time = sum(device.collective_time(block.bytes, ranks) for block in known.blocks)
+    time = sum(time_of(block.bytes) for block in known.blocks)
     notes.append(
         f"the graph of one of {ranks:,} ranks: it gathers {format_bytes(gathered)} of parameters in "
         f"{len(known.blocks):,} blocks, which takes {format_time(time, 'ns')} in all, beside no other work"
@@ -272,11 +284,16 @@ def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> _Kn
         )
     graph = _with_work(reading.graph, reading.operators, options, notes)
     optimizer = options.optimizer or _DEFAULT_OPTIMIZER
-    resident = training_resident_bytes(
-        graph.resident_bytes, reading.parameters, optimizer, gradients=options.accumulate
-    )
-    parameter_bytes = sum(parameter.bytes for parameter in reading.parameters)
-    return _Known(graph.edited(resident_bytes=resident), parameter_bytes, reading.optimizer or optimizer)
+    trained, blocks = reading.parameters, tuple[ShardedBlock, ...]()
+    if options.ranks is not None:
+        # A parameter may be part of a larger storage, which is there as a whole.
+        stored = (replace(value, bytes=graph.tensors[value.name].bytes) for value in trained)
+        blocks = sharded_blocks(graph, reading.operators, stored, options.ranks)
+        trained = tuple(block.shard for block in blocks)
+    resident = training_resident_bytes(graph.resident_bytes, trained, optimizer, gradients=options.accumulate)
+    graph = graph.edited(resident_bytes=resident)
+    parameter_bytes = sum(parameter.bytes for parameter in trained)
+    return _Known(graph, parameter_bytes, reading.optimizer or optimizer, reading.operators, blocks)
 
 
 def _with_work(graph: Draft, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]) -> Draft:

@@ -54,7 +54,8 @@ def command(graph: Path, output: Path, time_limit: str, as_json: bool, quiet: bo
     from remat_cli.reports.terminal.measurements import measurements_report, measurements_summary
 
     config = merge_config(given)
-    options = config.graph
+    # The kernels are the same on any number of ranks, and collectives are not measured.
+    options = replace(config.graph, ranks=None)
     if options.measurements is not None or options.cost_model is not None:
         raise UsageError("measure makes times; --measurements and --cost-model use them", hint="leave them out")
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(graph, *config.files))

@@ -101,6 +101,7 @@ class Reading:
             are not set.
         operators: by op name, for what describes operators (ONNX, PyTorch); empty otherwise.
         parameters: the trainable weights, each once.
+        gradients: of a training step: the tensors that their gradients are, in the same order; empty where not known.
         optimizer: name of the optimizer whose state is among the graph's resident bytes; None where none is.
         notes: what the user should know about the reading (what was scaled, sorted, ignored), one line each.
         training_notes: what the user should know first where the graph is trained.
@@ -113,6 +114,7 @@ class Reading:
     graph: Graph
     operators: Mapping[str, Operator] = field(default_factory=dict)
     parameters: tuple[Operand, ...] = ()
+    gradients: tuple[str, ...] = ()
     optimizer: str | None = None
     notes: tuple[str, ...] = ()
     training_notes: tuple[str, ...] = ()

@@ -11,8 +11,10 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
 from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.errors import UsageError
 from remat_cli.formats.torch import check_installed, names_function
 from remat_cli.prepare import Prepared
+from remat_cli.settings import Setting
 
 if TYPE_CHECKING:
     from remat_cli.runtime.onnx.execution import InBothSessions, ModelExecution
@@ -30,6 +32,11 @@ def check_can_execute(path: Path, options: GraphOptions, schedule: Schedule) -> 
     Raises:
         UsageError: it could not; says why, and what to do.
     """
+    if options.ranks is not None:
+        raise UsageError(
+            (Setting("ranks", options.ranks), ": a plan for sharded parameters is simulated; nothing here runs it yet"),
+            hint="verify it without --execute; or plan without ranks",
+        )
     if names_function(path):
         check_installed()
         return

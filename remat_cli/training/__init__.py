@@ -9,7 +9,7 @@ from remat_cli.training.derive import ACCUMULATION_TYPE, LOSS_TYPE, training_gra
 from remat_cli.training.kept import KeptForBackward, KeptOfModule, kept_by_module, kept_for_backward
 from remat_cli.training.kernels import FusedGraph, Kernels, with_kernels
 from remat_cli.training.resident import OPTIMIZERS, training_resident_bytes
-from remat_cli.training.shards import ShardedBlock, sharded_blocks, with_gathers
+from remat_cli.training.shards import ShardedBlock, sharded_blocks, with_gathers, with_step_gathers
 
 __all__ = [
     "ACCUMULATION_TYPE",
@@ -29,4 +29,5 @@ __all__ = [
     "training_resident_bytes",
     "with_gathers",
     "with_kernels",
+    "with_step_gathers",
 ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from remat_cli.core.graph import Draft, Op, Tensor, draft_graph
+from remat_cli.core.graph import Draft, Op, Phase, Tensor, draft_graph
 from remat_cli.core.operators import Operand, Operator, Role
+from remat_cli.errors import GraphError
 from remat_cli.training.annotate import needed_gradients
 from remat_cli.training.names import Names
 from remat_cli.training.saved import gradients_of, saved_for_backward
@@ -96,47 +97,17 @@ def with_gathers(
         blocks: of the trained parameters, which are not among the resident bytes.
         time: of gathering so many bytes, or scattering them, in the graph's time unit.
     """
-    tensor_names, op_names = Names(forward.tensors), Names(forward.op)
-    tensor_of = {value.name: tensor_names.fresh(value.name) for block in blocks for value in block.parameters}
-    tensors = list(forward.tensors.values())
-    gather_of: dict[str, Op] = {}  # by parameter
-    for block in blocks:
-        shard, parameters = block.shard, block.parameters
-        source, gathered = tensor_names.fresh(shard.name), tensor_names.fresh(f"{block.name}.gathered")
-        elements = sum(value.elements for value in parameters)
-        tensors.append(Tensor(source, shard.bytes, None, shard.dtype))
-        tensors.append(Tensor(gathered, block.bytes, (elements,), shard.dtype))
-        tensors += (
-            Tensor(tensor_of[value.name], 0, value.shape, value.dtype, view_of=gathered) for value in parameters
-        )
-        gather = Op(
-            name=op_names.fresh(f"{block.name}.all_gather"),
-            type=GATHER_TYPE,
-            inputs=(source,),
-            outputs=(gathered, *(tensor_of[value.name] for value in parameters)),
-            time=time(block.bytes),
-            saves=(),
-            grad_inputs=(source,),
-            grad_time=time(block.bytes),
-            flops=0,
-            moved_bytes=0,
-        )
-        gather_of |= dict.fromkeys((value.name for value in parameters), gather)
+    names = Names(forward.tensors)
+    tensor_of = {value.name: names.fresh(value.name) for block in blocks for value in block.parameters}
+    tensors, gather_of = _gathers(forward, blocks, tensor_of, names, time)
     ops: dict[str, Op] = {}
     for op in forward.ops:
         operator = operators[op.name]
         read = [value.name for value in operator.inputs if value is not None and value.name in tensor_of]
-        ops |= {gather_of[name].name: gather_of[name] for name in read}
+        for gather in (gather_of[name] for name in read):
+            ops[gather.name] = gather.edited(saves=(), grad_inputs=gather.inputs, grad_time=gather.time)
         ops[op.name] = _reading(op, operator, tensor_of) if read else op
-    return draft_graph(
-        name=forward.name,
-        kind=forward.kind,
-        time_unit=forward.time_unit,
-        resident_bytes=forward.resident_bytes,
-        tensors=tensors,
-        ops=ops.values(),
-        outputs=forward.outputs,
-    )
+    return _rebuilt(forward, (*forward.tensors.values(), *tensors), ops, forward.outputs)
 
 
 def _reading(op: Op, operator: Operator, tensor_of: Mapping[str, str]) -> Op:
@@ -153,4 +124,113 @@ def _reading(op: Op, operator: Operator, tensor_of: Mapping[str, str]) -> Op:
         inputs=(*op.inputs, *tensors(operator.inputs)),
         saves=(*(op.saves or ()), *tensors(saved)),
         grad_inputs=(*(op.grad_inputs or ()), *tensors(trained)),
+    )
+
+
+def with_step_gathers(
+    step: Draft, gradient_of: Mapping[str, str], blocks: Sequence[ShardedBlock], time: Callable[[int], int]
+) -> Draft:
+    """Return a training step that gathers parameters as `with_gathers` says, and scatters their gradients.
+
+    Args:
+        step: with times; its parameters are graph inputs, and their gradients are made by backward ops.
+        gradient_of: the gradient of each parameter, by the parameter's name.
+        blocks: of the trained parameters.
+        time: as for `with_gathers`.
+
+    Raises:
+        GraphError: the step does not make the gradient of a parameter itself.
+    """
+    names, op_names = Names(step.tensors), Names(step.op)
+    own = {value.name: value.name for block in blocks for value in block.parameters}
+    gathered, gather_of = _gathers(step, blocks, own, names, time)
+    scattered: list[Tensor] = []
+    after: dict[str, list[Op]] = {}  # by op: the scatters that follow it
+    place = {op.name: number for number, op in enumerate(step.ops)}
+    for block in blocks:
+        gradients = tuple(dict.fromkeys(gradient_of[value.name] for value in block.parameters))
+        if unmade := [name for name in gradients if name not in step.gradients]:
+            raise GraphError(
+                f"block {block.name!r} cannot be sharded: the step does not make gradient {unmade[0]!r} itself",
+                hint="leave the ranks out",
+            )
+        gather = gather_of[block.parameters[0].name]
+        shard = Tensor(names.fresh(f"{block.shard.name}.grad"), block.shard.bytes, None, block.shard.dtype)
+        scattered.append(shard)
+        last = max((step.producer[name].name for name in gradients), key=place.__getitem__)
+        scatter = Op(
+            name=op_names.fresh(f"{gather.name}.backward"),
+            type=SCATTER_TYPE,
+            inputs=gradients,
+            outputs=(shard.name,),
+            time=time(block.bytes),
+            phase=Phase.BACKWARD,
+            grad_of=gather.name,
+            recomputable=False,
+            flops=0,
+            moved_bytes=0,
+        )
+        after.setdefault(last, []).append(scatter)
+    ops: dict[str, Op] = {}
+    for op in step.ops:
+        for gather in (gather_of[name] for name in op.inputs if name in own):
+            ops.setdefault(gather.name, gather.edited(phase=op.phase))
+        ops |= {each.name: each for each in (op, *after.get(op.name, ()))}
+    replaced = set(gradient_of.values())
+    outputs = (*(name for name in step.outputs if name not in replaced), *(tensor.name for tensor in scattered))
+    others = (tensor for tensor in step.tensors.values() if tensor.name not in own)
+    return _rebuilt(step, (*others, *gathered, *scattered), ops, outputs)
+
+
+def _gathers(
+    graph: Draft,
+    blocks: Sequence[ShardedBlock],
+    tensor_of: Mapping[str, str],
+    names: Names,
+    time: Callable[[int], int],
+) -> tuple[list[Tensor], dict[str, Op]]:
+    """Return shards, gathered blocks and parameters as tensors, and the gather of each parameter by its name.
+
+    Args:
+        graph: to which they are added.
+        blocks: as for `with_gathers`.
+        tensor_of: the tensor of each parameter.
+        names: of tensors, taken and new.
+        time: as for `with_gathers`.
+    """
+    op_names = Names(graph.op)
+    tensors: list[Tensor] = []
+    gather_of: dict[str, Op] = {}
+    for block in blocks:
+        shard, parameters = block.shard, block.parameters
+        source, gathered = names.fresh(shard.name), names.fresh(f"{block.name}.gathered")
+        elements = sum(value.elements for value in parameters)
+        tensors.append(Tensor(source, shard.bytes, None, shard.dtype))
+        tensors.append(Tensor(gathered, block.bytes, (elements,), shard.dtype))
+        tensors += (
+            Tensor(tensor_of[value.name], 0, value.shape, value.dtype, view_of=gathered) for value in parameters
+        )
+        gather = Op(
+            name=op_names.fresh(f"{block.name}.all_gather"),
+            type=GATHER_TYPE,
+            inputs=(source,),
+            outputs=(gathered, *(tensor_of[value.name] for value in parameters)),
+            time=time(block.bytes),
+            flops=0,
+            moved_bytes=0,
+        )
+        gather_of |= dict.fromkeys((value.name for value in parameters), gather)
+    return tensors, gather_of
+
+
+def _rebuilt(graph: Draft, tensors: Iterable[Tensor], ops: Mapping[str, Op], outputs: Sequence[str]) -> Draft:
+    """Return a graph with other tensors, ops and outputs, and its views resolved."""
+    return draft_graph(
+        name=graph.name,
+        kind=graph.kind,
+        time_unit=graph.time_unit,
+        resident_bytes=graph.resident_bytes,
+        tensors=tensors,
+        ops=ops.values(),
+        outputs=outputs,
     )

@@ -29,8 +29,8 @@ def test_onnx_model_is_measured_and_planned(remat: Remat, tmp_path: Path) -> Non
     assert remat("inspect", GPT, "--dim", "batch=2", "--dim", "seq=16", "--measurements", measured).code == 2
 
 
-def test_measurements_go_to_stdout(remat: Remat) -> None:
-    ended = remat("measure", GPT, "--dim", "batch=1", "--dim", "seq=8", "-o", "-")
+def test_measurements_go_to_stdout_and_are_the_same_on_many_ranks(remat: Remat) -> None:
+    ended = remat("measure", GPT, "--dim", "batch=1", "--dim", "seq=8", "--ranks", "8", "-o", "-")
     assert json.loads(ended.out)["format"] == "remat.measurements/1"
     assert "The most time" in ended.err
 

@@ -268,6 +268,7 @@ def test_budget_that_no_checkpoints_reach_is_refused_with_the_least_peaks(remat:
     [
         (("--offload", "--link-bandwidth", "1GB/s"), "--offload has no meaning for checkpoints"),
         (("--addresses",), "--addresses has no meaning for checkpoints"),
+        (("--ranks", "8"), "--ranks has no meaning for checkpoints"),
         (("--html", "page.html"), "--html has no meaning for checkpoints"),
     ],
 )

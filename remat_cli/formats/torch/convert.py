@@ -184,11 +184,11 @@ def _described(joint: Joint, name: str, value: torch.Tensor) -> Operand:
     )
 
 
-def trained_parameters(joint: Joint, captured: Captured) -> tuple[Operand, ...]:
-    """Return the parameters that get a gradient, each storage once."""
-    trained: dict[str, Operand] = {}
+def trained_parameters(joint: Joint, captured: Captured) -> dict[str, tuple[Operand, str]]:
+    """Return the parameters that get a gradient, each storage once by its name, with the storage of the gradient."""
+    trained: dict[str, tuple[Operand, str]] = {}
     for node, primal, gradient in zip(joint.primals, captured.primals, joint.backward_outputs, strict=True):
         if gradient is not None and isinstance(primal.value, torch.nn.Parameter):
             name = joint.storage(node).name
-            trained.setdefault(name, _described(joint, name, node.meta["val"]))
-    return tuple(trained.values())
+            trained.setdefault(name, (_described(joint, name, node.meta["val"]), joint.storage(gradient).name))
+    return trained

@@ -76,7 +76,7 @@ def followed(readings: Sequence[Reading], more: int) -> Reading | None:
         tables.append(tuple(item for of in told if of is not None for item in of.renumbered()))
         if None in told:
             return None
-    tensors, ops, outputs, parameters = tables
+    tensors, ops, outputs, parameters, gradients = tables
     graph = replace(
         readings[0].graph,
         tensors={tensor.name: tensor for tensor in tensors},
@@ -84,12 +84,16 @@ def followed(readings: Sequence[Reading], more: int) -> Reading | None:
         outputs=outputs,
     )
     return replace(
-        readings[0], graph=graph, operators={op.name: operator for op, operator in ops}, parameters=parameters
+        readings[0],
+        graph=graph,
+        operators={op.name: operator for op, operator in ops},
+        parameters=parameters,
+        gradients=gradients,
     )
 
 
 def _tables(reading: Reading) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield tensors, ops, outputs and parameters, cut into lists that a block makes longer in one place at most."""
+    """Yield tensors, ops, and names at the ends, cut into lists that a block makes longer in one place at most."""
     graph = reading.graph
     phase: Phase | None = None
     tensors: list[tuple[Phase | None, Tensor]] = []
@@ -101,6 +105,7 @@ def _tables(reading: Reading) -> Iterator[list[tuple[Any, ...]]]:
     yield _by_phase((op.phase, (op, reading.operators[op.name])) for op in graph.ops)
     yield [graph.outputs]
     yield [reading.parameters]
+    yield [reading.gradients]
 
 
 def _by_phase(items: Iterable[tuple[Phase | None, Any]]) -> list[tuple[Any, ...]]:

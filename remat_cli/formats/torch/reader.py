@@ -95,10 +95,12 @@ def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int,
         resident_bytes: parameters, buffers and optimizer state that no op reads.
         optimizer: name of the one whose state is among them; None where there is none.
     """
+    trained = trained_parameters(joint, captured).values()
     return Reading(
         graph=graph_of(joint, name, resident_bytes),
         operators=operators_of(joint),
-        parameters=trained_parameters(joint, captured),
+        parameters=tuple(parameter for parameter, _ in trained),
+        gradients=tuple(gradient for _, gradient in trained),
         optimizer=optimizer,
     )
 

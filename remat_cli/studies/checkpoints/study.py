@@ -244,7 +244,7 @@ def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, o
         UsageError: this is no PyTorch step, or the request asks for what checkpoints cannot do.
         GraphError: the step cannot be captured, or run on tensors without data.
     """
-    _check(reference, request)
+    _check(reference, options, request)
     observe.phase("reading the graph")
     reading = read_graph(reference, options)
     prepared = prepare_reading(reading, str(reference), options)
@@ -286,7 +286,7 @@ def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, o
     )
 
 
-def _check(reference: Path, request: Request) -> None:
+def _check(reference: Path, options: GraphOptions, request: Request) -> None:
     if not names_function(reference):
         raise UsageError(
             "--as checkpoints wraps modules of PyTorch, and this graph has none",
@@ -296,6 +296,7 @@ def _check(reference: Path, request: Request) -> None:
         "--max-overhead": request.max_overhead is not None,
         "--addresses": request.arena,
         "--offload": request.offload,
+        "--ranks": options.ranks is not None,
     }
     for option, is_asked in asked.items():
         if is_asked:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from remat_cli.config import GraphOptions, load_device
-from remat_cli.core.graph import Graph, Op
+from remat_cli.core.graph import Graph, Kind, Op, Phase
 from remat_cli.core.operators import Operand, Operator, Role
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.costs import Device
+from remat_cli.errors import GraphError
 from remat_cli.generate.llama import Llama
 from remat_cli.prepare import prepare
 from remat_cli.synthesis import synthesize
-from remat_cli.training import sharded_blocks
+from remat_cli.training import sharded_blocks, with_step_gathers
 from tests.graphs import graph_of, op
+from tests.places import GRAPHS
 from tests.unit.formats.onnx.models import Model, float_input, node, weight
 
 SMALL = Llama(layers=2, width=64, heads=4, groups=2, hidden=128, sequence=32, vocabulary=100)
@@ -149,3 +153,53 @@ def test_a_device_profile_that_comes_with_remat_tells_how_nodes_are_joined() -> 
     assert isinstance(device, Device)
     # 8 nodes of 8: 400 GB/s a node, which its NVLink exceeds.
     assert device.collective_time(10**9, 64) == 20_000 + -(-(10**9) * 63 * 10**9 // (64 * 320 * 10**9))
+
+
+class TestStepWithItsBackward:
+    """x -> a.0 -> h -> a.1 -> y and back; `w` and `b` are parameters of a.0, `v` is one of a.1."""
+
+    FORWARD = (op("f0", "x a.0.w a.0.b", "h"), op("f1", "h a.1.v", "y"), op("loss", "y", "dy", phase=Phase.BACKWARD))
+    BACKWARD = (
+        op("b1", "dy a.1.v", "dh", phase=Phase.BACKWARD),
+        op("w1", "dy h", "dv", phase=Phase.BACKWARD),
+        op("w0", "dh x", "dw db", phase=Phase.BACKWARD),
+    )
+    GRADIENTS: ClassVar = {"a.0.w": "dw", "a.0.b": "db", "a.1.v": "dv"}
+
+    def sharded(self, *ops: Op, gradients: Mapping[str, str] = GRADIENTS) -> Graph:
+        outputs = ("y", *dict.fromkeys(gradients.values()))
+        sizes = {"a.0.w": 20, "a.0.b": 20, "a.1.v": 20, "dw": 20, "db": 20, "dv": 20}
+        step = graph_of(*ops, sizes=sizes, outputs=outputs, kind=Kind.TRAINING)
+        operators = {each.name: Operator("Test", (), ()) for each in step.ops}
+        blocks = sharded_blocks(step, operators, map(parameter, gradients), ranks=4)
+        return with_step_gathers(step, gradients, blocks, lambda size: size // 2).checked()
+
+    def test_gathers_come_before_the_first_reader_and_scatters_after_the_last_gradient(self) -> None:
+        graph = self.sharded(*self.FORWARD, *self.BACKWARD)
+        names = "a.0.all_gather f0 a.1.all_gather f1 loss b1 w1 a.1.all_gather.backward w0 a.0.all_gather.backward"
+        assert [each.name for each in graph.ops] == names.split()
+        assert graph.op["a.0.all_gather.backward"].inputs == ("dw", "db")
+        assert [graph.op[f"a.{block}.all_gather"].time for block in (0, 1)] == [20, 10]
+        assert graph.outputs == ("y", "a.0.shard.grad", "a.1.shard.grad")
+        assert {name: graph.tensors[name].bytes for name in graph.inputs} == {"x": 1, "a.0.shard": 10, "a.1.shard": 5}
+        assert graph.op["b1"].inputs == ("dy", "a.1.v", "a.1.gathered")
+
+    def test_a_gradient_that_the_step_does_not_make_is_named(self) -> None:
+        given = {"a.0.w": "dw", "a.0.b": "x", "a.1.v": "dv"}
+        with pytest.raises(GraphError, match=r"block 'a.0' cannot be sharded: .* gradient 'x'"):
+            self.sharded(*self.FORWARD, *self.BACKWARD, gradients=given)
+
+
+def test_a_pytorch_step_has_the_collectives_of_its_modules() -> None:
+    options = GraphOptions(device="h100", dims={"batch": 2}, optimizer="adam", ranks=2)
+    prepared = prepare(GRAPHS / "train.py:step", options)
+    graph = prepared.graph
+    gathered = {name: graph.tensors[each.outputs[0]].bytes for name, each in of_type(graph, "AllGather").items()}
+    elements = {"features.0": 10 * 32, "features.1": 64, "features.4": 289 * 64, "features.5": 128, "head.2": 31_370}
+    assert gathered == {name: 4 * count for name, count in elements.items()}
+    for name, each in of_type(graph, "ReduceScatter").items():
+        assert sum(graph.tensors[read].bytes for read in each.inputs) == gathered[name]
+        assert graph.tensors[f"{name}.shard"].bytes == gathered[name] // 2
+    assert prepared.parameter_bytes == sum(gathered.values()) // 2
+    assert graph.resident_bytes == 2 * prepared.parameter_bytes  # the two moments
+    assert simulate(graph, plain_run(graph)).time == graph.total_time

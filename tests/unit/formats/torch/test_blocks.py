@@ -182,7 +182,14 @@ def step(case: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 def everything(reading: Reading) -> list[Any]:
     operators = [(name, repr(operator)) for name, operator in reading.operators.items()]
-    return [to_document(reading.graph), [*reading.graph.tensors], operators, reading.parameters, reading.notes]
+    return [
+        to_document(reading.graph),
+        [*reading.graph.tensors],
+        operators,
+        reading.parameters,
+        reading.gradients,
+        reading.notes,
+    ]
 
 
 @pytest.fixture(name="told")

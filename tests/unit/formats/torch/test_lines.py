@@ -64,6 +64,7 @@ def test_lines_are_followed(blocks: int) -> None:
     assert contents(found.graph) == contents(whole.graph)
     assert found.operators == whole.operators
     assert found.parameters == whole.parameters
+    assert found.gradients == whole.gradients
 
 
 def test_model_that_does_not_grow_stays_as_it_is() -> None:
