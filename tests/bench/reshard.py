@@ -31,6 +31,7 @@ MODELS = {
 }
 RANKS = (8, 64)
 SECONDS = 15.0
+_WIDTH = 160
 
 
 def overhead(graph: Graph, trace: Trace) -> float:
@@ -84,8 +85,9 @@ def reshard(console: Console, names: tuple[str, ...] = tuple(MODELS)) -> None:
                     f"{seconds:.1f}",
                 )
                 first = ""
+    console.width = max(console.width, _WIDTH)  # names are not to be cut
     console.print(table)
 
 
 if __name__ == "__main__":
-    reshard(Console(width=200), tuple(sys.argv[1:]) or tuple(MODELS))
+    reshard(Console(), tuple(sys.argv[1:]) or tuple(MODELS))
