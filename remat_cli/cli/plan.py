@@ -18,6 +18,7 @@ from remat_cli.cli.options import (
 )
 from remat_cli.cli.output import STDOUT, Output
 from remat_cli.cli.stdin import in_a_call
+from remat_cli.cli.stopwatch import Stopwatch, Timed
 from remat_cli.config import RunConfig
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import prepare
@@ -76,17 +77,25 @@ def command(
         if html is not None:
             raise UsageError("--html has no meaning for checkpoints", hint="leave --html or --as out")
         return _as_checkpoints(graph, config, output, streams)
+    watch = Stopwatch()
     with streams.progress() as observe:
         observe.phase("reading the graph")
-        planning = plan(prepare(graph, config.graph), request, observe)
-    if output is not None:
-        streams.write(output, planning.schedule_file)
-    if html is not None:
-        from remat_cli.reports.html.page import plan_page
+        with watch.stage("reading"):
+            prepared = prepare(graph, config.graph)
+        with watch.stage("planning"):
+            planning = plan(prepared, request, Timed(observe, watch))
+    with watch.stage("writing"):
+        if output is not None:
+            streams.write(output, planning.schedule_file)
+        if html is not None:
+            from remat_cli.reports.html.page import plan_page
 
-        streams.write(html, plan_page(planning))
+            streams.write(html, plan_page(planning))
     steps = next_steps(planning.solution, in_a_call(graph), None if output == STDOUT else output)
-    streams.report(lambda: plan_report(planning, shown=config.report, next_steps=steps), planning.summary)
+    streams.report(
+        lambda: plan_report(planning, shown=config.report, next_steps=steps, seconds=watch.seconds),
+        lambda: {**planning.summary(), "seconds": watch.seconds},
+    )
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
 
 

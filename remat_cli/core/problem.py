@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -252,6 +253,13 @@ class Observer:
     def asks(self, planner: str) -> None:
         """A portfolio turns to this planner; what is found from now on is found by it."""
 
+    def judging(self) -> AbstractContextManager[None]:
+        """Return what surrounds the replay of a plan, which a planner's time does not count.
+
+        Entered by whoever verifies plans, not by planners.
+        """
+        return nullcontext()
+
     def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
         """There is a better plan or bound: both as shares of the plain run's time beyond it.
 
@@ -300,6 +308,10 @@ class PassingObserver(Observer):
     def asks(self, planner: str) -> None:
         """Pass on which planner a portfolio turns to."""
         self.observe.asks(planner)
+
+    def judging(self) -> AbstractContextManager[None]:
+        """Return what whoever asked surrounds it with."""
+        return self.observe.judging()
 
     def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
         """Pass on the best plan and bound."""

@@ -360,7 +360,8 @@ class _Judge(PassingObserver):
             return self.baseline
         if self._judged is None or self._judged[0] is not schedule:
             try:
-                trace = simulate(self._problem.graph, schedule, link=self._problem.link)
+                with self.observe.judging():
+                    trace = simulate(self._problem.graph, schedule, link=self._problem.link)
             except InvalidSchedule as error:
                 raise FalseClaim(f"the planner returned a schedule that does not run: {error.message}") from error
             self._judged = schedule, trace

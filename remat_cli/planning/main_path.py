@@ -121,6 +121,8 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
         KeyboardInterrupt: interrupted before any plan was found.
     """
     graph, planner, observe = prepared.graph, request.chosen.built, observe or Observer()
+    with observe.judging():
+        baseline_of(graph)
     size = request.budget_bytes(graph)
     budget = Budget(baseline_of(graph).peak_bytes if size is None else size)
     problem = Problem(graph, budget, prepared.link, request.offload)

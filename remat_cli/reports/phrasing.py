@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
 from shlex import quote
@@ -15,7 +16,7 @@ from remat_cli.formats.torch import names_function
 from remat_cli.planning import SmallestBudget
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.settings import Setting, on_command_line, option_of
-from remat_cli.units import format_bytes, format_share, meant_as_share
+from remat_cli.units import format_bytes, format_share, format_time, meant_as_share
 
 # To be read after "plans" or "no plan", and what is said of their order.
 WITHOUT_TRANSFERS = " without transfers"
@@ -30,6 +31,8 @@ _LONGEST_NAME = 40
 _LARGEST_SHOWN = 3
 # Below this ratio of the plain peak to the largest working set, a plan can save next to nothing.
 _LITTLE_ROOM = 1.05
+# Nobody asks where less than this went.
+_LONG_SECONDS = 10
 
 
 def which_plans(solution: Solution) -> str:
@@ -246,6 +249,19 @@ def room_in_words(plain_peak_bytes: int, working_set: WorkingSet) -> str:
         return f"There is next to no room for a plan: the plain peak is hardly more than that, and {most}."
     ratio = plain_peak_bytes / max(1, working_set.bytes)
     return f"The plain peak is {f'{ratio:.2f}' if ratio < 10 else f'{ratio:,.0f}'} times that: {most}."
+
+
+def time_spent(seconds: Mapping[str, float]) -> str:
+    """Return what each stage of a long call took, in a sentence; empty for a short one."""
+    whole = sum(seconds.values())
+    if whole < _LONG_SECONDS:
+        return ""
+    stages = ", ".join(f"{name} {_rounded(spent)}" for name, spent in seconds.items())
+    return f"Took {_rounded(whole)}: {stages}."
+
+
+def _rounded(seconds: float) -> str:
+    return format_time(round(seconds * 10) * 10**8, "ns") if seconds >= 0.05 else "0 s"
 
 
 def _sentence(text: str) -> str:

@@ -61,6 +61,11 @@ class TestPlan:
         assert ended.json["format"] == "remat.schedule/1"
         assert "The plan fits" in ended.err
 
+    def test_the_summary_says_where_the_time_went(self, remat: Remat, graph: Path, tmp_path: Path) -> None:
+        seconds = remat("plan", graph, "--budget", "70%", "-o", tmp_path / "s.json", "--json").json["seconds"]
+        assert set(seconds) == {"reading", "planning", "judging", "writing"}
+        assert all(spent > 0 for spent in seconds.values())
+
     def test_quiet_prints_nothing(self, remat: Remat, graph: Path) -> None:
         assert remat("plan", graph, "--budget", "70%", "-q") == Ended(0, "", "")
 

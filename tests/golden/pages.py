@@ -67,6 +67,8 @@ PAGE_OF_VERB = {
 _COLUMNS = {"source": "Source", "takes": "Takes", "proves": "Proves", "how it scales": "Complexity"}
 _FENCE = re.compile(r"^```(?P<language>\w+)(?: (?P<file>\S+))?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _MADE = re.compile(r"^<!-- (?P<name>[^>]*) -->\n(?P<content>.*?)^<!-- end of (?P=name) -->$", re.MULTILINE | re.DOTALL)
+# A slow machine says where the time of a call went.
+_TOOK = re.compile(r"^Took \d.*(\n.+)*\n\n", re.MULTILINE)
 # What a shell says of colours must make no difference.
 _LEFT_OUT = ("FORCE_COLOR", "REMAT_DEBUG", "NO_COLOR")
 
@@ -122,7 +124,7 @@ def outputs_of(page: Path) -> list[str]:
                 call = subprocess.run(
                     command, shell=True, cwd=folder, env=environment, check=False, text=True, stdout=-1, stderr=-2
                 )
-                outputs.append(call.stdout)
+                outputs.append(_TOOK.sub("", call.stdout))
     return outputs
 
 

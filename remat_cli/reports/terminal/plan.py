@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -45,13 +45,20 @@ STATUS_STYLES = {
 }
 
 
-def plan_report(planning: Planning, *, shown: ReportOptions | None = None, next_steps: Sequence[str] = ()) -> Report:
+def plan_report(
+    planning: Planning,
+    *,
+    shown: ReportOptions | None = None,
+    next_steps: Sequence[str] = (),
+    seconds: Mapping[str, float] | None = None,
+) -> Report:
     """Return the report of `remat plan`.
 
     Args:
         planning: the verified result, with a plan or without.
         shown: what to show; by default everything.
         next_steps: what to do with the plan.
+        seconds: what the stages of the call took; said where it was long.
     """
     solution, prepared = planning.solution, planning.prepared
     title = facts(plan_facts(solution, prepared, planning.planner))
@@ -59,7 +66,8 @@ def plan_report(planning: Planning, *, shown: ReportOptions | None = None, next_
     why = why_there_is_no_plan(solution, prepared.optimizer)
     findings = _findings(solution, shown or ReportOptions())
     steps = [section("Next", bullets(next_steps))] if next_steps else []
-    return Report(title, verdict, *why, *findings, *notes_section(prepared), *steps)
+    spent = [Text(said, "dim")] if (said := phrasing.time_spent(seconds or {})) else []
+    return Report(title, verdict, *why, *findings, *spent, *notes_section(prepared), *steps)
 
 
 def plan_facts(solution: Solution, prepared: Prepared, planner: PlannerChoice) -> list[tuple[str, Cell]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from inspect import getmembers, isfunction
 
 import pytest
@@ -39,6 +40,16 @@ def test_it_is_passed_on_as_it_is() -> None:
     passing.standing(0.5, 0.25, "dtr")
     assert (heard.begun, heard.phases, heard.plans, heard.bounds) == (1, ["searching"], [PLAN], [BOUND])
     assert (heard.asked, heard.standings) == (["dtr"], [(0.5, 0.25, "dtr")])
+
+
+def test_judging_is_surrounded_by_what_whoever_asked_says() -> None:
+    entered = nullcontext()
+
+    class Surrounds(Observer):
+        def judging(self) -> AbstractContextManager[None]:
+            return entered
+
+    assert PassingObserver(PassingObserver(Surrounds())).judging() is entered
 
 
 def test_whoever_asked_says_whether_it_is_enough() -> None:

@@ -169,6 +169,16 @@ def test_the_report_on_a_graph(graph: Graph) -> None:
     assert rendered(inspect_report(prepared(graph))) == INSPECTION
 
 
+def test_a_long_call_says_where_the_time_went(feasible: Solution) -> None:
+    seconds = {"reading": 33.44, "planning": 30.0, "judging": 0.3, "writing": 0.0}
+
+    def report(seconds: dict[str, float]) -> str:
+        return flat(rendered(plan_report(planning(feasible, prepared(feasible.problem.graph)), seconds=seconds)))
+
+    assert "Took 63.7 s: reading 33.4 s, planning 30 s, judging 300 ms, writing 0 s." in report(seconds)
+    assert "Took" not in report(dict.fromkeys(seconds, 2.4))
+
+
 def test_parts_can_be_left_out(feasible: Solution) -> None:
     short = plan(feasible, shown=ReportOptions(timeline=False, largest=0))
     assert short == PLAN[: PLAN.index("\nMemory over time")]
