@@ -134,9 +134,12 @@ def gradients_kept(module: nn.Module) -> Iterator[None]:
     sharded = [part for group in groups for part in group.fsdp_params]
     # Gradients that are not reduced yet, where the caller accumulates them by set_requires_gradient_sync(False).
     gathered = [part._unsharded_param for part in sharded if hasattr(part, "_unsharded_param")]
+    # While a part is gathered, as after `unshard()`, the module shows whole parameters in the place of the shards.
+    shards = [part.sharded_param for part in sharded]
+    parameters = list({id(part): part for part in (*module.parameters(), *shards)}.values())
     holders: list[tuple[Any, str]] = [(part, "unsharded_accumulated_grad") for part in sharded]
-    holders += [(part, "grad") for part in (*module.parameters(), *gathered)]
-    holders += [(part, "_post_accumulate_grad_hooks") for part in module.parameters()]
+    holders += [(part, "grad") for part in (*parameters, *gathered)]
+    holders += [(part, "_post_accumulate_grad_hooks") for part in parameters]
     before = [getattr(holder, name) for holder, name in holders]
     for holder, name in holders:
         setattr(holder, name, None)
