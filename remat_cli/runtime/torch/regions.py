@@ -322,6 +322,7 @@ class RegionsCall:
         if reason is not None:
             self.record.unplanned[reason] += 1
             return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._check_eager()
         if is_sharded(self.module):
             check_regions_are_whole(self.regions)
             check_not_offloaded(self.module)
@@ -338,6 +339,14 @@ class RegionsCall:
             self._watch.pause()
         self._watch.resume(result)
         return result
+
+    def _check_eager(self) -> None:
+        compiled = next((path for path, part in self.regions.items() if part._compiled_call_impl is not None), None)
+        if compiled is not None:
+            raise UsageError(
+                f"regions: {compiled!r} was compiled by its compile(), so it would run without its plan",
+                hint="leave compile() out, or leave this part out of the regions",
+            )
 
     def _device(self) -> str:
         return next((part.device.type for part in self.module.parameters()), "cpu")
@@ -449,8 +458,10 @@ class RegionsCall:
         step, reserved = plan.step, self.source.reserve_bytes
         (free,) = self._ranks.most(reserved + self.source.missed_bytes)
         budget = self._budget_bytes(step, reserved)
+        if plan.is_common:
+            budget = -self._ranks.most(-budget)[0]  # the smallest of all ranks
         found = step.within(budget, free)
-        refusal = None
+        refusal: RematError | None = None
         if found is None:
             refusal = DoesNotFit(
                 f"no plans of the regions fit a budget of {format_bytes(budget)} together: the least peak of the step "
@@ -465,11 +476,12 @@ class RegionsCall:
             points = tuple(curve[place] for curve, place in zip(step.curves, places, strict=True))
         trace = step.judged(points, free)
         if trace.peak_bytes > budget:
-            raise InvalidSchedule(
+            refusal = InvalidSchedule(
                 f"the plans that were chosen peak at {format_bytes(trace.peak_bytes)}, above the budget of "
                 f"{format_bytes(budget)}",
                 hint="please report it, with the model",
             )
+        self._ranks.all_or_none(refusal)
         plain = sum(point.time for point in step.plain)
         plan.peak, plan.budget = trace.peak_bytes, budget
         plan.overhead = trace.time / plain - 1 if plain else 0.0

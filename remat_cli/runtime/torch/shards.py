@@ -87,10 +87,10 @@ class Ranks:
     @classmethod
     def of(cls, module: nn.Module) -> Ranks:
         """Return those of a model."""
-        sharded = next((part for part in module.parameters() if isinstance(part, DTensor)), None)
-        if sharded is None:
+        shards = [part.sharded_param for part in _sharded_parts(module)]
+        if not shards:
             return cls()
-        mesh = sharded.device_mesh
+        mesh = shards[0].device_mesh
         return cls(mesh.get_all_groups(), mesh.device_type)
 
     def most(self, *values: int) -> list[int]:
@@ -126,15 +126,19 @@ class Ranks:
                 raise kind(f"rank {rank}: {message}", hint=hint)
 
 
+def _sharded_parts(module: nn.Module) -> list[Any]:
+    """Return what FSDP2 has for each parameter. While one is gathered the module shows the whole, not the shard."""
+    states = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
+    groups = [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
+    return [part for group in groups for part in group.fsdp_params]
+
+
 @contextmanager
 def gradients_kept(module: nn.Module) -> Iterator[None]:
     """Have a step leave the gradients of parameters as they are, and run no hook on them."""
-    states = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
-    groups = [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
-    sharded = [part for group in groups for part in group.fsdp_params]
+    sharded = _sharded_parts(module)
     # Gradients that are not reduced yet, where the caller accumulates them by set_requires_gradient_sync(False).
     gathered = [part._unsharded_param for part in sharded if hasattr(part, "_unsharded_param")]
-    # While a part is gathered, as after `unshard()`, the module shows whole parameters in the place of the shards.
     shards = [part.sharded_param for part in sharded]
     parameters = list({id(part): part for part in (*module.parameters(), *shards)}.values())
     holders: list[tuple[Any, str]] = [(part, "unsharded_accumulated_grad") for part in sharded]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from remat_cli.errors import GraphError, UsageError
@@ -53,16 +53,27 @@ def by_blocks(model: nn.Module, budget: str) -> nn.Module:
     return planned(model, budget=budget, regions="blocks.*", optimizer="momentum", options={"time_limit": 0.3})
 
 
-# How a model is sharded and planned, and how many samples each rank has in each step.
+# How a model is sharded and planned on a rank, and how many samples each rank has in each step.
 WAYS: dict[str, Any] = {
-    "planned first": (lambda model: sharded(by_blocks(model, "90%")), ((64, 64), (64, 64))),
-    "sharded first, gathered once": (
-        lambda model: by_blocks(sharded(model, reshard_after_forward=False), "90%"),
+    "planned first, with less memory on one rank": (
+        lambda model, rank: sharded(by_blocks(model, ("219kB", "216kB")[rank])),
         ((64, 64), (64, 64)),
     ),
-    "other sizes on one rank": (lambda model: by_blocks(sharded(model), "100%"), ((64, 64), (64, 48), (48, 48))),
-    "no plan": (lambda model: by_blocks(sharded(model), "10%"), ((64, 64),)),
+    "sharded first, gathered once": (
+        lambda model, rank: by_blocks(sharded(model, reshard_after_forward=False), "90%"),
+        ((64, 64), (64, 64)),
+    ),
+    "other sizes on one rank": (lambda model, rank: by_blocks(sharded(model), "100%"), ((64, 64), (64, 48), (48, 48))),
+    "no plan": (lambda model, rank: by_blocks(sharded(model), "10%"), ((64, 64),)),
 }
+# A rehearsal and a step differ by what one block gathers, as gloo's threads let go of a buffer sooner or later.
+GATHERED_BYTES = sum(parameter.nbytes for parameter in Block().parameters())
+
+
+def _gather(model: nn.Module) -> None:
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.unshard()
 
 
 def _train(rank: int, folder: Path) -> None:
@@ -74,9 +85,11 @@ def _train(rank: int, folder: Path) -> None:
         torch.manual_seed(0)
         model = Stack()
         twin = sharded(copy.deepcopy(model), reshard_after_forward="once" not in name)
-        model = way(model)
+        model = way(model, rank)
         equal = []
         models = {each: torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, twin)}
+        if "once" in name:  # before the first call, too
+            _gather(model)
         try:
             for step, samples in enumerate(sizes):
                 given = torch.randn(samples[rank], 16, generator=torch.Generator().manual_seed(2 * step + rank))
@@ -96,6 +109,7 @@ def _train(rank: int, folder: Path) -> None:
             plans = [(path, point.planned.schedule) for path, point in record.points.items()]
             found[name] = equal, record.predicted_peak_bytes, record.measured_peak_bytes, dict(record.unplanned), plans
     torch.save(found, folder / f"{rank}.pt")
+    dist.barrier()
     dist.destroy_process_group()
 
 
@@ -110,8 +124,8 @@ def test_two_ranks_train_as_unplanned_by_one_plan(tmp_path: Path) -> None:
             assert len(plans) == 3
             # Gradients that are kept from one call to the next are left free once a step has shown them.
             if name != "other sizes on one rank":  # where the last plan is not that of all measured steps
-                assert 0.97 * predicted <= measured[-1] <= predicted + 16_384
-    for name in ("planned first", "sharded first, gathered once"):
+                assert 0.97 * predicted - GATHERED_BYTES <= measured[-1] <= predicted + 16_384
+    for name in list(WAYS)[:2]:
         assert ranks[0][name][-1] == ranks[1][name][-1]
 
 
@@ -138,6 +152,13 @@ def test_what_does_not_go_with_shards_is_refused_in_words() -> None:
     parallelize_module(model.blocks[0], mesh["tensor"], ways)
     with pytest.raises(UsageError, match=r"'inner\.weight' of 'blocks\.0' is a DTensor while it runs"):
         by_blocks(sharded(model, mesh=mesh["data"]), "100%")(x)
+
+
+def test_region_that_is_compiled_is_refused() -> None:
+    model: Any = Stack()
+    model.blocks[1].compile(backend="eager")
+    with pytest.raises(UsageError, match=r"'blocks\.1' was compiled"):
+        by_blocks(model, "100%")(torch.randn(8, 16))
 
 
 @pytest.mark.usefixtures("_alone")
