@@ -91,7 +91,8 @@ def command(
             from remat_cli.reports.html.page import plan_page
 
             streams.write(html, plan_page(planning))
-    steps = next_steps(planning.solution, in_a_call(graph), None if output == STDOUT else output)
+    written = None if output == STDOUT else output
+    steps = next_steps(planning.solution, in_a_call(graph), written, fused=config.graph.fused)
     streams.report(
         lambda: plan_report(planning, shown=config.report, next_steps=steps, seconds=watch.seconds),
         lambda: {**planning.summary(), "seconds": watch.seconds},

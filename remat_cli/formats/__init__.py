@@ -11,6 +11,7 @@ from remat_cli.formats import native, node_link, onnx, torch
 from remat_cli.formats.garbage import no_search_for_garbage
 from remat_cli.formats.reader import ALL_OTHER_DIMS, Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source
+from remat_cli.settings import Setting
 
 __all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "has_fixed_sizes", "portable_bytes", "read_graph"]
 
@@ -48,6 +49,11 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
         return torch.read(path, options or ReadOptions())
     if path.suffix.rstrip(":") == ".py":
         raise UsageError(f"{path} names no function", hint=f"write {str(path).rstrip(':')}:NAME, NAME being one in it")
+    if options is not None and options.fused:
+        raise UsageError(
+            (Setting("fused"), f" has no meaning for {path}: kernels are fused of PyTorch steps"),
+            hint="name a function, such as train.py:step",
+        )
     source = Source(path)
     for reader in READERS.values():
         if reader.recognises(source):

@@ -67,6 +67,7 @@ class ReadOptions:
         value_shapes: shapes of values that cannot be inferred (results of unknown ops), by name.
         aliasing: which ops are views or work in place. By default as in PyTorch for training, as in onnxruntime for
             inference.
+        fused: a PyTorch step is captured with the small ops that inductor fuses into kernels.
         strict: an estimate (an op that is not known, a size that had to be guessed) is an error.
     """
 
@@ -83,6 +84,7 @@ class ReadOptions:
     aliasing: Aliasing | None = setting(
         None, "Which ops are views or work in place.", choices=tuple(map(str, Aliasing)), parse=Aliasing
     )
+    fused: bool = setting(False, "Plan a PyTorch step for the kernels of torch.compile.")
     strict: bool = setting(False, "Make every estimate an error.")
 
     @property

@@ -204,13 +204,14 @@ def _budget_that_fits(solution: Solution) -> str:
     return f"The smallest peak found is {format_bytes(peak)}: plan with {', '.join(budgets)}, or with --budget min."
 
 
-def next_steps(solution: Solution, graph_file: Path, schedule_file: Path | None) -> list[str]:
+def next_steps(solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool = False) -> list[str]:
     """Return what to do with a plan; empty where there is none.
 
     Args:
         solution: the result.
         graph_file: what was planned.
         schedule_file: where the plan was written; None where it was not, or not to a file.
+        fused: the plan is for inductor's kernels.
     """
     if solution.trace is None or solution.result.schedule is None:
         return []
@@ -226,7 +227,7 @@ def next_steps(solution: Solution, graph_file: Path, schedule_file: Path | None)
     files = " ".join(quote(clean(str(path))) for path in (graph_file, schedule_file))
     shown = f"`remat report {files} -o report.html` shows which ops are run again, and when."
     if names_function(graph_file):
-        plan = clean(repr(str(schedule_file)))
+        plan = clean(repr(str(schedule_file))) + (", fused=True" if fused else "")
         return [shown, f"To train by it: `from remat_cli.torch import planned`, then `model = planned(model, {plan})`."]
     if solution.problem.graph.kind is Kind.TRAINING:
         return [

@@ -32,6 +32,11 @@ def check_can_execute(path: Path, options: GraphOptions, schedule: Schedule) -> 
     Raises:
         UsageError: it could not; says why, and what to do.
     """
+    if options.fused and schedule.has_transfers:
+        raise UsageError(
+            (Setting("fused"), ": a plan with transfers to the host is simulated; nothing runs it with fused kernels"),
+            hint="plan without --offload, or without --fused",
+        )
     if options.ranks is not None:
         raise UsageError(
             (Setting("ranks", options.ranks), ": a plan for sharded parameters is simulated; nothing here runs it yet"),
@@ -110,6 +115,7 @@ def execute_plan(
             schedule,
             link=link,
             accumulate=options.accumulate,
+            fused=options.fused,
             seed=seed,
             budget_bytes=budget_bytes,
             measures=options.measurements is None,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from remat_cli.core.graph import Graph
-from remat_cli.errors import InvalidSchedule
+from remat_cli.errors import InvalidSchedule, UsageError
+from remat_cli.runtime.torch.choice import FromFile
 from remat_cli.runtime.torch.execution import StepExecution
 from tests.cli.calls import Remat
 from tests.places import GRAPHS, ROOT
@@ -87,6 +88,31 @@ def test_plan_is_verified_by_running_it(remat: Remat, small: str, tmp_path: Path
     assert found["plan"]["predicted_bytes"] < found["plain"]["predicted_bytes"]
 
 
+def test_plan_for_fused_kernels_is_verified_by_compiling_it(remat: Remat, tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def step():\n    return nn.Sequential(nn.Linear(4, 4), nn.GELU()), torch.randn(8, 4)\n"
+    )
+    small, schedule = f"{tmp_path}/tiny.py:step", tmp_path / "s.json"
+    made = remat("plan", small, "--fused", "--budget", "min", "-o", schedule)
+    assert made.code == 0
+    assert "known once they are compiled" in made.out
+    ended = remat("verify", small, schedule, "--execute", "--json")
+    assert ended.code == 0
+    execution = ended.json["execution"]
+    assert (execution["fused"], execution["holds"]) == (True, True)
+    assert execution["plan"]["agrees"]
+    with pytest.raises(UsageError, match="was planned for the kernels of torch"):
+        FromFile.at(schedule)
+    assert json.loads(schedule.read_text())["graph"]["options"]["fused"] is True
+    moving = remat(
+        "plan", small, "--fused", "--offload", "--link-bandwidth", "1TB/s", "--budget", "min", "-o", schedule
+    )
+    assert moving.code == 0
+    refused = remat("verify", small, schedule, "--execute")
+    assert (refused.code, "--fused: a plan with transfers" in refused.err) == (2, True)
+
+
 def test_plan_that_offloads_is_verified_by_running_it(remat: Remat, small: str, tmp_path: Path) -> None:
     schedule = tmp_path / "s.json"
     options = ("--device", "a100", "--link-bandwidth", "20GB/s", "--planner", "pofo", "--offload")
@@ -149,6 +175,7 @@ def test_optimizer_and_accumulated_gradients_are_resident(remat: Remat, small: s
         (("inspect", "{folder}/none.py:step"), "no such file"),
         (("inspect", "{step}s"), "has no function 'steps'"),
         (("inspect", "{graphs}/skip_chain.json", "--accumulate"), "--accumulate needs a PyTorch step"),
+        (("plan", "{graphs}/skip_chain.json", "--fused", "--budget", "80%"), "--fused has no meaning for"),
         (("plan", "{step}", "--budget", "80%", "-o", "{file}"), "which is read, would be lost"),
         (("apply", "{step}", "{folder}/s.json", "-o", "x.onnx"), "is no ONNX model"),
     ],
@@ -268,6 +295,7 @@ def test_budget_that_no_checkpoints_reach_is_refused_with_the_least_peaks(remat:
     [
         (("--offload", "--link-bandwidth", "1GB/s"), "--offload has no meaning for checkpoints"),
         (("--addresses",), "--addresses has no meaning for checkpoints"),
+        (("--fused",), "--fused has no meaning for checkpoints"),
         (("--ranks", "8"), "--ranks has no meaning for checkpoints"),
         (("--html", "page.html"), "--html has no meaning for checkpoints"),
     ],

@@ -159,20 +159,42 @@ def _compiled(module: fx.GraphModule, inputs: list[Any], *, is_backward: bool) -
     return run
 
 
+@contextmanager
+def needing_compiler() -> Iterator[None]:
+    """Say in words where what torch.compile runs finds no compiler.
+
+    Raises:
+        UsageError: there is none for this device.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (missing := _missing(error)) is not None:
+            raise missing from error
+        raise
+
+
 def _explained(error: BaseException, which: str) -> RematError:
-    causes = list(_causes(error))
-    text = (str(causes[-1]).strip().splitlines() or [type(error).__name__])[0]
-    kinds = {type(cause).__name__ for cause in causes}
-    if kinds & {"InvalidCxxCompiler", "TritonMissing"}:
-        missing = "Triton" if "TritonMissing" in kinds else "a C++ compiler"
-        return UsageError(
-            f"fused kernels need {missing}, and none is found here: {text}",
-            hint="install it (g++, or what the environment variable CXX names), or plan without fused=True",
-        )
-    return GraphError(
-        f"inductor does not compile the {which} pass: {text}",
+    return _missing(error) or GraphError(
+        f"inductor does not compile the {which} pass: {_reason(error)}",
         hint="does torch.compile(model) train by itself? plan without fused=True",
     )
+
+
+def _missing(error: BaseException) -> UsageError | None:
+    kinds = {type(cause).__name__ for cause in _causes(error)}
+    if not kinds & {"InvalidCxxCompiler", "TritonMissing"}:
+        return None
+    missing = "Triton" if "TritonMissing" in kinds else "a C++ compiler"
+    return UsageError(
+        f"fused kernels need {missing}, and none is found here: {_reason(error)}",
+        hint="install it (g++, or what the environment variable CXX names), or plan without fused=True",
+    )
+
+
+def _reason(error: BaseException) -> str:
+    last = list(_causes(error))[-1]
+    return (str(last).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -52,6 +52,12 @@ _NO_DATA = (
 )
 
 
+_FUSED = (
+    "ops are those that inductor fuses into kernels: what these take in memory is known once they are compiled "
+    "(verify --execute)"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class TakenStep:
     """A training step that torch has captured.
@@ -132,7 +138,8 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
             raise _Told(replace(signed, graph=graph))
 
     try:
-        return taken(*capture(step, device, reference, foresee)).reading()
+        seen = capture(step, device, reference, None if options.fused else foresee, fused=options.fused)
+        return taken(*seen).reading()
     except _Told as told:
         return told.reading
 
@@ -150,7 +157,7 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
         GraphError: what it returns is no training step, or cannot be captured as one graph.
     """
     step, device, notes = built_step(reference, options)
-    step, captured = capture(step, device, reference)
+    step, captured = capture(step, device, reference, fused=options.fused)
     return TakenStep(reference, step, captured, Joint.of(captured), device, notes)
 
 
@@ -176,6 +183,8 @@ def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[s
     if step.optimizer is not None:
         step = replace(step, optimizer=checked_optimizer(step.optimizer))
     device, notes = _device(weightless.device_type)
+    if options.fused:
+        notes.append(_FUSED)
     return step, device, tuple(notes)
 
 
@@ -212,7 +221,9 @@ def _device(asked: str | None) -> tuple[str, list[str]]:
     return device, [f"read with torch {torch.__version__} for {device.upper()}: other devices have other kernels"]
 
 
-def capture(step: Step, device: str, where: str, foresee: Foresee | None = None) -> tuple[Step, Captured]:
+def capture(
+    step: Step, device: str, where: str, foresee: Foresee | None = None, *, fused: bool = False
+) -> tuple[Step, Captured]:
     """Have torch capture a step on tensors without data.
 
     Args:
@@ -220,6 +231,7 @@ def capture(step: Step, device: str, where: str, foresee: Foresee | None = None)
         device: whose kernels are captured, such as "cpu".
         where: what the step comes from, for messages.
         foresee: sees what is captured before it is traced with its backward pass.
+        fused: with the ops that inductor fuses.
 
     Returns:
         The step with fake tensors, and its joint graph.
@@ -233,7 +245,7 @@ def capture(step: Step, device: str, where: str, foresee: Foresee | None = None)
     # Where nothing needs a gradient, torch goes on and runs what it has captured.
     with forgetting(), mode, explained(where), suppress(*NO_DATA):
         call = callable_of(step.model)
-        seen = seen_by(lambda look: compiled(call, look, foresee)(*step.inputs, **step.keyword_inputs))
+        seen = seen_by(lambda look: compiled(call, look, foresee, fused=fused)(*step.inputs, **step.keyword_inputs))
     if seen is None:
         raise GraphError(
             f"{where}: nothing in the step needs a gradient",

@@ -23,7 +23,7 @@ def executed_step_report(report: RenderableType, execution: StepExecution) -> Re
     style = "green" if execution.holds else "red"
     verdict = "The step runs as planned." if execution.holds else "The step does not run as planned."
     peaks = [
-        _peak("the step as it is", execution.eager),
+        _peak("the step under torch.compile" if execution.fused else "the step as it is", execution.eager),
         _peak("the plain schedule", execution.plain),
         _peak("the schedule", execution.plan),
     ]
@@ -37,7 +37,7 @@ def executed_step_report(report: RenderableType, execution: StepExecution) -> Re
         facts(
             [
                 ("results", _results(execution)),
-                ("beside eager", _beside_eager(execution)),
+                ("beside torch.compile" if execution.fused else "beside eager", _beside_eager(execution)),
                 ("overhead", _overhead(execution)),
                 *([] if execution.kernels is None else [("kernels", _kernels(execution, execution.kernels))]),
             ]
@@ -72,7 +72,8 @@ def _peak(label: str, peak: StepPeak) -> list[Cell]:
 
 def _results(execution: StepExecution) -> str:
     same = execution.results - len(execution.changed)
-    text = f"{same:,} of {execution.results:,} the same bit by bit as by the plain schedule"
+    how = "up to rounding" if execution.fused else "bit by bit"
+    text = f"{same:,} of {execution.results:,} the same {how} as by the plain schedule"
     if execution.unrepeatable:
         text += f"; {len(execution.unrepeatable):,} differ from run to run of that"
     return text
@@ -95,6 +96,7 @@ def step_execution_summary(execution: StepExecution) -> dict[str, Any]:
         "execution": {
             "torch": execution.version,
             "device": execution.device,
+            "fused": execution.fused,
             "holds": execution.holds,
             **measured,
             "results": execution.results,

@@ -125,17 +125,30 @@ class FromFile(ScheduleSource):
     file: ScheduleFile
 
     @classmethod
-    def at(cls, path: Path) -> FromFile:
+    def at(cls, path: Path, *, fused: bool = False) -> FromFile:
         """Read the file.
+
+        Args:
+            path: of the file.
+            fused: inductor's kernels are to run it.
 
         Raises:
             ScheduleFileError: it cannot be read, or holds no plan.
-            UsageError: it was not made for a PyTorch step.
+            UsageError: it was not made for a PyTorch step, or for other kernels.
         """
         file = read_schedule(path)
         if file.structure is None:
             raise UsageError(
                 f"{path} does not say which graph it is for", hint="plan a PyTorch step: remat plan FILE.py:NAME ..."
+            )
+        planned_fused = (file.read_with or {}).get("fused") is True
+        if planned_fused and not fused:
+            raise UsageError(
+                f"{path} was planned for the kernels of torch.compile (--fused)", hint="planned(..., fused=True)"
+            )
+        if fused and not planned_fused:
+            raise UsageError(
+                f"{path} was planned for eager's kernels", hint="plan with --fused, or leave fused=True out"
             )
         return cls(path, file)
 

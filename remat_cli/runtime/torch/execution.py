@@ -20,15 +20,18 @@ from remat_cli.core.schedule import Compute, Schedule, plain_run
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.errors import GraphError, InvalidSchedule
 from remat_cli.formats.torch.capture_errors import explained
-from remat_cli.formats.torch.internals import Captured, compiled, forgetting
+from remat_cli.formats.torch.inductor import needing_compiler
+from remat_cli.formats.torch.internals import Captured, compiled, forgetting, run_by
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import callable_of, explaining_failure, modules_of
 from remat_cli.formats.torch.reference import checked_dims, load_function
 from remat_cli.formats.torch.step import Step, as_step
 from remat_cli.runtime.torch.choice import check_structure
+from remat_cli.runtime.torch.fused import compiled_plan
 from remat_cli.runtime.torch.measure import MEASURED_DEVICES, measure_once
 from remat_cli.runtime.torch.memory import Allocations, allocations_of, peak_of, time_of
 from remat_cli.runtime.torch.program import Watch, divided
+from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.self_test import self_test
 from remat_cli.settings import Setting
 from remat_cli.units import format_bytes
@@ -106,6 +109,7 @@ class StepExecution:
         eager_tolerance: what that may be.
         parted_at: the op at which the plan's measured memory departs from the predicted one; None where it does not.
         moves: whether the plan moves tensors to the host.
+        fused: inductor's kernels ran; the step as it is then is that under torch.compile.
         predicted_overhead: of the plan, as a share of the plain schedule's time.
         measured_overhead: the same, measured.
         kernels: what measuring kernels came to; None where a file of measurements tells their workspace.
@@ -128,6 +132,7 @@ class StepExecution:
     eager_tolerance: float
     parted_at: str | None
     moves: bool
+    fused: bool
     predicted_overhead: float
     measured_overhead: float
     kernels: KernelsMeasured | None = None
@@ -190,6 +195,7 @@ def execute_step(
     *,
     link: Link | None = None,
     accumulate: bool = False,
+    fused: bool = False,
     seed: int = 0,
     budget_bytes: int | None = None,
     measures: bool = False,
@@ -204,6 +210,7 @@ def execute_step(
         schedule: verified on it.
         link: to the host; needed by schedules with transfers only.
         accumulate: gradients are there before the step.
+        fused: run inductor's kernels, and hold them against the step under torch.compile.
         seed: of the weights, the inputs and what the step draws.
         budget_bytes: that the plan is to keep within, what is there before the step included; None: any peak will do.
         measures: run each kernel by itself to learn its workspace, which `graph` does not have.
@@ -221,7 +228,7 @@ def execute_step(
     torch.manual_seed(seed)
     with explaining_failure(reference):
         step = as_step(function(**dims), reference)
-    runs = StepRuns(step, reference, graph, seed, accumulate, link, measures)
+    runs = StepRuns(step, reference, graph, seed, accumulate, link, measures, fused)
     beside = None if budget_bytes is None else budget_bytes - graph.fixed_bytes
     with forgetting(), explained(reference):
         return replace(runs.compare(schedule, observe), budget_bytes=beside)
@@ -239,6 +246,8 @@ class StepRuns:
         accumulate: whether gradients are there before the step.
         link: to the host; None: schedules have no transfers.
         measures: run each kernel by itself before the first schedule runs, and count its workspace from then on.
+        fused: schedules run inductor's kernels.
+        compiled_peaks: of schedules that were compiled, beside what is there before, in bytes, by their identity.
         measuring_ns: how long that took.
     """
 
@@ -249,6 +258,8 @@ class StepRuns:
     accumulate: bool
     link: Link | None = None
     measures: bool = False
+    fused: bool = False
+    compiled_peaks: dict[int, int] = field(default_factory=dict)
     measuring_ns: int = 0
     changing: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)
 
@@ -278,7 +289,9 @@ class StepRuns:
         """Run the step as it is, by the plain schedule and by `schedule`."""
         observe.phase("running the step as it is")
         eager_call = callable_of(self.step.model)
-        with explaining_failure(self.where):
+        if self.fused:
+            eager_call = torch.compile(eager_call, fullgraph=True, dynamic=False)
+        with explaining_failure(self.where), needing_compiler():
             eager = self.results(eager_call)
         eager_peak = StepPeak(None, self.peak(eager_call))
         without = self.predicted(schedule)
@@ -289,11 +302,15 @@ class StepRuns:
         beside, difference = _beside(eager, plain)
         del eager
         expected, again = _digests(plain), _digests(self.results(plain_call))
-        del plain
         observe.phase("running the schedule")
         plan_call = self.planned(schedule)
-        found = _digests(self.results(plan_call))
-        changed = tuple(name for name, digest in expected.items() if found[name] != digest)
+        if self.fused:  # other fusions round otherwise
+            different, by = _beside(plain, self.results(plan_call))
+            changed = tuple(different) if by > self.tolerance() else ()
+        else:
+            del plain
+            found = _digests(self.results(plan_call))
+            changed = tuple(name for name, digest in expected.items() if found[name] != digest)
         plan_peak = StepPeak(self.predicted(schedule), self.peak(plan_call))
         plain_peak = StepPeak(self.predicted(plain_schedule), self.peak(plain_call))
         observe.phase("timing both schedules")
@@ -306,16 +323,17 @@ class StepRuns:
             plan=plan_peak,
             results=len(expected),
             changed=changed,
-            changed_by=self.first_difference(plain_schedule, schedule) if changed else None,
+            changed_by=self.first_difference(plain_schedule, schedule) if changed and not self.fused else None,
             unrepeatable=tuple(name for name, digest in expected.items() if again[name] != digest),
             beside_eager=tuple(beside),
             eager_difference=difference,
             eager_tolerance=self.tolerance(),
-            parted_at=None if plan_peak.agrees or self.device != "cpu" else self.parting(schedule),
+            parted_at=None if plan_peak.agrees or self.fused or self.device != "cpu" else self.parting(schedule),
             moves=schedule.has_transfers,
+            fused=self.fused,
             predicted_overhead=predicted,
             measured_overhead=measured,
-            kernels=self.kernels_measured(schedule, without) if self.measures else None,
+            kernels=self.kernels_measured(schedule, without) if self.measures and not self.fused else None,
         )
 
     def kernels_measured(self, schedule: Schedule, without: int) -> KernelsMeasured:
@@ -345,9 +363,16 @@ class StepRuns:
             check_structure(graph_of(joint, self.graph.name), structure, "the schedule")
             if self.measures:
                 self.measure(joint)
-            return divided(joint, schedule, watch)
+            forward, backward = divided(joint, schedule, watch)
+            if self.fused:
+                planned = PlannedGraph.of(self.graph, schedule, self.replay(schedule))
+                fused = compiled_plan(joint, planned, captured.forward_outputs)
+                self.compiled_peaks[id(schedule)] = fused.planned.predicted_peak_bytes - self.graph.fixed_bytes
+                run_by(forward, fused.forward.run)
+                run_by(backward, fused.backward.run)
+            return forward, backward
 
-        return compiled(callable_of(self.step.model), divide)
+        return compiled(callable_of(self.step.model), divide, fused=self.fused)
 
     def run(self, call: Callable[..., Any]) -> list[torch.Tensor]:
         """Run forward and backward pass once; return what the step returned."""
@@ -394,7 +419,12 @@ class StepRuns:
         return simulate(self.graph, schedule, link=self.link)
 
     def predicted(self, schedule: Schedule) -> int:
-        """Return the peak that the simulator gives a schedule, beside what is there before, in bytes."""
+        """Return the peak that the simulator gives a schedule, beside what is there before, in bytes.
+
+        Of what inductor has compiled, it is read from that.
+        """
+        if id(schedule) in self.compiled_peaks:
+            return self.compiled_peaks[id(schedule)]
         return self.replay(schedule).peak_bytes - self.graph.fixed_bytes
 
     def tolerance(self) -> float:

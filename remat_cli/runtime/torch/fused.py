@@ -9,6 +9,7 @@ that peak is above the budget, a tighter plan is made; where it leaves room, a l
 from __future__ import annotations
 
 import logging
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,15 +72,15 @@ def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules
         UsageError: there is no compiler.
     """
     planned = source.planned(joint, captured, modules)
-    budget = planned.budget_bytes
-    assert budget is not None
+    given = planned.budget_bytes
+    budget = given or sys.maxsize  # where a schedule from a file says none
     made: list[FusedPlan] = []
     spent, asked = source.waiting.spent_ns, budget
     before = spent[COMPILING]
     most_fitting, least_above = 0, 0  # budgets of planning that came out below and above the budget, 0: none yet
     while True:
         with source.waiting.phase(COMPILING):
-            plan = _compiled(joint, planned, captured.forward_outputs)
+            plan = compiled_plan(joint, planned, captured.forward_outputs)
         made.append(plan)
         peak = plan.planned.predicted_peak_bytes
         _log.info("compiled %s of at most %s: a peak of %s", len(made), MOST_COMPILED, format_bytes(peak))
@@ -109,7 +110,7 @@ def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules
     kernels = len(best.forward.kernels) + len(best.backward.kernels)
     times = f"{len(made)} {'time' if len(made) == 1 else 'times'}"
     told = f"{kernels} fused kernels, compiled {times} in {format_time(spent[COMPILING] - before, 'ns')}"
-    return replace(best, planned=replace(best.planned, budget_bytes=budget, kernels=told))
+    return replace(best, planned=replace(best.planned, budget_bytes=given and budget, kernels=told))
 
 
 def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
@@ -121,7 +122,18 @@ def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
     )
 
 
-def _compiled(joint: Joint, planned: PlannedGraph, forward_outputs: int) -> FusedPlan:
+def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int) -> FusedPlan:
+    """Return a plan with its two graphs compiled, and the peak of what was compiled.
+
+    Args:
+        joint: the step, as inductor decomposes it.
+        planned: the plan.
+        forward_outputs: how many results the step has.
+
+    Raises:
+        GraphError: inductor does not compile it.
+        UsageError: there is no compiler.
+    """
     made = halves(joint, planned.schedule)
     # Modes of the user's, and the one that measures a step, are not to see what the compiler does.
     with _disable_current_modes():

@@ -74,7 +74,8 @@ def planned(
             hold. What lies between them runs as eager. They share the budget; what else the step needs is seen in
             a rehearsal of the first training call, which leaves nothing behind.
         fused: run inductor's fused kernels, which torch.compile runs, instead of eager's. The plan is compiled before
-            the first step, its peak is read from the kernels, and it is corrected: at most three compilations. Each
+            the first step, its peak is read from the kernels, and it is corrected: at most three compilations (one of
+            a schedule, which must have been planned with `--fused`). Each
             shape of the inputs is planned and compiled by itself.
 
     Raises:
@@ -90,16 +91,11 @@ def planned(
         )
     if (schedule is None) == (budget is None):
         raise UsageError("planned() needs a schedule or a budget, not both", hint=_ONE_OF_BOTH)
-    if fused and (schedule is not None or regions is not None or offload):
-        other = "a schedule from a file" if schedule is not None else "offloading" if offload else "regions"
-        raise UsageError(
-            f"fused kernels do not go with {other}: they are planned for a budget, as a whole step",
-            hint="planned(model, budget='8GB', fused=True)",
-        )
     within = _within(model)
     source: ScheduleSource
     if schedule is not None:
-        source = FromFile.at(Path(schedule))
+        from_file = source = FromFile.at(Path(schedule), fused=fused)
+        offload = from_file.file.schedule.has_transfers
     else:
         assert budget is not None
         source = source_within(
@@ -114,6 +110,11 @@ def planned(
             link_bandwidth=link_bandwidth,
             plans=plans,
             reserve=reserve,
+        )
+    if fused and (regions is not None or offload):
+        raise UsageError(
+            f"fused kernels do not go with {'offloading' if offload else 'regions'}: the step is compiled as a whole",
+            hint="planned(model, budget='8GB', fused=True)",
         )
     if regions is not None:
         _plan_by_regions(within, regions, source, str(budget))

@@ -297,6 +297,7 @@ def _check(reference: Path, options: GraphOptions, request: Request) -> None:
         "--addresses": request.arena,
         "--offload": request.offload,
         "--ranks": options.ranks is not None,
+        "--fused": options.fused,
     }
     for option, is_asked in asked.items():
         if is_asked:

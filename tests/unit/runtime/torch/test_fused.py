@@ -88,7 +88,7 @@ def fused_within(monkeypatch: pytest.MonkeyPatch, budget: int, more: Any) -> tup
         graphs: Any = type("Graph", (), {"kernels": ["cpp_fused_gelu_0"]})()
         return fused.FusedPlan(replace(planned, predicted_peak_bytes=peak), graphs, graphs, "cpp_fused_gelu_0")
 
-    monkeypatch.setattr(fused, "_compiled", compiled)
+    monkeypatch.setattr(fused, "compiled_plan", compiled)
     source = Sized(budget)
     joint: Any = None
     captured: Any = type("Captured", (), {"forward_outputs": 1})()
@@ -122,5 +122,3 @@ def test_planning_is_corrected_by_what_was_compiled(
 def test_what_fused_kernels_do_not_go_with_is_refused(others: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="fused kernels do not go with"):
         planned(MLP(), budget="50%", fused=True, **others)
-    with pytest.raises(UsageError, match="a schedule from a file"):
-        planned(MLP(), "schedule.json", fused=True)
