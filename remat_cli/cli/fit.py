@@ -17,7 +17,6 @@ from remat_cli.cli.stdin import READ
 from remat_cli.config import load_measurements
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.formats import has_fixed_sizes
-from remat_cli.prepare import Prepared, prepare
 from remat_cli.units import BudgetSpec
 
 _MOST = 1 << 20
@@ -51,6 +50,7 @@ def command(
     """
     from remat_cli.reports.terminal.fit import fit_report, fit_summary
     from remat_cli.studies.fit import Question, fit
+    from remat_cli.studies.model_by_size import ModelBySize
 
     dim, values = _split_dims(given["dims"])
     config = read_call({**given, "dims": values})
@@ -67,11 +67,9 @@ def command(
             hint="search without it; then measure and plan at the size that was found",
         )
 
-    def prepare_at(value: int) -> Prepared:
-        return prepare(model, replace(options, dims={**options.dims, dim: value}))
-
+    sized = ModelBySize(model, options, dim)
     with streams.progress() as observe:
-        found = fit(question, prepare_at, observe)
+        found = fit(question, sized.at, observe, sized.told_at)
     if output is not None:
         streams.write(output, found.planning.schedule_file)
     streams.report(lambda: fit_report(found, choice), lambda: fit_summary(found))

@@ -2,7 +2,7 @@
 
 from remat_cli.config import Request
 from remat_cli.planning.first_plan import FirstPlan
-from remat_cli.planning.main_path import Planning, plan
+from remat_cli.planning.main_path import Planning, plan, plan_again
 from remat_cli.planning.overhead import exact_overhead, within_overhead
 from remat_cli.planning.smallest_budget import SmallestBudget, at_budget
 
@@ -14,5 +14,6 @@ __all__ = [
     "at_budget",
     "exact_overhead",
     "plan",
+    "plan_again",
     "within_overhead",
 ]

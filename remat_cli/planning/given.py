@@ -19,14 +19,16 @@ class Given:
 
     Attributes:
         schedule: the steps.
+        found_by: the planner that came to it; None where that is not known.
     """
 
     schedule: Schedule
+    found_by: str | None = None
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Return the schedule."""
         del problem, observe
-        return PlanResult(Status.FEASIBLE, schedule=self.schedule)
+        return PlanResult(Status.FEASIBLE, schedule=self.schedule, found_by=self.found_by)
 
 
 def file_of_given(prepared: Prepared, schedule: Schedule, budget_bytes: int, maker: str) -> bytes:

@@ -16,6 +16,7 @@ from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.errors import UsageError
 from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.formats.writing import write_file
+from remat_cli.planning.given import Given
 from remat_cli.planning.overhead import within_overhead
 from remat_cli.planning.refusal import with_closest
 from remat_cli.planning.smallest_budget import SmallestBudget, smallest_budget
@@ -103,6 +104,23 @@ class Planning:
             **solution_summary(self.solution),
             "notes": list(self.prepared.notes),
         }
+
+
+def plan_again(known: Planning, prepared: Prepared, schedule: Schedule) -> Planning:
+    """Return what a schedule that came of one graph is worth on the same graph with other sizes.
+
+    Args:
+        known: the planning that came to it: as a plan, or as what came closest to one.
+        prepared: the graph with other sizes.
+        schedule: is judged here, for the same request.
+
+    Raises:
+        FalseClaim: it does not run.
+    """
+    problem = replace(known.solution.problem, graph=prepared.graph, link=prepared.link)
+    given = Given(schedule, known.solution.result.found_by)
+    solution = within_overhead(solve(problem, given), known.request.max_overhead)
+    return replace(known, prepared=prepared, solution=solution)
 
 
 def plan(prepared: Prepared, request: Request, observe: Observer | None = None) -> Planning:

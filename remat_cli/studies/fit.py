@@ -9,9 +9,12 @@ from functools import lru_cache
 from remat_cli.config import PlannerChoice
 from remat_cli.core.bounds import largest_working_set
 from remat_cli.core.problem import Observer, Status
-from remat_cli.core.solve import Solution, baseline_of
-from remat_cli.errors import GraphError, UsageError
-from remat_cli.planning import FirstPlan, Planning, Request, plan
+from remat_cli.core.schedule import Schedule
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import Solution, baseline_of, with_plan_of
+from remat_cli.errors import GraphError, InvalidSchedule, UsageError
+from remat_cli.formats.other_sizes import is_as_told
+from remat_cli.planning import FirstPlan, Planning, Request, exact_overhead, plan, plan_again
 from remat_cli.prepare import Prepared
 from remat_cli.settings import Setting, parts
 from remat_cli.studies.progress import Prefixed
@@ -121,17 +124,24 @@ class Fit:
         return self.found is not None and self.found.value + self.question.multiple_of > self.question.at_most
 
 
-def fit(question: Question, prepare_at: Callable[[int], Prepared], observe: Observer | None = None) -> Fit:
+def fit(
+    question: Question,
+    prepare_at: Callable[[int], Prepared],
+    observe: Observer | None = None,
+    told_at: Callable[[int], Prepared | None] = lambda value: None,
+) -> Fit:
     """Search the largest value that fits: in growing steps, then by interpolating memory between two values.
 
     The search assumes that memory grows with the value, and checks that for the values it tries. The planner is asked
     only for values whose plain run does not fit and whose largest working set does. For each it may stop at its first
-    plan; at the largest value it runs on.
+    plan; at the largest value it runs on. A plan is tried at larger values, too, before the planner is asked for more.
 
     Args:
         question: what is searched.
         prepare_at: reads the model at a value of the dimension.
         observe: is told how far the search is.
+        told_at: returns what the model most likely is at a value, but for its ops' signatures, without reading it; or
+            None. The answer rests on values that are read: where one of them is not what was told, all are read.
 
     Raises:
         UsageError: no value is allowed, no memory depends on the dimension, or the model cannot be read with it.
@@ -144,8 +154,14 @@ def fit(question: Question, prepare_at: Callable[[int], Prepared], observe: Obse
             f"no multiple of {question.multiple_of} is at most {question.at_most}",
             hint="give a larger upper limit, or a smaller multiple",
         )
-    search = _Search(question, prepare_at, observe or Observer())
-    return search.run()
+    try:
+        return _Search(question, prepare_at, observe or Observer(), told_at).run()
+    except _NotAsTold:
+        return _Search(question, prepare_at, observe or Observer(), lambda value: None).run()
+
+
+class _NotAsTold(Exception):
+    """The model at a value is not what was told of it."""
 
 
 @dataclass
@@ -155,29 +171,34 @@ class _Search:
     question: Question
     prepare_at: Callable[[int], Prepared]
     observe: Observer
+    told_at: Callable[[int], Prepared | None]
     _plain_peaks: dict[int, int] = field(default_factory=dict)
     _working_sets: dict[int, int] = field(default_factory=dict)  # bytes of the largest one, by number
-    _closest: dict[int, int] = field(default_factory=dict)  # peak of what came closest to fitting, by refused number
     _plans: dict[int, Planning] = field(default_factory=dict)
     _ended_early: set[int] = field(default_factory=set)  # numbers whose planner could have run on from its plan
+    _told: set[int] = field(default_factory=set)  # numbers at which the model was told, not read
+    _kept: dict[int, Sized] = field(default_factory=dict)  # what the answer rests on, by number
     _interrupted: bool = False
 
     def __post_init__(self) -> None:
-        self._at = lru_cache(maxsize=_KEPT_READY)(self._read)
+        self._recent = lru_cache(maxsize=_KEPT_READY)(self._read_or_told)
 
     def run(self) -> Fit:
         budget, most = self.question.budget_bytes, self.question.at_most // self.question.multiple_of
+        self._kept[1] = self._at(1)
         plain = largest(lambda number: self._at(number).plain_peak_bytes <= budget, 0, most, self._guess_plain)
         self._check_memory_depends(plain)
         limit = largest(lambda number: self._at(number).least_bytes <= budget, plain, most, self._guess_limit)
         try:
-            found = largest(self._has_plan, plain, limit, self._guess_planned)
-            self._run_on(found)
+            found = self._largest_planned(plain, limit)
         except KeyboardInterrupt:
             found = max((number for number, plan in self._plans.items() if plan.trace is not None), default=plain)
             if found == 0:
                 raise
             self._interrupted = True
+        self._check_what_was_told(plain, found, limit, min(limit + 1, most))
+        if found in self._plans:
+            self._run_on(found)
         return Fit(
             self.question,
             self._at(1),
@@ -190,11 +211,25 @@ class _Search:
             self._interrupted,
         )
 
-    def _read(self, number: int) -> Sized:
+    def _at(self, number: int) -> Sized:
+        return self._kept.get(number) or self._recent(number)
+
+    def _read_or_told(self, number: int) -> Sized:
         value = number * self.question.multiple_of
+        told = None if self.question.request.arena else self.told_at(value)
+        if told is None:
+            sized = Sized(value, self._read(value))
+        else:
+            self._told.add(number)
+            sized = Sized(value, told)
+        self._plain_peaks[value] = sized.plain_peak_bytes
+        self._working_sets[number] = sized.least_bytes
+        return sized
+
+    def _read(self, value: int) -> Prepared:
         self.observe.phase(f"reading the model at {self.question.dim}={value}")
         try:
-            sized = Sized(value, self.prepare_at(value))
+            return self.prepare_at(value)
         except (GraphError, UsageError) as error:
             # A fault of the call or the file appears at the first value already.
             if isinstance(error, UsageError) and not self._plain_peaks:
@@ -207,27 +242,28 @@ class _Search:
                     Setting("multiple_of"),
                 ),
             ) from None
-        self._plain_peaks[value] = sized.plain_peak_bytes
-        self._working_sets[number] = sized.least_bytes
-        return sized
+
+    def _check_what_was_told(self, *numbers: int) -> None:
+        """Read the model at these numbers where it was told, and keep what was read.
+
+        Raises:
+            _NotAsTold: it is another one.
+        """
+        for number in sorted(self._told.intersection(numbers)):
+            told = self._at(number)
+            try:
+                read = self._read(told.value)
+            except (GraphError, UsageError):
+                raise _NotAsTold from None
+            if not is_as_told(told.prepared, read):
+                raise _NotAsTold
+            self._kept[number] = Sized(told.value, read)
 
     def _guess_plain(self, low: int, high: int) -> int | None:
         return _crossing(self._peaks_by_number, self.question.budget_bytes, low, high)
 
     def _guess_limit(self, low: int, high: int) -> int | None:
         return _crossing(self._working_sets, self.question.budget_bytes, low, high)
-
-    def _guess_planned(self, low: int, high: int) -> int | None:
-        """Guess the number at which the closest plan at `high` fits, if all that grows in it grows in proportion."""
-        del low
-        closest, peaks = self._closest.get(high), self._peaks_by_number
-        last = sorted(peaks)[-2:]
-        if closest is None or len(last) < 2:
-            return None
-        # The constant part: the line through the plain run's peaks, at 0.
-        fixed = peaks[last[1]] - (peaks[last[1]] - peaks[last[0]]) * last[1] // (last[1] - last[0])
-        growing, room = closest - fixed, self.question.budget_bytes - fixed
-        return high * room // growing if growing > 0 else None
 
     @property
     def _peaks_by_number(self) -> dict[int, int]:
@@ -242,9 +278,60 @@ class _Search:
                 hint="search another dimension",
             )
 
+    def _largest_planned(self, plain: int, limit: int) -> int:
+        """Return the largest number with a plan: a plan is carried as far as it fits, then the planner is asked.
+
+        A refusal takes a planner long, a first plan does not. So the first refusal comes late, and after it the planner
+        is asked for one more than its best plan reaches: often that settles it.
+        """
+        low, high, was_refused = plain, limit + 1, False
+        while low + 1 < high and not self._interrupted:
+            number = low + 1 if was_refused and low > plain else (low + high) // 2
+            if high > limit:
+                number = max(low + 1, min(number, 2 * low))
+            if self._has_plan(number):
+                low = self._carried(number, self._plans[number].schedule, number, high)
+                was_refused = False
+            else:
+                high, was_refused = number, True
+                low = self._carried(number, self._plans[number].solution.result.closest, low, high)
+        return low
+
+    def _carried(self, number: int, schedule: Schedule | None, low: int, high: int) -> int:
+        """Return the largest number below `high` at which a schedule is a plan, or `low`, where there is one already.
+
+        Args:
+            number: at which a planner came to the schedule.
+            schedule: it; None for none.
+            low: a number with a plan.
+            high: a number without.
+        """
+        request = self.question.request
+        if schedule is None or request.arena:
+            return low
+        known, budget = self._plans[number], self.question.budget_bytes
+        # By number; at none, a guess: what is always there at the smallest.
+        peaks = {0: self._at(1).prepared.graph.fixed_bytes}
+
+        def fits(other: int) -> bool:
+            prepared = self._at(other).prepared
+            try:
+                trace = simulate(prepared.graph, schedule, link=prepared.link)
+            except InvalidSchedule:  # of another graph: some models are built otherwise at other values
+                return False
+            peaks[other] = trace.peak_bytes
+            limit, plain_time = request.max_overhead, baseline_of(prepared.graph).time
+            is_fast = limit is None or exact_overhead(trace.time, plain_time) <= limit
+            return is_fast and trace.peak_bytes <= budget
+
+        fits(number)
+        farthest = largest(fits, low, high - 1, lambda low, high: _crossing(peaks, budget, low, high))
+        if farthest > low:
+            self._plans[farthest] = plan_again(known, self._at(farthest).prepared, schedule)
+            self._ended_early.add(farthest)
+        return farthest
+
     def _has_plan(self, number: int) -> bool:
-        if self._interrupted:
-            return False
         sized = self._at(number)
         request = self.question.request
         first = FirstPlan(baseline_of(sized.prepared.graph).time, self.observe, request.max_overhead)
@@ -254,19 +341,26 @@ class _Search:
         if first.has_enough and not request.arena:
             self._ended_early.add(number)
         self._interrupted = planning.solution.interrupted
-        if planning.trace is None and planning.solution.closest is not None:
-            self._closest[number] = planning.solution.closest.peak_bytes
         return planning.trace is not None
 
     def _run_on(self, number: int) -> None:
-        """Let the planner look for better plans than its first one."""
+        """Let the planner look for better plans than the first one, on the model as it was read."""
+        sized, known = self._at(number), self._plans[number]
+        if known.prepared is not sized.prepared and known.schedule is not None:
+            known = self._plans[number] = plan_again(known, sized.prepared, known.schedule)
+            self._ended_early.add(number)
         if number not in self._ended_early or self._interrupted:
             return
-        known = self._plans[number].trace
-        planning = self._plan(self._at(number), self.question.request, self.observe)
+        try:
+            planning = self._plan(sized, self.question.request, self.observe)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            return
         self._interrupted = planning.solution.interrupted
-        if planning.trace is not None and known is not None and planning.trace.time <= known.time:
-            self._plans[number] = planning
+        assert known.trace is not None
+        if planning.trace is None or planning.trace.time > known.trace.time:
+            planning = replace(planning, solution=with_plan_of(planning.solution, known.solution))
+        self._plans[number] = planning
 
     def _plan(self, sized: Sized, request: Request, observer: Observer) -> Planning:
         observe = Prefixed(observer, f"{self.question.dim}={sized.value} · ")

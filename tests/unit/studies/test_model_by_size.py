@@ -1,0 +1,58 @@
+"""Models are told at values at which they were not read as they would be read there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from remat_cli.config import GraphOptions
+from remat_cli.formats.other_sizes import is_as_told
+from remat_cli.studies.model_by_size import ModelBySize
+from tests.unit.formats.onnx.models import Model, float_input, node, weight
+
+
+def attention(folder: Path) -> Path:
+    """The scores of all pairs grow with the square of the sequence."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["q"]),
+        node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["q", "t"], ["s"]),
+        node("Softmax", ["s"], ["p"]),
+        node("MatMul", ["p", "q"], ["y"]),
+    ]
+    return Model(nodes, inputs=[float_input("x", "batch", "seq", 8)], stored=[weight("w", 8, 8)]).save(folder)
+
+
+@pytest.mark.parametrize(("dim", "reads"), [("batch", (1, 2, 8, 32)), ("seq", (1, 2, 8, 32, 128))])
+def test_what_is_told_is_what_is_read(tmp_path: Path, dim: str, reads: tuple[int, ...]) -> None:
+    given = {"batch": 3, "seq": 5}
+    del given[dim]
+    model = ModelBySize(attention(tmp_path), GraphOptions(dims=given), dim)
+    for value in reads:
+        assert model.told_at(1000) is None
+        read = model.at(value)
+        assert read.options.dims == {**given, dim: value}
+    told, fresh = model.told_at(1000), ModelBySize(model.path, model.options, dim)
+    assert told is not None
+    assert is_as_told(told, fresh.at(1000))
+    assert not is_as_told(told, fresh.at(1001))
+
+
+def test_a_step_of_pytorch_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "step.py"
+    source.write_text(
+        "import torch\n"
+        "def step(batch=2):\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Flatten(0))\n"
+        "    return torch.nn.Sequential(model, torch.nn.Softmax(0)), torch.randn(batch, 8)\n"
+    )
+    model = ModelBySize(Path(f"{source}:step"), GraphOptions(), "batch")
+    for value in (2, 8, 32):
+        model.at(value)
+    told = model.told_at(100)
+    assert told is not None
+    read = model.at(100)
+    assert is_as_told(told, read)
+    assert {op.signature for op in told.graph.ops} == {None}
+    assert None not in {op.signature for op in read.graph.ops}
