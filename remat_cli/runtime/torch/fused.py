@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from remat_cli.core.graph import Graph
 from remat_cli.errors import DoesNotFit, GraphError
 from remat_cli.formats.torch.inductor import CompiledGraph
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
-from remat_cli.formats.torch.ops import short_name
 from remat_cli.runtime.torch.choice import ScheduleSource
 from remat_cli.runtime.torch.live import LiveOnCpu
+from remat_cli.runtime.torch.measure import workspace_of
 from remat_cli.runtime.torch.program import halves
 from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.waiting import COMPILING
@@ -141,7 +140,7 @@ def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int) -> 
         _take_strides(made.backward, made.saved, forward.output_strides[forward_outputs:])
         gradients = range(len(joint.backward_outputs))
         backward = CompiledGraph(made.backward, user_outputs=gradients, is_backward=True)
-        peak, at = _peak(forward, backward, forward_outputs, len(joint.sizes), _workspaces(joint, planned.graph))
+        peak, at = _peak(forward, backward, forward_outputs, len(joint.sizes))
     return FusedPlan(replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + peak), forward, backward, at)
 
 
@@ -155,22 +154,11 @@ def _take_strides(backward: fx.GraphModule, saved: Sequence[fx.Node], strides: S
             node.meta["val"] = fake.as_strided(fake.shape, tuple(stride), fake.storage_offset())
 
 
-def _workspaces(joint: Joint, graph: Graph) -> Mapping[str, int]:
-    """Return the most memory of their own that kernels of each kind take, in bytes."""
-    most: dict[str, int] = defaultdict(int)
-    for op in joint.ops:
-        if op.node is not None:
-            kind = short_name(op.node)
-            most[kind] = max(most[kind], graph.op[op.name].workspace_bytes)
-    return most
-
-
-def _peak(
-    forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes: int, workspaces: Mapping[str, int]
-) -> tuple[int, str]:
+def _peak(forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes: int) -> tuple[int, str]:
     """Return the most bytes at one time beside the step's inputs, and the kernel that runs then."""
     inputs = [_without_data(value) for value in forward.inputs]
-    replay = _Replay(inputs, workspaces)
+    device = next((value.device.type for value in forward.inputs if isinstance(value, torch.Tensor)), "cpu")
+    replay = _Replay(inputs, device)
     try:
         with replay:
             made = list(forward.replay(list(inputs), replay.make, replay.ran))
@@ -197,19 +185,26 @@ def _without_data(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
+def _described(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
 class _Replay(TorchDispatchMode):
     """Follows memory on the device "meta" while the code around kernels runs.
+
+    Kernels that were not compiled are run by themselves, once for each kind of call, for the memory that they take.
 
     Attributes:
         most: most bytes at one time, beside the inputs.
         at: the kernel that runs then.
     """
 
-    def __init__(self, inputs: Sequence[Any], workspaces: Mapping[str, int]) -> None:
+    def __init__(self, inputs: Sequence[Any], device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._live = LiveOnCpu("meta")
         self._live.see(inputs)
-        self._inputs_bytes, self._workspaces = self._live.bytes, workspaces
+        self._inputs_bytes, self._device = self._live.bytes, device
+        self._workspaces: dict[str, int] = {}
         self.most, self.at = 0, ""
 
     def make(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -218,16 +213,20 @@ class _Replay(TorchDispatchMode):
     def see(self, tensors: Sequence[Any]) -> None:
         self._live.see(tensors)
 
-    def ran(self, kernel: str) -> None:
+    def ran(self, kernel: str, workspace: int = 0) -> None:
         """Take note of what is in memory while a kernel runs."""
-        now = self._live.bytes - self._inputs_bytes + self._workspaces.get(kernel, 0)
+        now = self._live.bytes - self._inputs_bytes + workspace
         if now > self.most:
             self.most, self.at = now, kernel
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        results = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        results = func(*args, **kwargs)
         self._live.see(results)
-        self.ran(f"{func.namespace}.{func._opname}")
+        kind = str((func, pytree.tree_map_only(torch.Tensor, _described, (args, kwargs))))
+        if kind not in self._workspaces:
+            self._workspaces[kind] = workspace_of(func, args, kwargs, self._device)
+        self.ran(f"{func.namespace}.{func._opname}", self._workspaces[kind])
         return results

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from remat_cli.core.problem import Observer
@@ -21,7 +22,7 @@ from remat_cli.costs import Measurements
 from remat_cli.errors import GraphError
 from remat_cli.formats.torch.convert import signature, written
 from remat_cli.formats.torch.joint import Joint, JointOp
-from remat_cli.formats.torch.ops import arguments, nodes_in, numbered, short_name
+from remat_cli.formats.torch.ops import arguments, nodes_in, numbered, short_name, storage_key
 from remat_cli.formats.torch.places import source_of
 from remat_cli.runtime.torch.memory import allocations_of, peak_of, time_of
 
@@ -115,6 +116,32 @@ def _taken_once(new: Mapping[str, JointOp], device: str) -> dict[str, int]:
     return {kind: max(0, peaks[kind] - sum(storage.bytes for storage in new[kind].makes)) for kind in runs}
 
 
+def workspace_of(op: Callable[..., Any], args: Any, kwargs: Any, device: str) -> int:
+    """Return the bytes that a call of an op takes beside inputs and outputs; 0 where it does not run by itself.
+
+    The random numbers that the user draws next stay what they are.
+
+    Args:
+        op: is run once.
+        args: its positional arguments; tensors without data, in whose places others with the same strides are given.
+        kwargs: those by name.
+        device: kind of device to run on.
+    """
+    made: list[Any] = []
+    try:
+        with torch.random.fork_rng(), _disable_current_modes(), torch.autocast(device, enabled=False), torch.no_grad():
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            drawn = {leaf: drawn_like(leaf, 1, drawn=False, device=device) for leaf in tensors}
+            real, named = pytree.tree_map_only(torch.Tensor, drawn.__getitem__, (args, kwargs))
+            taken = peak_of(lambda: made.append(op(*real, **named)), device)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        _log.info("%s was not measured, as it does not run by itself: %s", op, (str(error).splitlines() or [""])[0])
+        return 0
+    given = {storage_key(tensor) for tensor in drawn.values()}
+    new = {storage_key(tensor): tensor for tensor in pytree.tree_leaves(made) if isinstance(tensor, torch.Tensor)}
+    return max(0, taken - sum(new[key].untyped_storage().nbytes() for key in new.keys() - given))
+
+
 def _time_once(node: fx.Node | None, device: str) -> int:
     assert node is not None
     return time_of(_call(node, drawn=False), device)
@@ -158,25 +185,26 @@ def _call(node: fx.Node, *, drawn: bool = True) -> Callable[[], object]:
     return partial(torch.no_grad()(node.target), *args, **kwargs)
 
 
-def drawn_like(value: Any, bound: int, *, drawn: bool = True) -> Any:
+def drawn_like(value: Any, bound: int, *, drawn: bool = True, device: str | None = None) -> Any:
     """Return a random tensor of the shape, strides and element type of a fake one; of indices, below `bound`.
 
     Args:
         value: the fake one; what is no tensor is given back.
         bound: of indices.
         drawn: draw floating-point numbers; else they are all the same.
+        device: where it lies; None: where the fake one does.
     """
     if not isinstance(value, torch.Tensor):
         return value
     extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    extent = extent if value.numel() else 0
+    extent, where = extent if value.numel() else 0, device or value.device
     if not drawn and value.dtype.is_floating_point:
-        flat = torch.full((extent,), 0.5, device=value.device).to(value.dtype)
+        flat = torch.full((extent,), 0.5, device=where).to(value.dtype)
     elif value.dtype.is_floating_point or value.dtype.is_complex:
-        flat = torch.randn(extent, dtype=torch.float32, device=value.device).to(value.dtype)
+        flat = torch.randn(extent, dtype=torch.float32, device=where).to(value.dtype)
     else:
         most = 2 if value.dtype == torch.bool else max(1, bound)
-        flat = torch.randint(most, (extent,), device=value.device).to(value.dtype)
+        flat = torch.randint(most, (extent,), device=where).to(value.dtype)
     return flat.as_strided(value.shape, value.stride())
 
 

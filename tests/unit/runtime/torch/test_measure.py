@@ -18,7 +18,7 @@ from remat_cli.formats.torch.ops import short_name
 from remat_cli.formats.torch.reader import capture
 from remat_cli.formats.torch.step import Step
 from remat_cli.runtime.torch import measure as measure_module
-from remat_cli.runtime.torch.measure import measure_joint
+from remat_cli.runtime.torch.measure import measure_joint, workspace_of
 
 
 def joint_of(model: Any, *inputs: Any) -> Joint:
@@ -111,3 +111,24 @@ def test_indices_are_drawn_from_all_that_they_point_into() -> None:
         "aten.index_put": {6},
         "aten.scatter_add": {8},
     }
+
+
+def test_workspace_is_that_of_these_strides() -> None:
+    """A convolution reorders operands that are not channels last, into memory of its own."""
+    weight = torch.empty(8, 8, 3, 3, device="meta")
+    taken = {}
+    for layout in (torch.contiguous_format, torch.channels_last):
+        images = torch.empty(4, 8, 32, 32, device="meta").to(memory_format=layout)
+        call = (images, weight.to(memory_format=layout), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        taken[layout] = workspace_of(torch.ops.aten.convolution.default, call, {}, "cpu")
+    assert taken[torch.contiguous_format] >= 4 * 8 * 32 * 32 * 4 > 4 * taken[torch.channels_last]
+
+
+def test_results_and_operands_are_no_workspace() -> None:
+    matrix = torch.empty(64, 64, device="meta")
+    before = torch.get_rng_state()
+    out = {"out": torch.empty(64, 64, device="meta")}
+    assert workspace_of(torch.ops.aten.bernoulli.default, (matrix,), {}, "cpu") == 0
+    assert workspace_of(torch.ops.aten.neg.out, (matrix,), out, "cpu") == 0
+    assert workspace_of(torch.ops.aten.mm.default, (matrix, matrix[:3]), {}, "cpu") == 0  # which does not run
+    assert torch.equal(torch.get_rng_state(), before)
