@@ -110,11 +110,11 @@ class Trial:
         found = difference(beside, self.runs.results(call))
         return Measured(self.runs.peak(call), self.time(call), found)
 
-    def overhead_of_step(self, call: Call) -> str:
-        """Return how much more time a whole step takes than by the plain schedule: median, and quartiles."""
+    def overhead_of_step(self, call: Call, beside: Call | None = None) -> str:
+        """Return how much more time a step takes than by the plain schedule, or another call: median, and quartiles."""
         torch.set_flush_denormal(True)
         try:
-            low, middle, high = quantiles(self.runs.overhead(self.plain, call, PAIRS), n=4)
+            low, middle, high = quantiles(self.runs.overhead(beside or self.plain, call, PAIRS), n=4)
         finally:
             torch.set_flush_denormal(False)
         return f"{format_share(middle)} ({format_share(low)} to {format_share(high)})"
@@ -143,7 +143,16 @@ def difference(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
 def plans(console: Console, name: str, trial: Trial) -> None:
     """Print plans at shares of the plain peak: predicted and measured."""
     table = Table(title=f"{name}, {len(trial.prepared.graph.ops):,} ops", title_justify="left", box=MARKDOWN)
-    columns = ("budget", "peak predicted", "measured", "overhead predicted", "of its ops", "of the step", "results")
+    columns = (
+        "budget",
+        "peak predicted",
+        "measured",
+        "overhead predicted",
+        "of its ops",
+        "of the step",
+        "beside eager",
+        "results",
+    )
     for column in columns:
         table.add_column(column, justify="left" if column == "budget" else "right")
     runs, eager = trial.runs, callable_of(trial.step.model)
@@ -158,6 +167,7 @@ def plans(console: Console, name: str, trial: Trial) -> None:
         "",
         "",
         "",
+        trial.overhead_of_step(trial.plain, eager),
         f"eager: {beside}",
     )
     done: list[Schedule] = []
@@ -177,6 +187,7 @@ def plans(console: Console, name: str, trial: Trial) -> None:
             format_share(overhead),
             found.beside(trial.plain_time),
             trial.overhead_of_step(call),
+            trial.overhead_of_step(call, eager),
             f"plain: {found.results}",
         )
     console.print(table)

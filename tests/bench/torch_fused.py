@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from time import process_time
 from typing import Any
 
 import torch
@@ -67,7 +66,7 @@ def torch_fused(console: Console, names: tuple[str, ...] = MODELS) -> None:
             model.config.use_cache = False
         table = Table(
             "way", "budget", "predicted", "measured", "ms a step", "beside inductor", "gradients beside inductor's",
-            "first step", box=MARKDOWN, title=name,
+            box=MARKDOWN, title=name,
         )  # fmt: skip
         rows = _Rows(model, inputs)
         for way in _stock():
@@ -117,11 +116,9 @@ class _Rows:
         call = way.call(model)
         try:
             with way.around():
-                began = process_time()
                 step_of(model, self._inputs, call)
-                first = process_time() - began
         except RematError as error:
-            return way.name, budget, "", type(error).__name__, "", "", "", ""
+            return way.name, budget, "", type(error).__name__, "", "", ""
         found = step_of(model, self._inputs, call)
         peak = peak_of_step(model, self._inputs, call)
         seconds = seconds_of_step(model, self._inputs, call, steps=STEPS)
@@ -140,7 +137,6 @@ class _Rows:
             f"{1000 * seconds:.0f}",
             f"{100 * (seconds / least - 1):+.0f} %",
             _difference(found, expected),
-            f"{first:.0f} s",
         )
 
 

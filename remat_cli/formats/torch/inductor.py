@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from remat_cli.errors import GraphError, RematError, UsageError
 
@@ -34,7 +36,11 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 def prepared_joint(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
-    """Return a joint graph as inductor has it before it divides it: random numbers are made of seeds, for example."""
+    """Return a joint graph as inductor has it before it divides it: random numbers are made of seeds, for example.
+
+    Values that it puts in the places of others have memory of their own. So shapes and memory are worked out anew: then
+    views of such a value are in its memory.
+    """
     from torch._dynamo.utils import get_inputs_devices
 
     with _quietly():
@@ -43,8 +49,12 @@ def prepared_joint(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
 
     device = next(iter(get_inputs_devices(inputs, joint)))
     context = torch._guards.TracingContext.try_get()
-    with _quietly(), V.set_fake_mode(None if context is None else context.fake_mode):
-        return _recursive_joint_graph_passes(joint, skip_invoke_subgraph=True, input_device=device)
+    mode = None if context is None else context.fake_mode
+    with _quietly(), V.set_fake_mode(mode):
+        prepared = _recursive_joint_graph_passes(joint, skip_invoke_subgraph=True, input_device=device)
+    given = [node.meta["val"] for node in prepared.graph.find_nodes(op="placeholder")]
+    FakeTensorProp(prepared, mode).propagate_dont_convert_inputs(*given)
+    return prepared
 
 
 @contextmanager
@@ -64,13 +74,16 @@ class CompiledGraph:
         run: runs it.
     """
 
-    def __init__(self, module: fx.GraphModule, *, user_outputs: range, is_backward: bool) -> None:
+    def __init__(
+        self, module: fx.GraphModule, *, user_outputs: range, is_backward: bool, keeps_order: bool = False
+    ) -> None:
         """Compile a graph, which is changed.
 
         Args:
             module: the graph; its placeholders say what they take.
             user_outputs: positions of the outputs whose strides must stay as they are.
             is_backward: whether it is the backward pass.
+            keeps_order: fuse no ops of which neither reads the other, as one of them would run earlier or later then.
 
         Raises:
             UsageError: there is no compiler for this device.
@@ -83,7 +96,8 @@ class CompiledGraph:
             for index in user_outputs
             if isinstance(outputs.args[0][index], fx.Node)  # type: ignore[index]
         ]
-        with torch._guards.TracingContext.report_output_strides() as strides:
+        fusions = _keeping_order() if keeps_order else nullcontext()
+        with torch._guards.TracingContext.report_output_strides() as strides, fusions:
             self.run: Boxed = _compiled(module, self.inputs, is_backward=is_backward)
         self.output_strides: Sequence[Sequence[int] | None] = list(strides or ())
         self._names = next(_names_of(self.run), {})
@@ -145,6 +159,36 @@ def _seen(make: Callable[..., torch.Tensor], device: str) -> Callable[..., torch
         return make(size, stride, dtype)
 
     return made
+
+
+@cache
+def _order_kept() -> Callable[[], Any]:
+    from torch._inductor.choices import InductorChoices
+
+    class OrderKept(InductorChoices):
+        """Fuses an op with one that reads it, and with no other."""
+
+        def uuid(self) -> str:
+            """Return what tells kernels in torch's cache that were compiled so."""
+            return "remat.OrderKept"
+
+        @staticmethod
+        def can_fuse_horizontal(*_: Any) -> bool:
+            """Tell whether ops of which neither reads the other may be fused."""
+            return False
+
+    return OrderKept
+
+
+@contextmanager
+def _keeping_order() -> Iterator[None]:
+    with _quietly():
+        from torch._inductor import config
+        from torch._inductor.virtualized import V
+
+        choices = _order_kept()
+    with config.patch(inductor_choices_class=choices), V.set_choices_handler(choices()):
+        yield
 
 
 def _compiled(module: fx.GraphModule, inputs: list[Any], *, is_backward: bool) -> Boxed:

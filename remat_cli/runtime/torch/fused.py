@@ -3,7 +3,8 @@
 Fusion takes intermediates away, and inductor moves work about, so the peak of what runs is near that of the plan on the
 graph, and not the same. What inductor has compiled is a sequence of kernels and of the memory that is made and freed
 around them: it is run once on tensors without data, forward and backward pass together with what is handed over. Where
-that peak is above the budget, a tighter plan is made; where it leaves room, a looser one.
+that peak is above the budget, the plan is compiled again without the fusions that change the order of ops, and then a
+tighter plan is; where it leaves room, a looser one.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _log = logging.getLogger("remat")
 MOST_COMPILED = 3
 # A plan that leaves more than this share of the budget free is made again, with that room.
 _ROOM = 0.03
+# Where the least peak is wanted, plans for so many times the least before fusion are compiled, too: they recompute
+# less, so less is fused that lies far apart.
+_LOOSER = (1.06, 1.15)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +52,14 @@ class FusedPlan:
         forward: forward pass.
         backward: backward pass.
         peak_at: the kernel that runs where the peak is.
+        keeps_order: no ops are fused of which neither reads the other.
     """
 
     planned: PlannedGraph
     forward: CompiledGraph
     backward: CompiledGraph
     peak_at: str
+    keeps_order: bool
 
 
 def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> FusedPlan:
@@ -74,34 +80,33 @@ def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules
     given = planned.budget_bytes
     budget = given or sys.maxsize  # where a schedule from a file says none
     made: list[FusedPlan] = []
-    spent, asked = source.waiting.spent_ns, budget
-    before = spent[COMPILING]
-    most_fitting, least_above = 0, 0  # budgets of planning that came out below and above the budget, 0: none yet
+    asked = [budget]  # what each of them was planned for
+    spent, before = source.waiting.spent_ns, source.waiting.spent_ns[COMPILING]
+    keeps_order = source.is_smallest
     while True:
         with source.waiting.phase(COMPILING):
-            plan = compiled_plan(joint, planned, captured.forward_outputs)
+            plan = compiled_plan(joint, planned, captured.forward_outputs, keeps_order=keeps_order)
         made.append(plan)
         peak = plan.planned.predicted_peak_bytes
         _log.info("compiled %s of at most %s: a peak of %s", len(made), MOST_COMPILED, format_bytes(peak))
         fits = peak <= budget
         has_room = (budget - peak) > _ROOM * budget and plan.planned.overhead > 0
-        if len(made) == MOST_COMPILED or source.is_smallest or (fits and not has_room):
+        if len(made) == MOST_COMPILED or (fits and not has_room and not source.is_smallest):
             break
-        if fits:
-            most_fitting = max(most_fitting, asked)
-        else:
-            least_above = min(least_above or asked, asked)
-        both = most_fitting and least_above
-        asked = (most_fitting + least_above) // 2 if both else asked + budget - peak
+        if not fits and not keeps_order:
+            keeps_order = True
+            asked.append(asked[-1])
+            continue
+        asked.append(int(budget * _LOOSER[len(made) - 1]) if source.is_smallest else _corrected(made, asked, budget))
         try:
-            another = source.planned_within(asked, joint, captured, modules)
+            another = source.planned_within(asked[-1], joint, captured, modules)
         except DoesNotFit:
             break
-        if another.schedule.steps in [one.planned.schedule.steps for one in made]:
+        if another.schedule.steps in [one.planned.schedule.steps for one in made if one.keeps_order == keeps_order]:
             break
         planned = another
     if source.is_smallest:
-        budget = max(budget, made[-1].planned.predicted_peak_bytes)
+        budget = min(plan.planned.predicted_peak_bytes for plan in made)
     fitting = [plan for plan in made if plan.planned.predicted_peak_bytes <= budget]
     if not fitting:
         raise _above(min(made, key=lambda plan: plan.planned.predicted_peak_bytes), budget, len(made))
@@ -110,6 +115,19 @@ def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules
     times = f"{len(made)} {'time' if len(made) == 1 else 'times'}"
     told = f"{kernels} fused kernels, compiled {times} in {format_time(spent[COMPILING] - before, 'ns')}"
     return replace(best, planned=replace(best.planned, budget_bytes=given and budget, kernels=told))
+
+
+def _corrected(made: Sequence[FusedPlan], asked: Sequence[int], budget: int) -> int:
+    """Return what to plan for next, after plans that were made for what was asked."""
+    alike = [
+        (ask, plan.planned.predicted_peak_bytes)
+        for ask, plan in zip(asked, made, strict=True)
+        if plan.keeps_order == made[-1].keeps_order
+    ]
+    fitting, above = [ask for ask, peak in alike if peak <= budget], [ask for ask, peak in alike if peak > budget]
+    if fitting and above:
+        return (max(fitting) + min(above)) // 2
+    return asked[-1] + budget - alike[-1][1]
 
 
 def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
@@ -121,13 +139,14 @@ def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
     )
 
 
-def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int) -> FusedPlan:
+def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int, *, keeps_order: bool = False) -> FusedPlan:
     """Return a plan with its two graphs compiled, and the peak of what was compiled.
 
     Args:
         joint: the step, as inductor decomposes it.
         planned: the plan.
         forward_outputs: how many results the step has.
+        keeps_order: fuse no ops of which neither reads the other: fewer fusions, and less memory.
 
     Raises:
         GraphError: inductor does not compile it.
@@ -136,12 +155,16 @@ def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int) -> 
     made = halves(joint, planned.schedule)
     # Modes of the user's, and the one that measures a step, are not to see what the compiler does.
     with _disable_current_modes():
-        forward = CompiledGraph(made.forward, user_outputs=range(forward_outputs), is_backward=False)
+        forward = CompiledGraph(
+            made.forward, user_outputs=range(forward_outputs), is_backward=False, keeps_order=keeps_order
+        )
         _take_strides(made.backward, made.saved, forward.output_strides[forward_outputs:])
         gradients = range(len(joint.backward_outputs))
-        backward = CompiledGraph(made.backward, user_outputs=gradients, is_backward=True)
+        backward = CompiledGraph(made.backward, user_outputs=gradients, is_backward=True, keeps_order=keeps_order)
         peak, at = _peak(forward, backward, forward_outputs, len(joint.sizes))
-    return FusedPlan(replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + peak), forward, backward, at)
+    return FusedPlan(
+        replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + peak), forward, backward, at, keeps_order
+    )
 
 
 def _take_strides(backward: fx.GraphModule, saved: Sequence[fx.Node], strides: Sequence[Sequence[int] | None]) -> None:

@@ -35,7 +35,7 @@ class Dropping(nn.Module):
 
 def test_a_compiled_plan_draws_each_mask_once_and_keeps_its_peak() -> None:
     torch.manual_seed(0)
-    model, x = planned(Dropping(), budget="min", fused=True), torch.randn(64, 8, dtype=torch.float64)
+    model, x = planned(Dropping(), budget="100%", fused=True), torch.randn(64, 8, dtype=torch.float64)
 
     def loss(seed: int = 3) -> torch.Tensor:
         torch.manual_seed(seed)
@@ -83,10 +83,12 @@ class Sized(ScheduleSource):
 def fused_within(monkeypatch: pytest.MonkeyPatch, budget: int, more: Any) -> tuple[Sized, int | str]:
     """Plan where fusion makes a plan's peak `more` of it; return what was asked, and the peak or the refusal."""
 
-    def compiled(joint: Any, planned: PlannedGraph, outputs: int) -> fused.FusedPlan:
-        peak = more(planned.predicted_peak_bytes)
+    def compiled(joint: Any, planned: PlannedGraph, outputs: int, *, keeps_order: bool) -> fused.FusedPlan:
+        peak = more(planned.predicted_peak_bytes, keeps_order)
         graphs: Any = type("Graph", (), {"kernels": ["cpp_fused_gelu_0"]})()
-        return fused.FusedPlan(replace(planned, predicted_peak_bytes=peak), graphs, graphs, "cpp_fused_gelu_0")
+        return fused.FusedPlan(
+            replace(planned, predicted_peak_bytes=peak), graphs, graphs, "cpp_fused_gelu_0", keeps_order
+        )
 
     monkeypatch.setattr(fused, "compiled_plan", compiled)
     source = Sized(budget)
@@ -101,19 +103,21 @@ def fused_within(monkeypatch: pytest.MonkeyPatch, budget: int, more: Any) -> tup
 @pytest.mark.parametrize(
     ("more", "asked", "peak"),
     [
-        (lambda size: size, [1000], 1000),
-        (lambda size: size + 100, [1000, 900], 1000),
-        (lambda size: size - 100, [1000, 1100], 1000),
-        (lambda size: size - 100 if size < 1050 else size, [1000, 1100, 1050], 900),
-        (lambda size: size + (size - 800) // 2, [1000, 900, 950], 950),
-        (lambda _: 1200, [1000, 800, 600], "'cpp_fused_gelu_0'"),
+        (lambda size, kept: size, [1000], 1000),
+        (lambda size, kept: size + 100, [1000, 900], 1000),
+        (lambda size, kept: size - 100, [1000, 1100], 1000),
+        (lambda size, kept: size - 100 if size < 1050 else size, [1000, 1100], 900),
+        (lambda size, kept: size - 100 if kept or size < 1050 else size, [1000, 1100], 1000),
+        (lambda size, kept: size if kept else size + 300, [1000], 1000),
+        (lambda size, kept: size + (size - 800) // 2, [1000, 900], 950),
+        (lambda size, kept: 1200, [1000, 800], "'cpp_fused_gelu_0'"),
     ],
 )
 def test_planning_is_corrected_by_what_was_compiled(
     monkeypatch: pytest.MonkeyPatch, more: Any, asked: list[int], peak: int | str
 ) -> None:
     source, came_to = fused_within(monkeypatch, 1000, more)
-    assert source.asked[: len(asked)] == asked
+    assert source.asked == asked
     assert len(source.asked) <= fused.MOST_COMPILED
     assert came_to == peak
 
