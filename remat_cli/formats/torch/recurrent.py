@@ -540,5 +540,11 @@ for _name, _run, _shapes in (
     torch.library.register_fake(f"remat::{_name}", _shapes, lib=_library)
 torch.library.register_autograd("remat::recurrent", _differentiate, setup_context=_remember, lib=_library)
 
+# What carries out the ops: called in their places, it shows dispatch modes what it makes.
+CARRIED_OUT_BY: dict[Any, Callable[..., list[torch.Tensor]]] = {
+    torch.ops.remat.recurrent.default: _forward,
+    torch.ops.remat.recurrent_flat.default: _forward_flat,
+    torch.ops.remat.recurrent_backward.default: _backward,
+}
 # Where what a layer saves goes to the host, it has to be in memory that can be copied.
 WITH_FLAT_RESERVE = {torch.ops.remat.recurrent.default: torch.ops.remat.recurrent_flat.default}

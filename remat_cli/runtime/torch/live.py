@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from remat_cli.formats.torch.ops import local_part, storage_key
+from remat_cli.formats.torch.recurrent import CARRIED_OUT_BY
 from remat_cli.runtime.torch.resizes import tell_no_more, tell_of_resizes
 
 # Tensors with memory of their own. Those without data, and those that wrap others, are of other classes.
@@ -201,6 +202,10 @@ class _EveryOp(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        carried_out = CARRIED_OUT_BY.get(func) if self._is_showing else None
+        if carried_out is not None:  # a layer holds what no op returns
+            with self:
+                return carried_out(*args, **(kwargs or {}))
         results = func(*args, **(kwargs or {}))
         if self._is_showing:
             self._see(results)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
 from remat_cli.errors import UsageError
+from remat_cli.runtime.torch.live import LiveOnCpu, bytes_in
 from remat_cli.runtime.torch.memory import peak_of
 from remat_cli.runtime.torch.record import PlanRecord
 from remat_cli.torch import plan_of, planned
@@ -180,6 +181,19 @@ def test_what_is_measured_is_what_the_profiler_sees() -> None:
     model = made(budget="10MB")
     train(model, 4)
     assert plan_of(model).graphs[0].measured_peak_bytes[-1] == pytest.approx(whole_step(model), rel=0.01)
+
+
+def test_what_a_recurrent_layer_holds_is_seen() -> None:
+    layer, live = nn.LSTM(4, 8), LiveOnCpu()
+    x, state = torch.randn(10, 2, 4), torch.zeros(1, 2, 8)
+    given = [x, state, *layer.parameters()]
+    live.begin(given)
+    made = torch.ops.remat.recurrent("lstm", x, [state, state], list(layer.parameters()), True, False)
+    most, _ = live.end()
+    results = bytes_in(made)
+    del made
+    assert most > bytes_in(given) + 2 * results
+    assert live.bytes == bytes_in(given)
 
 
 def test_two_models_in_turns_are_measured_side_by_side() -> None:
