@@ -38,6 +38,8 @@ _log = logging.getLogger("remat")
 MOST_COMPILED = 3
 # A plan that leaves more than this share of the budget free is made again, with that room.
 _ROOM = 0.03
+# A tighter plan is asked for with this share of the budget beyond what was missing, as fusion takes its peak elsewhere.
+_MARGIN = 0.01
 # Where the least peak is wanted, plans for so many times the least before fusion are compiled, too: they recompute
 # less, so less is fused that lies far apart.
 _LOOSER = (1.06, 1.15)
@@ -127,7 +129,8 @@ def _corrected(made: Sequence[FusedPlan], asked: Sequence[int], budget: int) -> 
     fitting, above = [ask for ask, peak in alike if peak <= budget], [ask for ask, peak in alike if peak > budget]
     if fitting and above:
         return (max(fitting) + min(above)) // 2
-    return asked[-1] + budget - alike[-1][1]
+    margin = int(_MARGIN * budget) if above else 0
+    return asked[-1] + budget - alike[-1][1] - margin
 
 
 def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
