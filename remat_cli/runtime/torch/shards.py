@@ -141,7 +141,8 @@ def gradients_kept(module: nn.Module) -> Iterator[None]:
     gathered = [part._unsharded_param for part in sharded if hasattr(part, "_unsharded_param")]
     shards = [part.sharded_param for part in sharded]
     parameters = list({id(part): part for part in (*module.parameters(), *shards)}.values())
-    holders: list[tuple[Any, str]] = [(part, "unsharded_accumulated_grad") for part in sharded]
+    accumulated = "unsharded_accumulated_grad"  # which torch 2.15 has in `_unsharded_param.grad`
+    holders: list[tuple[Any, str]] = [(part, accumulated) for part in sharded if accumulated in vars(part)]
     holders += [(part, "grad") for part in (*parameters, *gathered)]
     holders += [(part, "_post_accumulate_grad_hooks") for part in parameters]
     before = [getattr(holder, name) for holder, name in holders]
