@@ -13,6 +13,7 @@ from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.problem import Budget, Problem
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
+from remat_cli.training import training_graph
 from tests.second_judge import built
 
 
@@ -58,6 +59,21 @@ def diamond() -> Graph:
         op("d", "tb tc", "td"),
         sizes={"ta": 4, "tb": 2, "tc": 2, "td": 1},
     )
+
+
+def residual_step(blocks: int) -> Graph:
+    """The training step of a ResNet, each block as two convolutions, a narrow tensor between them, and a sum."""
+    ops = [op("stem", "", "x0", time=320, saves=(), grad_time=320)]
+    sizes = {"x0": 100}
+    for number in range(1, blocks + 1):
+        last, narrow, wide, new = f"x{number - 1}", f"h{number}", f"y{number}", f"x{number}"
+        sizes |= {narrow: 25, wide: 100, new: 100}
+        ops += [
+            op(f"c{number}", last, narrow, time=142, saves=(last,)),
+            op(f"d{number}", narrow, wide, time=529, saves=(narrow,)),
+            op(f"r{number}", f"{last} {wide}", new, time=330, saves=(new,), grad_time=330),
+        ]
+    return training_graph(graph_of(*ops, sizes=sizes, outputs=[new], kind=Kind.FORWARD))
 
 
 def training_chain(length: int, *, size: int = 1, time: int = 1) -> Graph:

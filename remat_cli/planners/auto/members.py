@@ -178,6 +178,7 @@ class Members:
 
     def settle(self, limits: Limits) -> None:
         """Try all plans of a small graph, as far as the limits allow."""
+        self.observe.phase("trying all plans")
         search, best = self._shortest_path, self.recomputing.best
         search.limits = limits
         search.better_than = None if best is None else best.time

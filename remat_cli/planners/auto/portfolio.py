@@ -49,6 +49,11 @@ class Standing:
         """Whether all plans may be tried in a fraction of a second, or at least in some seconds."""
         return is_small(self._graph, 24)
 
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether all plans may be tried in some seconds, and more is asked than whether there is one."""
+        return is_small(self._graph, 48) and not self.is_tiny and not self._members.observe.takes_any_plan
+
     @property
     def gap(self) -> float:
         """Time of the best plan beyond the bound, as a share of the plain run's; infinite without a plan."""
@@ -175,6 +180,11 @@ RECOMPUTING = (
         "a better bound, and often the best plan",
     ),
     Stage(
+        lambda s: s.is_small and s.is_training,
+        (Turn("shortest_path", Members.settle, _QUICK, work=20_000),),
+        "settles most of them sooner than those below",
+    ),
+    Stage(
         lambda s: s.is_usual_training and s.gap > NEAR,
         (
             Turn("min_cut", _restart_few, _QUICK),
@@ -214,7 +224,17 @@ RECOMPUTING = (
     Stage(
         lambda s: s.is_tiny,
         (Turn("shortest_path", Members.settle, work=20_000),),
-        "settles the small graphs that are left",
+        "settles the tiny graphs that are left",
+    ),
+    Stage(
+        lambda s: s.is_small and s.is_training,
+        (Turn("shortest_path", Members.settle, work=40_000),),
+        "settles most of the small ones that are left",
+    ),
+    Stage(
+        lambda s: s.is_small and s.is_tangled,
+        (Turn("shortest_path", Members.settle, work=20_000),),
+        "settles half of them, often with a better plan; a state takes longer where the order is free",
     ),
 )
 LAST_WITH_TRANSFERS = (Stage(_always, (Turn("offload", Members.offload),), "goes on from the best plan of all"),)

@@ -30,8 +30,9 @@ from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.shared import limits, second_solver
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.sequence import RematSequence
+from remat_cli.planning import FirstPlan
 from remat_cli.synthesis import synthesize
-from tests.graphs import diamond, graph_of, op, training_chain, training_unet
+from tests.graphs import diamond, graph_of, op, residual_step, training_chain, training_unet
 from tests.oracle import least_peak
 from tests.plans import Impatient, Told, at_share
 
@@ -139,6 +140,7 @@ def test_that_nothing_fits_a_small_graph_is_proven_by_trying_everything() -> Non
 @pytest.mark.usefixtures("_no_proof_at_once")
 def test_what_only_the_search_did_not_find_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portfolio.Standing, "is_tiny", False)
+    monkeypatch.setattr(portfolio.Standing, "is_small", False)
     graph = diamond()
     solution = solve(Problem(graph, Budget(least_peak(graph).peak_bytes - 1)), Auto())
     assert solution.status is Status.UNKNOWN
@@ -154,6 +156,25 @@ def test_what_a_small_graph_needs_more_than_a_moment_for_is_settled_in_the_end(m
     solution = solve(Problem(graph, Budget(least_peak(graph).peak_bytes - 1)), Auto(), told)
     assert (solution.status, solution.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
     assert told.asked.count("shortest_path") == 2
+
+
+def test_a_residual_step_that_others_leave_open_is_settled_by_trying_everything() -> None:
+    """Four blocks of one size, in 50 % of the plain peak: the bound of cuts ends 3.8 points below the best plan."""
+    graph = residual_step(4)
+    told = Told()
+    solution = solve(Problem(graph, Budget(baseline_of(graph).peak_bytes // 2)), Auto(), told)
+    assert (solution.status, len(graph.ops)) == (Status.OPTIMAL, 31)
+    assert told.asked[-1] == "shortest_path"
+
+
+def test_where_any_plan_will_do_a_small_graph_is_not_settled() -> None:
+    """It would take each refusal of a search for the smallest budget seconds."""
+    graph = residual_step(4)
+    told = Told()
+    first = FirstPlan(baseline_of(graph).time, told, max_overhead=None)
+    solution = solve(Problem(graph, Budget(baseline_of(graph).peak_bytes * 45 // 100)), Auto(), first)
+    assert solution.trace is None
+    assert "shortest_path" not in told.asked
 
 
 def test_bounds_of_a_planners_own_plans_are_not_passed_on() -> None:
@@ -238,7 +259,8 @@ def test_whatever_phase_the_time_is_up_in_it_ends_with_the_plan_so_far(
 ) -> None:
     told = Late(late_at)
     monkeypatch.setattr(limits, "monotonic", told.clock)
-    # Of more ops than are settled by trying everything, and not settled by a better bound either.
+    # Settled neither by trying everything nor by a better bound.
+    monkeypatch.setattr(portfolio.Standing, "is_small", False)
     monkeypatch.setattr(CutSearch, "turn", lambda *_, **__: CutProof())
     solution = solve(at_share(training_unet(6), 0.8), Auto(time_limit=10.0), told)
     assert len(told.phases) >= late_at
