@@ -7,7 +7,7 @@ of a sequence, at times parabolas.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from math import lcm
 from typing import Any
@@ -22,29 +22,46 @@ _MOST_READINGS = 4
 _HASHED = "signature"
 
 
-def reading_at(size: int, readings: Mapping[int, Reading]) -> Reading | None:
-    """Return what would be read at a size, without signatures; None where the readings do not tell.
+@dataclass(frozen=True, eq=False)
+class SizeCurves:
+    """Polynomials of a size on which all numbers of some readings lie.
 
-    They tell where a line through two of them, or a parabola through three, meets one more in every number, and where
-    all that is no number is the same in them.
-
-    Args:
-        size: of the dimension.
-        readings: by the sizes at which they were read; the four largest count.
-
-    Raises:
-        GraphError: the curves do not lead to a graph.
+    Attributes:
+        example: one of the readings, for all that is no number.
+        numbers: of the readings that the polynomials go through, by size.
     """
-    sizes = sorted(each for each in readings if each >= _LEAST_SIZE)[-_MOST_READINGS:]
-    taken = {each: _form_and_numbers(readings[each]) for each in sizes}
-    for degree in range(1, len(sizes) - 1):
-        through, met = sizes[-degree - 2 : -1], sizes[-1]
-        if len({taken[each][0] for each in (*through, met)}) != 1:
-            return None
-        if _on_curve({each: taken[each][1] for each in through}, met) == taken[met][1]:
-            numbers = _on_curve({each: taken[each][1] for each in (*through[1:], met)}, size)
-            return None if numbers is None else _filled(readings[met], iter(numbers))
-    return None
+
+    example: Reading
+    numbers: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def through(cls, readings: Mapping[int, Reading]) -> SizeCurves | None:
+        """Return the curves through readings; None where these do not tell.
+
+        They tell where a line through two of them, or a parabola through three, meets one more in every number, and
+        where all that is no number is the same in them.
+
+        Args:
+            readings: by the sizes at which they were read; the four largest count.
+        """
+        sizes = sorted(each for each in readings if each >= _LEAST_SIZE)[-_MOST_READINGS:]
+        taken = {each: _form_and_numbers(readings[each]) for each in sizes}
+        for degree in range(1, len(sizes) - 1):
+            through, met = sizes[-degree - 2 : -1], sizes[-1]
+            if len({taken[each][0] for each in (*through, met)}) != 1:
+                return None
+            if _on_curve({each: taken[each][1] for each in through}, met) == taken[met][1]:
+                return cls(readings[met], {each: taken[each][1] for each in (*through[1:], met)})
+        return None
+
+    def at(self, size: int) -> Reading | None:
+        """Return what would be read at a size, without signatures; None where a number would not be whole.
+
+        Raises:
+            GraphError: the curves do not lead to a graph.
+        """
+        numbers = _on_curve(self.numbers, size)
+        return None if numbers is None else _filled(self.example, iter(numbers))
 
 
 def is_as_told(told: Any, read: Any) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from remat_cli.config import GraphOptions
 from remat_cli.formats import Reading, read_graph
-from remat_cli.formats.other_sizes import reading_at
+from remat_cli.formats.other_sizes import SizeCurves
 from remat_cli.prepare import Prepared, prepare_reading
 
 # Readings from which others are told: as many as tell a parabola, and the first, which is often unlike the others.
@@ -28,6 +28,7 @@ class ModelBySize:
     options: GraphOptions
     dim: str
     _read: dict[int, Reading] = field(default_factory=dict)  # the first ones
+    _curves: SizeCurves | None = None  # through these
 
     def at(self, value: int) -> Prepared:
         """Read the model at a value, and prepare it.
@@ -40,6 +41,7 @@ class ModelBySize:
         reading = read_graph(self.path, options)
         if len(self._read) < _MOST_KEPT:
             self._read[value] = reading
+            self._curves = SizeCurves.through(self._read)
         return prepare_reading(reading, str(self.path), options)
 
     def told_at(self, value: int) -> Prepared | None:
@@ -48,7 +50,7 @@ class ModelBySize:
         Raises:
             GraphError: at that value no graph is told, for example as sizes are too large.
         """
-        told = None if value in self._read else reading_at(value, self._read)
+        told = None if self._curves is None or value in self._read else self._curves.at(value)
         if told is None:
             return None
         return prepare_reading(told, str(self.path), self._options(value))

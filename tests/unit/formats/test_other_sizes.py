@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from remat_cli.core.graph import Graph, Kind, Op, Tensor
 from remat_cli.core.operators import Operand, Operator, Role
-from remat_cli.formats.other_sizes import is_as_told, reading_at
+from remat_cli.formats.other_sizes import SizeCurves, is_as_told
 from remat_cli.formats.reader import Reading
 
 
@@ -25,6 +26,11 @@ def reading(size: int, *, weight: int = 64, attention: int = 0, dtype: str = "fl
     made = Operand("y", Role.ACTIVATION, shape, dtype, 16 * size)
     operator = Operator("mm", (made, None), (made,), {"sizes": shape, "transposed": 1, "eps": 0.5})
     return Reading(graph, {"mm": operator}, notes=(note,))
+
+
+def reading_at(size: int, readings: Mapping[int, Reading]) -> Reading | None:
+    curves = SizeCurves.through(readings)
+    return None if curves is None else curves.at(size)
 
 
 def unsigned(of: Reading) -> Reading:
