@@ -180,9 +180,9 @@ RECOMPUTING = (
         "a better bound, and often the best plan",
     ),
     Stage(
-        lambda s: s.is_small and s.is_training,
+        lambda s: s.is_small and s.is_training and s.ops <= 40,
         (Turn("shortest_path", Members.settle, _QUICK, work=20_000),),
-        "settles most of them sooner than those below",
+        "settles most of them sooner than those below; of more ops, the others are sooner",
     ),
     Stage(
         lambda s: s.is_usual_training and s.gap > NEAR,
