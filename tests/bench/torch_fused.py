@@ -27,7 +27,7 @@ from remat_cli.runtime.torch.regions import repeated_blocks
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes
 from tests.bench import torch_models
-from tests.bench.whole_steps import peak_of_step, seconds_of_step, seed, step_of
+from tests.bench.whole_steps import peak_of_step, seconds_of_step, seed, step_of, without_cache
 
 MODELS = ("gpt", "llama", "vit", "unet")
 ALONE = ("gpt", "unet")  # which need no transformers
@@ -62,8 +62,7 @@ def torch_fused(console: Console, names: tuple[str, ...] = MODELS) -> None:
         seed()
         model, inputs = getattr(torch_models, name)()
         model.train()
-        if hasattr(model, "config"):
-            model.config.use_cache = False
+        without_cache(model)
         table = Table(
             "way", "budget", "predicted", "measured", "ms a step", "beside inductor", "gradients beside inductor's",
             box=MARKDOWN, title=name,

@@ -23,7 +23,7 @@ from remat_cli.runtime.torch.regions import RegionsRecord, repeated_blocks
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes, format_share
 from tests.bench import torch_models, torch_refused
-from tests.bench.whole_steps import peak_of_step, seconds_of_step, seed, step_of
+from tests.bench.whole_steps import peak_of_step, seconds_of_step, seed, step_of, without_cache
 
 CAPTURED = ("gpt", "llama", "gpt2", "bert", "vit", "t5", "whisper")
 REFUSED = ("masked_loss", "routed", "graph_network", "wav2vec2", "hubert", "yolos")
@@ -44,8 +44,7 @@ def torch_regions(console: Console, names: tuple[str, ...] = (*CAPTURED, *REFUSE
         seed()
         model, inputs = getattr(torch_models if name in CAPTURED else torch_refused, name)()
         model.train()
-        if hasattr(model, "config"):
-            model.config.use_cache = False
+        without_cache(model)
         eager = peak_of_step(model, inputs)
         table.add_row(name, "eager", "", "", format_bytes(eager), "", "", "", "")
         for share in SHARES:

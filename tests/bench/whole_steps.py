@@ -23,6 +23,14 @@ def seed() -> None:
     random.seed(1)
 
 
+def without_cache(model: nn.Module) -> None:
+    """Have models of transformers make no cache of keys and values, which training does not read."""
+    for part in model.modules():
+        config: Any = getattr(part, "config", None)
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+
+
 def loss_of(model: Any, inputs: Any) -> torch.Tensor:
     """Call a model; return its loss."""
     seed()
