@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from remat_cli.errors import GraphError, RematError, UsageError
@@ -55,6 +56,14 @@ def prepared_joint(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
     given = [node.meta["val"] for node in prepared.graph.find_nodes(op="placeholder")]
     FakeTensorProp(prepared, mode).propagate_dont_convert_inputs(*given)
     return prepared
+
+
+@contextmanager
+def as_captured(module: fx.GraphModule) -> Iterator[None]:
+    """While it is entered, inductor compiles what was captured before as if torch captured it now."""
+    mode = detect_fake_mode([node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")])
+    with torch._guards.tracing(torch._guards.TracingContext(mode)):
+        yield
 
 
 @contextmanager

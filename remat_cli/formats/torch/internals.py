@@ -121,7 +121,11 @@ def compiled(
 
 
 def compiled_in_ways(
-    function: Callable[..., Any], ways: Callable[[], Mapping[int, Divide]], way: Callable[[], int]
+    function: Callable[..., Any],
+    ways: Callable[[], Mapping[int, Divide]],
+    way: Callable[[], int],
+    *,
+    fused: bool = False,
 ) -> Callable[..., Any]:
     """Return `function` so that it is captured once and runs in several ways, as the next call wants it.
 
@@ -129,10 +133,11 @@ def compiled_in_ways(
         function: what is called.
         ways: asked when something is captured: what divides its joint graph, by the number of the way.
         way: asked at each run: the number of one of them.
+        fused: the joint graph has the ops that inductor fuses.
     """
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        runs = {number: divided_by(module, inputs, divide) for number, divide in ways().items()}
+        runs = {number: divided_by(module, inputs, divide, fused=fused) for number, divide in ways().items()}
 
         def run(*args: Any) -> Any:
             return runs[way()](*args)
@@ -159,13 +164,20 @@ class Likeness:
         captured: one for each kind of call; None where nothing in it needs a gradient.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, fused: bool = False) -> None:
+        """Begin with no call.
+
+        Args:
+            function: what is called.
+            fused: joint graphs have the ops that inductor fuses.
+        """
         self.captured: list[Captured | None] = []
+        self._fused = fused
         self._call = _configured(function, self._backend)
 
     def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         number = len(self.captured)
-        self.captured.append(_traced(module, inputs))
+        self.captured.append(_traced(module, inputs, fused=self._fused))
 
         def run(*_: Any) -> Any:
             raise _Reached(number)
@@ -307,8 +319,8 @@ def _backend(divide: Divide, foresee: Foresee | None, *, fused: bool = False) ->
     return backend
 
 
-def _traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured | None:
-    return seen_by(lambda look: divided_by(module, inputs, look))
+def _traced(module: fx.GraphModule, inputs: Sequence[Any], *, fused: bool = False) -> Captured | None:
+    return seen_by(lambda look: divided_by(module, inputs, look, fused=fused))
 
 
 class _Seen(BaseException):

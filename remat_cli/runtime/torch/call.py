@@ -135,7 +135,7 @@ class PlannedCall:
             # What remat itself raised says all; what it makes of torch's error may not.
             cause = None if meant.__traceback__ is not None else error
             meant = _with_hint(meant)
-            may_have_regions = self.module is not None and self.otherwise is None and not self.fused
+            may_have_regions = self.module is not None and self.otherwise is None
             if may_have_regions and isinstance(meant, GraphError):
                 meant.add_note(_REGIONS)
             raise meant from cause

@@ -45,6 +45,28 @@ _MARGIN = 0.01
 _LOOSER = (1.06, 1.15)
 
 
+@dataclass(frozen=True)
+class CompiledMemory:
+    """Bytes that a compiled step takes beside its inputs.
+
+    Attributes:
+        forward: the most in the forward pass.
+        kept: between the passes, with what the forward pass returns.
+        backward: the most in the backward pass, with what the forward pass returned and the gradients of that.
+        peak_at: the kernel that runs where the peak is.
+    """
+
+    forward: int
+    kept: int
+    backward: int
+    peak_at: str
+
+    @property
+    def peak(self) -> int:
+        """The most at one time."""
+        return max(self.forward, self.backward)
+
+
 @dataclass(frozen=True, eq=False)
 class FusedPlan:
     """A plan whose two graphs are compiled.
@@ -53,14 +75,14 @@ class FusedPlan:
         planned: the plan, with the peak of what was compiled.
         forward: forward pass.
         backward: backward pass.
-        peak_at: the kernel that runs where the peak is.
+        memory: what they take.
         keeps_order: no ops are fused of which neither reads the other.
     """
 
     planned: PlannedGraph
     forward: CompiledGraph
     backward: CompiledGraph
-    peak_at: str
+    memory: CompiledMemory
     keeps_order: bool
 
 
@@ -137,7 +159,7 @@ def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
     peak = plan.planned.predicted_peak_bytes
     return DoesNotFit(
         f"compiled {compiled} {'time' if compiled == 1 else 'times'}, the step peaks at {format_bytes(peak)} or more, "
-        f"above the budget of {format_bytes(budget)}: at kernel {plan.peak_at!r}",
+        f"above the budget of {format_bytes(budget)}: at kernel {plan.memory.peak_at!r}",
         hint=f"give a larger budget ({format_bytes(peak)} holds), or plan without fused=True",
     )
 
@@ -164,10 +186,9 @@ def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int, *, 
         _take_strides(made.backward, made.saved, forward.output_strides[forward_outputs:])
         gradients = range(len(joint.backward_outputs))
         backward = CompiledGraph(made.backward, user_outputs=gradients, is_backward=True, keeps_order=keeps_order)
-        peak, at = _peak(forward, backward, forward_outputs, len(joint.sizes))
-    return FusedPlan(
-        replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + peak), forward, backward, at, keeps_order
-    )
+        memory = _memory(forward, backward, forward_outputs, len(joint.sizes))
+    planned = replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + memory.peak)
+    return FusedPlan(planned, forward, backward, memory, keeps_order)
 
 
 def _take_strides(backward: fx.GraphModule, saved: Sequence[fx.Node], strides: Sequence[Sequence[int] | None]) -> None:
@@ -180,8 +201,7 @@ def _take_strides(backward: fx.GraphModule, saved: Sequence[fx.Node], strides: S
             node.meta["val"] = fake.as_strided(fake.shape, tuple(stride), fake.storage_offset())
 
 
-def _peak(forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes: int) -> tuple[int, str]:
-    """Return the most bytes at one time beside the step's inputs, and the kernel that runs then."""
+def _memory(forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes: int) -> CompiledMemory:
     inputs = [_without_data(value) for value in forward.inputs]
     device = next((value.device.type for value in forward.inputs if isinstance(value, torch.Tensor)), "cpu")
     replay = _Replay(inputs, device)
@@ -190,10 +210,12 @@ def _peak(forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes: 
             made = list(forward.replay(list(inputs), replay.make, replay.ran))
             returned, saved = made[:outputs], made[outputs:]
             del made
+            of_forward, kept = replay.most, replay.bytes
             tangents = [_without_data(value) for value in backward.inputs[sizes + len(saved) :]]
             replay.see(tangents)
             arguments = [*backward.inputs[:sizes], *saved, *tangents]
             del saved, tangents
+            replay.most = 0, ""
             gradients = backward.replay(arguments, replay.make, replay.ran)
     except (RuntimeError, NotImplementedError) as error:
         reason = (str(error).splitlines() or [""])[0]
@@ -201,7 +223,8 @@ def _peak(forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes: 
             f"the peak of the compiled step cannot be read: {reason}", hint="plan without fused=True"
         ) from error
     del returned, gradients
-    return replay.most, replay.at
+    of_backward = replay.most
+    return CompiledMemory(of_forward[0], kept, of_backward[0], max(of_forward, of_backward)[1])
 
 
 def _without_data(value: Any) -> Any:
@@ -221,8 +244,7 @@ class _Replay(TorchDispatchMode):
     Kernels that were not compiled are run by themselves, once for each kind of call, for the memory that they take.
 
     Attributes:
-        most: most bytes at one time, beside the inputs.
-        at: the kernel that runs then.
+        most: most bytes at one time, beside the inputs, and the kernel that ran then.
     """
 
     def __init__(self, inputs: Sequence[Any], device: str) -> None:
@@ -231,7 +253,12 @@ class _Replay(TorchDispatchMode):
         self._live.see(inputs)
         self._inputs_bytes, self._device = self._live.bytes, device
         self._workspaces: dict[str, int] = {}
-        self.most, self.at = 0, ""
+        self.most = 0, ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in memory now, beside the inputs."""
+        return self._live.bytes - self._inputs_bytes
 
     def make(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device="meta")
@@ -241,9 +268,9 @@ class _Replay(TorchDispatchMode):
 
     def ran(self, kernel: str, workspace: int = 0) -> None:
         """Take note of what is in memory while a kernel runs."""
-        now = self._live.bytes - self._inputs_bytes + workspace
-        if now > self.most:
-            self.most, self.at = now, kernel
+        now = self.bytes + workspace
+        if now > self.most[0]:
+            self.most = now, kernel
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -75,8 +75,8 @@ def planned(
             a rehearsal of the first training call, which leaves nothing behind.
         fused: run inductor's fused kernels, which torch.compile runs, instead of eager's. The plan is compiled before
             the first step, its peak is read from the kernels, and it is corrected: at most three compilations (one of
-            a schedule, which must have been planned with `--fused`). Each
-            shape of the inputs is planned and compiled by itself.
+            a schedule, which must have been planned with `--fused`). Of regions, the plans that are chosen are
+            compiled, once for each kind of region. Each shape of the inputs is planned and compiled by itself.
 
     Raises:
         UsageError: neither or both of schedule and budget are given, or another argument is wrong; when called: this
@@ -111,13 +111,13 @@ def planned(
             plans=plans,
             reserve=reserve,
         )
-    if fused and (regions is not None or offload):
+    if fused and offload:
         raise UsageError(
-            f"fused kernels do not go with {'offloading' if offload else 'regions'}: the step is compiled as a whole",
+            "fused kernels do not go with offloading: inductor fuses copies with what makes them",
             hint="planned(model, budget='8GB', fused=True)",
         )
     if regions is not None:
-        _plan_by_regions(within, regions, source, str(budget))
+        _plan_by_regions(within, regions, source, str(budget), fused=fused)
         return model
     call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused)
     if isinstance(within, nn.Module):
@@ -171,17 +171,19 @@ def source_within(
     )
 
 
-def _plan_by_regions(model: Any, regions: str | Sequence[str | nn.Module], source: ScheduleSource, budget: str) -> None:
+def _plan_by_regions(
+    model: Any, regions: str | Sequence[str | nn.Module], source: ScheduleSource, budget: str, *, fused: bool
+) -> None:
     if not isinstance(model, nn.Module) or not isinstance(source, WithinBudget) or source.request.offload:
         raise UsageError(
             "regions are parts of one torch.nn.Module, planned for a budget, without offloading",
             hint="planned(model, budget='8GB', regions='auto')",
         )
     if regions != "auto":
-        attach_regions(model, regions, source, budget)
+        attach_regions(model, regions, source, budget, fused=fused)
         return
-    call = PlannedCall(model, source, budget)
-    call.otherwise = partial(plan_blocks, source, budget)
+    call = PlannedCall(model, source, budget, fused=fused)
+    call.otherwise = partial(plan_blocks, source, budget, fused)
     attach(model, call)
 
 

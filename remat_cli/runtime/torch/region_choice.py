@@ -7,16 +7,20 @@ what lies between regions is one op for each stretch. The judge says what that s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.schedule import Compute, Inplace, Schedule, plain_run
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.planners.shared.cp_model import FEASIBLE, OPTIMAL, CpModel, CpSolver
+from remat_cli.runtime.torch.fused import CompiledMemory
 from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.rehearsal import Moment
 
 _SECONDS = 1.0  # for a choice
+
+# Places of plans, one of each curve, and what no choice goes below.
+Choice = tuple[tuple[int, ...], int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +73,16 @@ class RegionPoint:
     def at(self, schedule: Schedule) -> RegionPoint:
         """Return what the judge makes of another plan of the same region."""
         return RegionPoint.of(self.planned.graph, schedule, self.outputs)
+
+    def taking(self, planned: PlannedGraph, memory: CompiledMemory) -> RegionPoint:
+        """Return the same plan with the memory that its compiled kernels take."""
+        return replace(
+            self,
+            planned=planned,
+            kept=max(0, memory.kept - self.outputs),
+            forward=memory.forward,
+            backward=max(0, memory.backward - 2 * self.outputs),
+        )
 
     def most(self, which: str) -> int:
         """Return the most that a pass has at one time."""
@@ -144,25 +158,38 @@ class WholeStep:
             outputs=rest,
         )
 
-    def least(self, free: int) -> int:
-        """Return the least peak that was found."""
+    def at(self, places: Sequence[int]) -> tuple[RegionPoint, ...]:
+        """Return the plans at these places, one of each curve."""
+        return tuple(curve[place] for curve, place in zip(self.curves, places, strict=True))
+
+    def smallest(self, free: int) -> Choice:
+        """Choose a plan for each region, so that the step has the least peak that was found.
+
+        Returns:
+            The places of the plans, one of each curve, and the peak that no choice goes below.
+        """
         chosen = self._solved(free, None)
         assert chosen is not None
-        return self.judged(chosen[0], free).peak_bytes
+        return chosen
 
-    def within(self, budget: int, free: int) -> tuple[tuple[RegionPoint, ...], int] | None:
-        """Return a plan for each region at the least time that was found, and what no choice of them goes below.
+    def least(self, free: int) -> int:
+        """Return the least peak that was found."""
+        return self.judged(self.at(self.smallest(free)[0]), free).peak_bytes
+
+    def within(self, budget: int, free: int) -> Choice | None:
+        """Choose a plan for each region, so that the step takes the least time that was found.
 
         Args:
             budget: bytes.
             free: bytes to leave free.
 
         Returns:
-            None where nothing was found.
+            The places of the plans, one of each curve, and the time that no choice goes below; None where nothing was
+            found.
         """
         return self._solved(free, budget)
 
-    def _solved(self, free: int, budget: int | None) -> tuple[tuple[RegionPoint, ...], int] | None:
+    def _solved(self, free: int, budget: int | None) -> Choice | None:
         model = CpModel()
         taken = [[model.new_bool_var("") for _ in curve] for curve in self.curves]
         for literals in taken:
@@ -185,8 +212,5 @@ class WholeStep:
         solver.parameters.num_workers = 1
         if solver.solve(model) not in (OPTIMAL, FEASIBLE):
             return None
-        points = tuple(
-            next(p for p, literal in zip(curve, literals, strict=True) if solver.boolean_value(literal))
-            for curve, literals in zip(self.curves, taken, strict=True)
-        )
-        return points, int(solver.best_objective_bound)
+        places = tuple(next(p for p, literal in enumerate(of) if solver.boolean_value(literal)) for of in taken)
+        return places, int(solver.best_objective_bound)

@@ -19,9 +19,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError
 from remat_cli.formats.torch.capture_errors import CAPTURE_ERRORS, explained, explanation
 from remat_cli.formats.torch.convert import graph_of
+from remat_cli.formats.torch.inductor import as_captured
 from remat_cli.formats.torch.internals import (
     NO_DATA,
     Captured,
@@ -35,7 +37,9 @@ from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.step import Step
 from remat_cli.formats.torch.weightless import with_fake_tensors
 from remat_cli.runtime.torch.choice import structure_fault
+from remat_cli.runtime.torch.fused import FusedPlan, compiled_plan
 from remat_cli.runtime.torch.program import divided
+from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.region_choice import RegionPoint
 from remat_cli.runtime.torch.rehearsal import Described, RegionCall
 from remat_cli.runtime.torch.shards import plain_copy
@@ -74,8 +78,12 @@ class Alike:
     captured: Captured
 
 
-def alike(calls: Sequence[RegionCall]) -> tuple[list[Alike], dict[int, GraphError]]:
+def alike(calls: Sequence[RegionCall], *, fused: bool = False) -> tuple[list[Alike], dict[int, GraphError]]:
     """Sort calls of regions by what torch captures of them, on copies without data.
+
+    Args:
+        calls: in a step.
+        fused: joint graphs have the ops that inductor fuses.
 
     Returns:
         Those that are alike, and why the others cannot be captured, by their places.
@@ -91,7 +99,7 @@ def alike(calls: Sequence[RegionCall]) -> tuple[list[Alike], dict[int, GraphErro
     for place, (call, function) in enumerate(zip(calls, functions, strict=True)):
         twin, args, kwargs = step.inputs[place]
         key = function, call.device, call.autocast
-        likeness = found.setdefault(key, Likeness(_called(function)))
+        likeness = found.setdefault(key, Likeness(_called(function), fused=fused))
         dtype, on = call.autocast
         number = None
         try:
@@ -131,6 +139,8 @@ class RegionKind:
         name: of the first of them.
         function: their forward method, which takes the module first.
         points: their plans, the plain one first.
+        captured: what was planned, where inductor's kernels are to run; None: eager's run.
+        compiled: plans whose kernels were compiled, by their places.
         around: entered while a forward pass runs.
         at_backward: called where a backward pass begins.
         otherwise: called where a region runs by the plain schedule, as it is not what was planned.
@@ -140,6 +150,8 @@ class RegionKind:
     name: str
     function: Callable[..., Any]
     points: tuple[RegionPoint, ...]
+    captured: Captured | None = None
+    compiled: dict[int, FusedPlan] = field(default_factory=dict)
     around: Callable[[], Any] = nullcontext
     at_backward: Callable[[], None] = lambda: None
     otherwise: Callable[[], None] = lambda: None
@@ -154,6 +166,24 @@ class RegionKind:
             self._run = None
         self.ways |= ways
 
+    def compile(self, way: int) -> None:
+        """Compile the kernels of a plan, and read its memory from them.
+
+        Args:
+            way: the place of the plan.
+
+        Raises:
+            GraphError: inductor does not compile it.
+            UsageError: there is no compiler.
+        """
+        assert self.captured is not None
+        with as_captured(self.captured.module):
+            joint = Joint.of(self.captured)
+            made = compiled_plan(joint, self.points[way].planned, self.captured.forward_outputs)
+        self.compiled[way] = made
+        point = self.points[way].taking(made.planned, made.memory)
+        self.points = (*self.points[:way], point, *self.points[way + 1 :])
+
     def run(self, way: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a region.
 
@@ -167,7 +197,9 @@ class RegionKind:
             RematError: it cannot be captured with these inputs.
         """
         if self._run is None:
-            self._run, self._known = compiled_in_ways(_called(self.function), self._ways, lambda: self._way), set()
+            fused = self.captured is not None
+            self._run = compiled_in_ways(_called(self.function), self._ways, lambda: self._way, fused=fused)
+            self._known = set()
         self._way = way
         if id(module) in self._known:
             return self._run(module, *args, **kwargs)
@@ -182,15 +214,24 @@ class RegionKind:
         return result
 
     def _ways(self) -> dict[int, Divide]:
-        return {way: partial(self._divide, self.points[way]) for way in sorted(self.ways)}
+        return {way: partial(self._divide, way) for way in sorted(self.ways)}
 
-    def _divide(self, point: RegionPoint, captured: Captured) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    def _divide(self, way: int, captured: Captured) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        point = self.points[way]
         joint = Joint.of(captured)
         graph = graph_of(joint, self.name)
         structure = {op.name: op.signature or "" for op in point.planned.graph.ops}
         is_planned = structure_fault(graph, structure) is None
-        forward, backward = divided(joint, point.planned.schedule if is_planned else plain_run(graph))
-        run, run_back = boxed(forward), boxed(backward)
+        schedule = point.planned.schedule if is_planned else plain_run(graph)
+        forward, backward = divided(joint, schedule)
+        if self.captured is None:
+            run, run_back = boxed(forward), boxed(backward)
+        else:
+            fused = self.compiled.get(way)
+            if fused is None or not is_planned or _given_of(captured) != _given_of(self.captured):
+                planned = PlannedGraph.of(graph, schedule, simulate(graph, schedule))
+                fused = compiled_plan(joint, planned, captured.forward_outputs)
+            run, run_back = fused.forward.run, fused.backward.run
 
         def noted(args: list[Any]) -> Any:
             if not is_planned:
@@ -205,3 +246,14 @@ class RegionKind:
         run_by(forward, noted)
         run_by(backward, noted_back)
         return forward, backward
+
+
+def _given_of(captured: Captured) -> list[object]:
+    """Return of each input of a joint graph what kernels are compiled for."""
+    given = (node.meta["val"] for node in captured.module.graph.find_nodes(op="placeholder"))
+    return [
+        (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device)
+        if isinstance(value, torch.Tensor)
+        else value
+        for value in given
+    ]

@@ -36,7 +36,7 @@ from remat_cli.runtime.torch.choice import WithinBudget
 from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.live import bytes_in
 from remat_cli.runtime.torch.record import PlanRecord, told, waited
-from remat_cli.runtime.torch.region_choice import RegionPoint, WholeStep
+from remat_cli.runtime.torch.region_choice import Choice, RegionPoint, WholeStep
 from remat_cli.runtime.torch.region_kinds import RegionKind, alike, shared_forward
 from remat_cli.runtime.torch.rehearsal import Described, RegionCall, Rehearsal, described, named_call
 from remat_cli.runtime.torch.shards import (
@@ -46,9 +46,10 @@ from remat_cli.runtime.torch.shards import (
     gradients_kept,
     is_sharded,
 )
+from remat_cli.runtime.torch.waiting import COMPILING
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
 from remat_cli.training.resident import OPTIMIZERS
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import format_bytes, format_share, format_time
 
 # Of what a plain region keeps between its passes beyond what every plan keeps.
 _SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
@@ -98,6 +99,7 @@ class RegionsRecord(PlanRecord):
         least_overhead: what no choice among the plans of the regions goes below.
         points: the chosen plans, by the path of the region.
         kinds: how many regions were captured and planned; the others are like one of them.
+        kernels: what was compiled for them; empty where eager's kernels run.
         left: why regions are left to eager, by path.
         measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
         whole_calls: how many calls of the model ran as planned.
@@ -109,6 +111,7 @@ class RegionsRecord(PlanRecord):
     least_overhead: float = 0.0
     points: dict[str, RegionPoint] = field(default_factory=dict)
     kinds: int = 0
+    kernels: str = ""
     left: dict[str, str] = field(default_factory=dict)
     measured_peak_bytes: list[int] = field(default_factory=list)
     whole_calls: int = 0
@@ -124,7 +127,7 @@ class RegionsRecord(PlanRecord):
         return (
             f"{len(self.points)} regions ({_kinds(self.kinds)}) within {format_bytes(self.budget_bytes)}: predicted "
             f"peak of the step {format_bytes(self.predicted_peak_bytes)}, {format_share(self.overhead)} more time in "
-            "regions; what lies between them runs as eager"
+            f"regions{self.kernels and f', {self.kernels}'}; what lies between them runs as eager"
         )
 
     def __str__(self) -> str:
@@ -186,12 +189,17 @@ class AttachedRegions:
 
 
 def _first_call(model: nn.Module, paths: Sequence[str], former: RegionsCall, *args: Any, **kwargs: Any) -> Any:
-    attach_regions(model, paths, former.source, former.record.budget)
+    attach_regions(model, paths, former.source, former.record.budget, fused=former.fused)
     return model(*args, **kwargs)
 
 
 def attach_regions(
-    model: nn.Module, regions: str | Sequence[str | nn.Module], source: WithinBudget, budget: str
+    model: nn.Module,
+    regions: str | Sequence[str | nn.Module],
+    source: WithinBudget,
+    budget: str,
+    *,
+    fused: bool = False,
 ) -> None:
     """Have parts of a model run as planned, within one budget for the whole.
 
@@ -200,21 +208,23 @@ def attach_regions(
         regions: as for `regions_of`.
         source: what is asked for, and what else is in memory.
         budget: as it was asked for.
+        fused: run inductor's kernels.
 
     Raises:
         UsageError: as `regions_of`.
     """
-    call = RegionsCall(model, regions_of(model, regions), source, budget)
+    call = RegionsCall(model, regions_of(model, regions), source, budget, fused=fused)
     model._compiled_call_impl = call
     model.__dict__[_NAME] = AttachedRegions(call)
 
 
-def plan_blocks(source: WithinBudget, budget: str, model: nn.Module, refusal: GraphError) -> None:
+def plan_blocks(source: WithinBudget, budget: str, fused: bool, model: nn.Module, refusal: GraphError) -> None:
     """Have the repeated blocks of a model run as planned, as the whole cannot be captured.
 
     Args:
         source: what is asked for, and what else is in memory.
         budget: as it was asked for.
+        fused: run inductor's kernels.
         model: is planned as a whole, and is changed.
         refusal: why it cannot be captured.
 
@@ -225,7 +235,7 @@ def plan_blocks(source: WithinBudget, budget: str, model: nn.Module, refusal: Gr
     if not blocks:
         raise refusal
     detach(model)
-    attach_regions(model, [block for paths in blocks.values() for block in paths], source, budget)
+    attach_regions(model, [block for paths in blocks.values() for block in paths], source, budget, fused=fused)
     count = sum(map(len, blocks.values()))
     named = ", ".join(f"{path}.*" for path in blocks)
     told(
@@ -264,11 +274,21 @@ class RegionsCall:
         source: what is asked for, and what else is in memory.
         record: what was planned, and how calls ran.
         regions: the parts, by path.
+        fused: run inductor's kernels.
     """
 
-    def __init__(self, model: nn.Module, regions: Mapping[str, nn.Module], source: WithinBudget, budget: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        regions: Mapping[str, nn.Module],
+        source: WithinBudget,
+        budget: str,
+        *,
+        fused: bool = False,
+    ) -> None:
         self.module = model
         self.source = source
+        self.fused = fused
         self.record = RegionsRecord(budget)
         self.regions = dict(regions)
         self._forwards = {path: part.forward for path, part in regions.items()}
@@ -277,6 +297,7 @@ class RegionsCall:
         self._wants_another = False
         self._ranks = Ranks()
         self._plan: _Plan | None = None
+        self._compiled = 0  # plans of regions
         self._left: set[str] = set()  # regions that cannot be captured
         self._times: Counter[str] = Counter()  # how often a region was called in this step
         self._rehearsal: Rehearsal | None = None
@@ -423,7 +444,7 @@ class RegionsCall:
         moments = {at: max(dict(offer[2])[at] for offer in offers) for at in plan.step.moments}
         always = max(offer[3] for offer in offers)
         step = WholeStep(always, moments, plan.step.paths, [kind.points for kind in plan.kinds])
-        return replace(plan, step=step, is_common=True)
+        return replace(plan, step=step, plain=step.plain, is_common=True)
 
     def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         refused: dict[int, GraphError] = {}
@@ -434,7 +455,7 @@ class RegionsCall:
                     "regions: none of them was called in the first training step",
                     hint="name parts of the model that its forward pass calls, and that are trained",
                 )
-            groups, refused = alike(rehearsal.calls)
+            groups, refused = alike(rehearsal.calls, fused=self.fused)
             left = {rehearsal.calls[place].path: refusal.message for place, refusal in refused.items()}
             left = {path: why for others in self._ranks.all(left) for path, why in others.items()}
             if not left:
@@ -451,18 +472,18 @@ class RegionsCall:
         ordered = [kinds[place] for place in range(len(rehearsal.calls))]
         names = [call.name for call in rehearsal.calls]
         step = WholeStep(always, rehearsal.moments, names, [kind.points for kind in ordered])
-        return _Plan(step, ordered, frozenset(rehearsal.untrained))
+        return _Plan(step, step.plain, ordered, frozenset(rehearsal.untrained))
 
     def _choose(self, plan: _Plan) -> None:
         """Choose among the plans of each region."""
-        step, reserved = plan.step, self.source.reserve_bytes
+        reserved = self.source.reserve_bytes
         (free,) = self._ranks.most(reserved + self.source.missed_bytes)
-        budget = self._budget_bytes(step, reserved)
+        budget = self._budget_bytes(plan, reserved)
         if plan.is_common:
             budget = -self._ranks.most(-budget)[0]  # the smallest of all ranks
-        found = step.within(budget, free)
-        refusal: RematError | None = None
-        if found is None:
+        found, refusal = self._compiled_choice(plan, lambda step: step.within(budget, free), free)
+        step = plan.step
+        if refusal is None and found is None:
             refusal = DoesNotFit(
                 f"no plans of the regions fit a budget of {format_bytes(budget)} together: the least peak of the step "
                 f"that was found is {format_bytes(step.least(free))}",
@@ -470,10 +491,8 @@ class RegionsCall:
             )
         self._ranks.all_or_none(refusal)
         assert found is not None
-        points, least = found
-        if plan.is_common:  # as the first rank has chosen
-            places, least = self._ranks.all(([c.index(p) for c, p in zip(step.curves, points, strict=True)], least))[0]
-            points = tuple(curve[place] for curve, place in zip(step.curves, places, strict=True))
+        places, least = found
+        points = step.at(places)
         trace = step.judged(points, free)
         if trace.peak_bytes > budget:
             refusal = InvalidSchedule(
@@ -482,24 +501,67 @@ class RegionsCall:
                 hint="please report it, with the model",
             )
         self._ranks.all_or_none(refusal)
-        plain = sum(point.time for point in step.plain)
+        plain = sum(point.time for point in plan.plain)
         plan.peak, plan.budget = trace.peak_bytes, budget
         plan.overhead = trace.time / plain - 1 if plain else 0.0
         plan.least_overhead = max(0.0, least / plain - 1) if plain else 0.0
-        pairs = zip(plan.kinds, points, strict=True)
-        ways = [(kind, kind.points.index(point)) for kind, point in pairs]
+        ways = list(zip(plan.kinds, places, strict=True))
         plan.chosen = dict(zip(step.paths, ways, strict=True))
         for kind in set(plan.kinds):
             kind.use(frozenset(way for other, way in ways if other is kind))
 
-    def _budget_bytes(self, step: WholeStep, free: int) -> int:
-        asked = self.source.request.budget
+    def _compiled_choice(
+        self, plan: _Plan, choose: Callable[[WholeStep], Choice | None], free: int
+    ) -> tuple[Choice | None, RematError | None]:
+        """Choose among the plans of each region; compile what is chosen, and choose again by what that takes.
+
+        Args:
+            plan: what is chosen of.
+            choose: chooses; where it finds nothing, the plans of the least peak are compiled.
+            free: bytes to leave free.
+
+        Returns:
+            The choice; and why what was chosen cannot be compiled here.
+        """
+        refusal: RematError | None = None
+        while True:
+            found = choose(plan.step)
+            if plan.is_common:  # as the first rank has chosen
+                found = self._ranks.all(found)[0]
+            new: set[tuple[RegionKind, int]] = set()
+            if self.fused:
+                places = (plan.step.smallest(free) if found is None else found)[0]
+                new = {(kind, way) for kind, way in zip(plan.kinds, places, strict=True) if way not in kind.compiled}
+            try:
+                for kind, way in new if refusal is None else ():
+                    self._compile(kind, way)
+            except RematError as error:
+                refusal = error
+            if not self._ranks.most(bool(new) and refusal is None)[0]:
+                return found, refusal
+            plan.step = replace(plan.step, curves=[kind.points for kind in plan.kinds])
+
+    def _compile(self, kind: RegionKind, way: int) -> None:
+        """Compile one of the plans of a region."""
+        with self.source.waiting.phase(COMPILING):
+            kind.compile(way)
+        self._compiled += 1
+        spent = self.source.waiting.spent_ns[COMPILING]
+        self.record.waited_ns[COMPILING] = spent
+        times = f"{self._compiled} {'plan' if self._compiled == 1 else 'plans'} compiled"
+        self.record.kernels = f"with fused kernels ({times} in {format_time(spent, 'ns')})"
+
+    def _budget_bytes(self, plan: _Plan, free: int) -> int:
+        asked, step = self.source.request.budget, plan.step
         assert asked is not None
         if asked.device_bytes is not None:
             return asked.device_bytes
         if asked.share is None:
-            return step.least(free)
-        plain = step.judged(step.plain, free).peak_bytes
+            if self.fused:
+                _, refusal = self._compiled_choice(plan, lambda step: step.smallest(free), free)
+                self._ranks.all_or_none(refusal)
+            return plan.step.least(free)
+        plain = step.judged(plan.plain, free).peak_bytes
         if asked.of_activations:
             return step.always + int(asked.share * (plain - step.always))
         return int(asked.share * plain)
@@ -560,6 +622,7 @@ class RegionsCall:
                 found.append(RegionPoint.of(prepared.graph, schedule, outputs))
         function = shared_forward(self._forwards[call.path], call.module)
         kind = RegionKind(call.path, function, tuple(found))
+        kind.captured = captured if self.fused else None
         kind.around, kind.at_backward = self._watch.looking, self._watch.backward_begins
         kind.otherwise = partial(self._ran_otherwise, call.path)
         return kind
@@ -577,6 +640,7 @@ class _Plan:
 
     Attributes:
         step: what is known of it.
+        plain: the plain plan of each region, before anything is compiled.
         kinds: of the calls of regions.
         untrained: names of calls in which nothing needs a gradient.
         is_common: all ranks have the same plans, and the same choice.
@@ -588,6 +652,7 @@ class _Plan:
     """
 
     step: WholeStep
+    plain: Sequence[RegionPoint]
     kinds: Sequence[RegionKind]
     untrained: frozenset[str]
     is_common: bool = False

@@ -86,9 +86,8 @@ def fused_within(monkeypatch: pytest.MonkeyPatch, budget: int, more: Any) -> tup
     def compiled(joint: Any, planned: PlannedGraph, outputs: int, *, keeps_order: bool) -> fused.FusedPlan:
         peak = more(planned.predicted_peak_bytes, keeps_order)
         graphs: Any = type("Graph", (), {"kernels": ["cpp_fused_gelu_0"]})()
-        return fused.FusedPlan(
-            replace(planned, predicted_peak_bytes=peak), graphs, graphs, "cpp_fused_gelu_0", keeps_order
-        )
+        memory = fused.CompiledMemory(peak, 0, peak, "cpp_fused_gelu_0")
+        return fused.FusedPlan(replace(planned, predicted_peak_bytes=peak), graphs, graphs, memory, keeps_order)
 
     monkeypatch.setattr(fused, "compiled_plan", compiled)
     source = Sized(budget)
@@ -122,7 +121,6 @@ def test_planning_is_corrected_by_what_was_compiled(
     assert came_to == peak
 
 
-@pytest.mark.parametrize("others", [{"regions": "auto"}, {"offload": True}])
-def test_what_fused_kernels_do_not_go_with_is_refused(others: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="fused kernels do not go with"):
-        planned(MLP(), budget="50%", fused=True, **others)
+def test_fused_kernels_with_offloading_are_refused() -> None:
+    with pytest.raises(UsageError, match="fused kernels do not go with offloading"):
+        planned(MLP(), budget="50%", fused=True, offload=True)

@@ -7,7 +7,9 @@ import io
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,14 @@ from torch.utils.checkpoint import checkpoint
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit, GraphError, UsageError
+from remat_cli.formats.torch.internals import boxed
+from remat_cli.formats.torch.joint import Joint
+from remat_cli.runtime.torch import region_kinds
 from remat_cli.runtime.torch.choice import WithinBudget
+from remat_cli.runtime.torch.fused import CompiledMemory, FusedPlan
 from remat_cli.runtime.torch.memory import peak_of
+from remat_cli.runtime.torch.program import divided
+from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.regions import RegionsRecord
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import GPT, Block
@@ -142,6 +150,61 @@ def test_bits_are_eagers(make: Callable[[], nn.Module], inputs: Callable[[], Any
     assert same(step(model, given), expected)
     assert record_of(model).calls == 2
     assert record_of(model).overhead > 0
+
+
+class Compiled:
+    """Stands for inductor: the graphs of a plan run op by op, and take the memory that a test says."""
+
+    def __init__(self, memory: Callable[[PlannedGraph], CompiledMemory]) -> None:
+        self.plans: list[PlannedGraph] = []
+        self._memory = memory
+
+    def __call__(self, joint: Joint, planned: PlannedGraph, forward_outputs: int) -> FusedPlan:
+        self.plans.append(planned)
+        forward, backward = (SimpleNamespace(run=boxed(half)) for half in divided(joint, planned.schedule))
+        halves: Any = {"forward": forward, "backward": backward}
+        return FusedPlan(planned, memory=self._memory(planned), keeps_order=False, **halves)
+
+
+def test_plans_that_take_more_once_they_are_compiled_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory(planned: PlannedGraph) -> CompiledMemory:
+        needs = planned.predicted_peak_bytes - planned.fixed_bytes
+        return CompiledMemory(needs, needs // 2, 50 * needs if planned.overhead == 0 else needs, "cpp_fused_gelu_0")
+
+    compiled = Compiled(memory)
+    monkeypatch.setattr(region_kinds, "compiled_plan", compiled)
+    torch.manual_seed(0)
+    model, given = Tuples(2), (torch.randn(4, 64, 32),)
+    planned(model, budget="100%", regions="layers.*", options=OPTIONS, fused=True)
+    step(model, given)
+    record = record_of(model)
+    assert compiled.plans[0].overhead == 0
+    assert all(point.planned.overhead > 0 for point in record.points.values())
+    assert record.predicted_peak_bytes <= record.budget_bytes
+    assert {id(point.planned) for point in record.points.values()} <= set(map(id, compiled.plans))
+    assert f"{len(compiled.plans)} plans compiled" in str(record)
+
+
+def test_the_smallest_budget_is_that_of_compiled_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Compiled(lambda planned: CompiledMemory(1000, 500, 1000 if planned.overhead == 0 else 10**7, ""))
+    monkeypatch.setattr(region_kinds, "compiled_plan", compiled)
+    model = planned(Tuples(1), budget="min", regions="layers.*", options=OPTIONS, fused=True)
+    step(model, (torch.randn(4, 64, 32),))
+    assert [point.planned.overhead for point in record_of(model).points.values()] == [0]
+
+
+def test_compiled_regions_compute_what_eager_does_at_the_predicted_peak() -> None:
+    torch.manual_seed(0)
+    model, given = Tuples(1, 8).double(), (torch.randn(2, 16, 8, dtype=torch.float64),)
+    model.get_submodule("layers.0.block").__dict__["dropout"] = 0.0
+    expected = step(copy.deepcopy(model), given)
+    planned(model, budget="100%", regions="layers.*", options=OPTIONS, fused=True)
+    for _ in range(2):
+        found = step(model, given)
+        assert all(map(partial(torch.allclose, rtol=1e-10, atol=1e-12), found, expected))
+    record = record_of(model)
+    assert max(record.measured_peak_bytes) == pytest.approx(record.predicted_peak_bytes, rel=0.03)
+    assert "1 plan compiled" in record.plan
 
 
 def test_refusal_of_the_whole_model_names_regions() -> None:
