@@ -91,7 +91,8 @@ class Ranks:
         if not shards:
             return cls()
         mesh = shards[0].device_mesh
-        return cls(mesh.get_all_groups(), mesh.device_type)
+        groups = mesh.get_all_groups()
+        return cls(groups, _device_to_ask_on(groups, mesh.device_type))
 
     def most(self, *values: int) -> list[int]:
         """Return the largest of each of these values on any rank."""
@@ -124,6 +125,11 @@ class Ranks:
             if other is not None:
                 kind, message, hint = other
                 raise kind(f"rank {rank}: {message}", hint=hint)
+
+
+def _device_to_ask_on(groups: Sequence[Any], device: str) -> str:
+    """Return the host where all groups communicate over it, too: it need not wait for the device then."""
+    return "cpu" if all(torch.device("cpu") in group._device_types for group in groups) else device
 
 
 def _sharded_parts(module: nn.Module) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.runtime.torch.shards import Ranks
+from remat_cli.runtime.torch.shards import Ranks, _device_to_ask_on
 from remat_cli.torch import plan_of, planned
 from tests.unit.runtime.torch.test_planned import same
 
@@ -176,6 +177,13 @@ def test_rehearsal_leaves_gradients_and_hooks_alone() -> None:
     assert len(calls) == 2 * len(list(model.parameters()))
     gradients: Any = [parameter.grad for parameter in model.parameters()]
     assert same([gradient.to_local() for gradient in gradients], [parameter.grad for parameter in twin.parameters()])
+
+
+@pytest.mark.usefixtures("_alone")
+def test_ranks_ask_over_the_host_where_they_can() -> None:
+    gloo: Any = dist.group.WORLD
+    nccl = SimpleNamespace(_device_types=[torch.device("cuda")])  # which communicates on CUDA alone
+    assert [_device_to_ask_on(groups, "cuda") for groups in ([gloo], [gloo, nccl])] == ["cpu", "cuda"]
 
 
 def test_one_process_alone_asks_nobody() -> None:
