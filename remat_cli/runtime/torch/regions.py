@@ -43,8 +43,10 @@ from remat_cli.runtime.torch.shards import (
     Ranks,
     check_not_offloaded,
     check_regions_are_whole,
+    gathered_parameters,
     gradients_kept,
     is_sharded,
+    parameters_at_rest,
 )
 from remat_cli.runtime.torch.waiting import COMPILING
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
@@ -569,14 +571,16 @@ class RegionsCall:
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Rehearsal, int]:
         """Run the step once with each region in a checkpoint; nothing of it stays."""
         module, rehearsal = self.module, Rehearsal()
-        tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves((args, kwargs))]
+        parameters = parameters_at_rest(module)
+        tensors = [*parameters, *module.buffers(), *pytree.tree_leaves((args, kwargs))]
         there = bytes_in(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
         options = self.source.graph_options
         copies = OPTIMIZERS[options.optimizer or "sgd"] + options.accumulate
-        named = copies * bytes_in(part for part in module.parameters() if part.requires_grad)
+        named = copies * bytes_in(part for part in parameters if part.requires_grad)
         always = there + named + self.source.state_bytes() + self.source.standing([module])
         buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
         self._rehearsal = rehearsal
+        rehearsal.follow(gathered_parameters(module))
         try:
             with drawing_again(), gradients_kept(module) if self._ranks.groups else nullcontext(), rehearsal:
                 returned = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import UsageError
-from remat_cli.formats.torch.ops import storage_key, tensors_of
+from remat_cli.formats.torch.ops import local_part, storage_key, tensors_of
 from remat_cli.runtime.torch.resizes import tell_no_more, tell_of_resizes
 from remat_cli.runtime.torch.shards import check_region_is_gathered
 
@@ -107,6 +107,11 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._holding: frozenset[int] = frozenset()
         self._went_back: set[int] = set()
         self._is_backward = False
+
+    def follow(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that are there before the step, and may be freed in it."""
+        for tensor in tensors:
+            self._follow(local_part(tensor).untyped_storage())
 
     def begin_backward(self) -> None:
         """Note that the backward pass begins."""
@@ -211,6 +216,8 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = torch._C._autograd._get_sequence_nr()
         objects = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if hasattr(leaf, "__dict__")]
         held = [_tensors_held(thing) for thing in objects]
+        is_cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # a planned region casts its weights itself, and lets go of them
         try:
             result = checkpoint(
                 forward,
@@ -221,6 +228,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         finally:
             self._open = None
+            torch.set_autocast_cache_enabled(is_cached)
         for thing, before in zip(objects, held, strict=True):
             if not isinstance(thing, torch.Tensor | nn.Module) and _tensors_held(thing) != before:
                 raise UsageError(

@@ -139,6 +139,25 @@ def _sharded_parts(module: nn.Module) -> list[Any]:
     return [part for group in groups for part in group.fsdp_params]
 
 
+def parameters_at_rest(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a module: of those that FSDP2 manages the shards, also while they are gathered."""
+    parts = _sharded_parts(module)
+    managed = {id(shown) for part in parts for shown in _forms(part)}
+    return [*(part.sharded_param for part in parts), *(p for p in module.parameters() if id(p) not in managed)]
+
+
+def gathered_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return what FSDP2 has gathered of the parameters of a module, and holds beside the shards now."""
+    gathered = {id(form) for part in _sharded_parts(module) for form in _forms(part)[1:]}
+    return [parameter for parameter in module.parameters() if id(parameter) in gathered]
+
+
+def _forms(part: Any) -> list[nn.Parameter]:
+    """Return what a module shows of a parameter in turn: its shard, the whole, and what is left after forward."""
+    forms = [getattr(part, name, None) for name in ("sharded_param", "_unsharded_param", "_sharded_post_forward_param")]
+    return [form for form in forms if form is not None]
+
+
 @contextmanager
 def gradients_kept(module: nn.Module) -> Iterator[None]:
     """Have a step leave the gradients of parameters as they are, and run no hook on them."""

@@ -1,8 +1,8 @@
 """The first steps of a planned model, measured as wholes: what the model does not see is in them, too.
 
-A step lasts from a planned call to the end of the backward pass, and of the optimizer's step. After the first steps
-nothing is measured any more. (torch's profiler would see more on the CPU, but crashes the interpreter where it stays
-open from one call to the next.)
+A step lasts from a planned call to the end of the backward pass, and of the optimizer's step. After the first steps,
+and two after the optimizer's first one, which makes its state, nothing is measured any more. (torch's profiler would
+see more on the CPU, but crashes the interpreter where it stays open from one call to the next.)
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from torch.utils import _pytree as pytree
 from remat_cli.formats.torch.optimizer import kept_state
 from remat_cli.runtime.torch.live import LiveBytes, bytes_in, live_on
 from remat_cli.runtime.torch.memory import profiler_runs
+from remat_cli.runtime.torch.shards import gathered_parameters, parameters_at_rest
 
 _FIRST_STEPS = 3
+_STEPS_WITH_STATE = 2  # the second one is that in which gradients are accumulated, where they are
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class StepWatch:
         self._step = 0
         self._is_in_optimizer = False
         self._measured: MeasuredStep | None = None
+        self._awaits_optimizer = True
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._parameters: set[int] = set()
         self._hooks: list[Any] = []
@@ -70,7 +73,7 @@ class StepWatch:
 
     def stop(self) -> None:
         """Measure no more."""
-        self.left = 0
+        self.left, self._awaits_optimizer = 0, False
 
     def begin(self, device: str, modules: Iterable[nn.Module], given: Any) -> None:
         """Begin to measure a step, where one is still to be measured.
@@ -85,14 +88,15 @@ class StepWatch:
         if self._live is None and (live := live_on(device)) is not None:
             self._live = live
         modules = list(modules)
-        parameters = [parameter for module in modules for parameter in module.parameters()]
+        parameters = [parameter for module in modules for parameter in parameters_at_rest(module)]
+        gathered = [parameter for module in modules for parameter in gathered_parameters(module)]
         buffers = [buffer for module in modules for buffer in module.buffers()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         inputs = [value for value in pytree.tree_leaves(given) if isinstance(value, torch.Tensor)]
         state = [tensor for optimizer in self._optimizers for tensor in kept_state(optimizer)]
         if self._live is None:
             return
-        self._live.begin((*parameters, *buffers, *gradients, *inputs, *state))
+        self._live.begin((*parameters, *gathered, *buffers, *gradients, *inputs, *state))
         self._parameters = {id(parameter) for parameter in parameters}
         if not self._hooks:
             self._hooks = [
@@ -143,7 +147,7 @@ class StepWatch:
         """End the step that is being measured; return the last one that was, once."""
         self._finish()
         measured, self._measured = self._measured, None
-        if not self.left:
+        if not self.left and not self._awaits_optimizer:
             for hook in self._hooks:
                 hook.remove()
             self._hooks = []
@@ -167,6 +171,8 @@ class StepWatch:
             self._finish()
             if self._live is not None:
                 self._live.forget()
+            if self._awaits_optimizer:
+                self.left, self._awaits_optimizer = max(self.left, _STEPS_WITH_STATE), False
 
     def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups
@@ -196,7 +202,8 @@ def standing_bytes(modules: Iterable[nn.Module], *, gradients: bool) -> int:
         modules: that are called.
         gradients: count those that are there, beside the buckets of DistributedDataParallel.
     """
-    there = [p.grad for module in modules for p in module.parameters() if p.grad is not None and gradients]
+    parameters = [parameter for module in modules for parameter in parameters_at_rest(module)]
+    there = [parameter.grad for parameter in parameters if parameter.grad is not None and gradients]
     parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if parallel is None:
         return bytes_in(there)

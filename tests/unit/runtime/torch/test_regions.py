@@ -294,6 +294,15 @@ def test_autocast_is_part_of_what_is_planned() -> None:
     assert not record_of(model).unplanned
 
 
+def test_what_autocast_makes_of_weights_is_let_go_of_by_each_region() -> None:
+    model = by_regions(nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))), "100%", "*")
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.randn(4, 64)).sum().backward()
+    record = record_of(model)
+    assert record.measured_peak_bytes[-1] == pytest.approx(record.predicted_peak_bytes, rel=0.1)
+
+
 def test_rehearsal_leaves_nothing_behind() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), nn.Dropout(0.5), nn.Linear(8, 1))
     plain, x = copy.deepcopy(model), torch.randn(16, 8)

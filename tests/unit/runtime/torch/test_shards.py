@@ -17,7 +17,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.runtime.torch.shards import Ranks, _device_to_ask_on
+from remat_cli.runtime.torch.live import bytes_in
+from remat_cli.runtime.torch.rehearsal import Rehearsal
+from remat_cli.runtime.torch.shards import Ranks, _device_to_ask_on, gathered_parameters, parameters_at_rest
 from remat_cli.torch import plan_of, planned
 from tests.unit.runtime.torch.test_planned import same
 
@@ -177,6 +179,24 @@ def test_rehearsal_leaves_gradients_and_hooks_alone() -> None:
     assert len(calls) == 2 * len(list(model.parameters()))
     gradients: Any = [parameter.grad for parameter in model.parameters()]
     assert same([gradient.to_local() for gradient in gradients], [parameter.grad for parameter in twin.parameters()])
+
+
+@pytest.mark.usefixtures("_alone")
+def test_gathered_parameters_are_in_memory_beside_their_shards() -> None:
+    model: Any = sharded(Stack())
+    shards = list(model.parameters())
+    whole = bytes_in(shards)
+    _gather(model)
+    gathered = gathered_parameters(model)
+    assert list(map(id, gathered)) == list(map(id, model.parameters()))
+    assert {id(part) for part in parameters_at_rest(model)} == set(map(id, shards))
+    assert bytes_in([*shards, *gathered]) == 2 * whole
+    rehearsal = Rehearsal()
+    with rehearsal:
+        rehearsal.follow(gathered)
+        assert rehearsal.level == whole
+        model.blocks[0].reshard()
+        assert rehearsal.level == whole - GATHERED_BYTES
 
 
 @pytest.mark.usefixtures("_alone")

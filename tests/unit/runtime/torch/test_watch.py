@@ -123,6 +123,23 @@ def test_gradients_that_are_there_at_the_call_are_counted() -> None:
     assert peaks[1] - peaks[0] == sum(parameter.nbytes for parameter in Classifier().parameters())
 
 
+def test_accumulated_gradients_are_seen_beside_the_optimizers_state() -> None:
+    model = made(lambda: nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 1)))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    planned(model, budget="100%", optimizer=optimizer)
+    for _ in range(3):
+        for _ in range(5):  # more than the first steps, before there is any state
+            model(torch.randn(4, 300)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    first, last = plan_of(model).graphs
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    assert first.predicted_peak_bytes < 4.1 * parameters  # with one gradient, and the optimizer's state
+    assert len(first.measured_peak_bytes) == 5
+    assert first.measured_peak_bytes[-1] > 5 * parameters  # with one that is there before the call, too
+    assert last.predicted_peak_bytes > 5 * parameters
+
+
 def test_buckets_of_data_parallel_are_counted() -> None:
     import torch.distributed as dist
 
