@@ -13,7 +13,7 @@ from torch import fx
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.operators import AttributeValue, Operand, Operator, Role
 from remat_cli.formats.reader import Reading
-from remat_cli.formats.torch.internals import Captured
+from remat_cli.formats.torch.internals import Captured, gradient_of, output_descriptions
 from remat_cli.formats.torch.joint import Joint, JointOp
 from remat_cli.formats.torch.mutation import is_backward
 from remat_cli.formats.torch.ops import arguments, nodes_in, numbered, short_name, tensors_of
@@ -187,7 +187,11 @@ def _described(joint: Joint, name: str, value: torch.Tensor) -> Operand:
 def trained_parameters(joint: Joint, captured: Captured) -> dict[str, tuple[Operand, str]]:
     """Return the parameters that get a gradient, each storage once by its name, with the storage of the gradient."""
     trained: dict[str, tuple[Operand, str]] = {}
-    for node, primal, gradient in zip(joint.primals, captured.primals, joint.backward_outputs, strict=True):
+    described = output_descriptions(joint.module.graph)[len(joint.forward_outputs) :]
+    pairs = zip(map(gradient_of, described), joint.backward_outputs, strict=True)
+    gradients = {primal: value for primal, value in pairs if primal is not None}
+    for node, primal in zip(joint.primals, captured.primals, strict=True):
+        gradient = gradients.get(node.meta.get("desc"))
         if gradient is not None and isinstance(primal.value, torch.nn.Parameter):
             name = joint.storage(node).name
             trained.setdefault(name, (_described(joint, name, node.meta["val"]), joint.storage(gradient).name))

@@ -21,6 +21,7 @@ import torch
 from torch import fx, nn
 from torch._dynamo import pgo
 from torch._dynamo.callback import callback_handler
+from torch._library.opaque_object import is_opaque_value
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from remat_cli.errors import UsageError
@@ -481,6 +482,11 @@ def _given_as(primal: fx.Node, given: Sequence[Primal]) -> Primal:
     return given[index] if index is not None and index < len(given) else Primal()
 
 
+def is_object(value: object) -> bool:
+    """Tell whether a value stands for an object that a graph takes and hands on, as the mesh of a DTensor is."""
+    return is_opaque_value(value)
+
+
 def input_index(primal: fx.Node) -> int | None:
     """Return which input of the captured function a primal is; None for one that torch made of several."""
     return getattr(primal.meta.get("desc"), "idx", None)
@@ -493,6 +499,16 @@ def mutated_input(description: object) -> int | None:
     if isinstance(description, InputMutationAOTOutput):
         return getattr(description.mutated_input, "idx", -1)
     return None
+
+
+def gradient_of(description: object) -> object:
+    """Return what torch says of the input whose gradient an output is, from the output's description; None of others.
+
+    An input that torch takes apart has one description for each part, and none of them is this one.
+    """
+    from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+
+    return description.grad_of if isinstance(description, GradAOTOutput) else None
 
 
 def save_without_version_check(node: fx.Node) -> None:

@@ -20,6 +20,7 @@ from remat_cli.formats.torch.dropout import apply_masks_apart
 from remat_cli.formats.torch.duplicates import merge_duplicates
 from remat_cli.formats.torch.internals import (
     Captured,
+    is_object,
     mutated_input,
     output_descriptions,
     outputs_of,
@@ -28,7 +29,16 @@ from remat_cli.formats.torch.internals import (
     tangents_of,
 )
 from remat_cli.formats.torch.mutation import is_backward, is_copy, keep_old_values, mark_backward
-from remat_cli.formats.torch.ops import draws, has_effects, is_item, is_view, storage_key, tensors_of
+from remat_cli.formats.torch.ops import (
+    communicates,
+    draws,
+    has_effects,
+    is_item,
+    is_view,
+    storage_key,
+    tensors_of,
+    waits,
+)
 from remat_cli.formats.torch.places import readable, root_of, source_of
 
 BOUNDARY = "boundary"
@@ -92,7 +102,7 @@ class Joint:
         names: of the inputs in the user's terms, each once.
         ops: in the order in which they run: forward pass, boundary, backward pass.
         forward_outputs: what the forward pass returns; None, or a number, where that is no tensor.
-        backward_outputs: the gradients, one for each primal; None where there is none.
+        backward_outputs: the gradients of the primals in their order; None where there is none.
         new_values: positions of forward outputs that hold new values of inputs, which torch copies there.
         root: the name of the whole model in paths of modules.
         storages: all memory of the step, by the key that values in it have in common.
@@ -195,6 +205,8 @@ class _Reader:
         self.graph = captured.module.graph
         for node in self.graph.nodes:
             _check_value(self.module, node)
+            if waits(node):
+                node.meta["val"] = node.args[0].meta["val"]  # where torch shows other memory
         old_values = rewritten(captured).old_values or {}
         named = {node.name: node for node in self.graph.nodes}
         self.copies = {named[primal]: named[copy] for primal, copy in old_values.items()}
@@ -272,20 +284,29 @@ class _Reader:
         runs = [node for node in runs if not is_view(node)]
         forward = sorted((node for node in runs if not is_backward(node)), key=is_copy)
         random = ""  # the token of the last op that drew random numbers: they are drawn in this order
+        collective = ""  # the same of the last one that communicated, which ranks have to do in one order
         effects: list[str] = []
         for node in (*forward, None, *(node for node in runs if is_backward(node))):
             if node is None:
                 yield self.boundary((*effects, random) if random else tuple(effects))
                 continue
-            op = self.op(node, random)
+            op = self.op(node, collective if communicates(node) else random)
             yield op
             if draws(node):
                 (random,) = op.gives
+            elif communicates(node):
+                (collective,) = op.gives
+                effects += op.gives
             elif has_effects(node):
                 effects += op.gives
 
-    def op(self, node: fx.Node, random: str) -> JointOp:
-        """Resolve a node that runs; `random` is the token of the random op before it, empty where there is none."""
+    def op(self, node: fx.Node, before: str) -> JointOp:
+        """Resolve a node that runs.
+
+        Args:
+            node: what runs.
+            before: the token of the last op that drew random numbers, or communicated; empty where there is none.
+        """
         reads = dict.fromkeys(self.storage(source) for source in _tensor_sources(node))
         makes = dict.fromkeys(self.storages[storage_key(value)] for value in tensors_of(node.meta.get("val")))
         needs: tuple[str, ...] = ()
@@ -299,7 +320,9 @@ class _Reader:
         elif shared := makes.keys() & reads.keys():
             raise _half_view(node, next(iter(shared)))
         if draws(node):
-            needs, gives = (random,) if random else (), (f"{node.name}.random",)
+            needs, gives = (before,) if before else (), (f"{node.name}.random",)
+        elif communicates(node):
+            needs, gives = (before,) if before else (), (f"{node.name}.done",)
         elif has_effects(node) or node in self.copies.values():
             gives = (f"{node.name}.done",)
         return JointOp(
@@ -317,13 +340,14 @@ class _Reader:
 
     def boundary(self, needs: tuple[str, ...]) -> JointOp:
         outputs = filter(_is_tensor, self.forward_outputs)
+        tangents = tuple(filter(_is_tensor, self.tangents))
         return JointOp(
             name=BOUNDARY,
             node=None,
             phase=Phase.BACKWARD,
             reads=tuple(dict.fromkeys(map(self.storage, outputs))),
-            makes=tuple(dict.fromkeys(map(self.storage, self.tangents))),
-            values=self.tangents,
+            makes=tuple(dict.fromkeys(map(self.storage, tangents))),
+            values=tangents,
             needs=needs,
             recomputable=False,
         )
@@ -375,7 +399,7 @@ def _check_value(module: fx.GraphModule, node: fx.Node) -> None:
                 )
             known = all(isinstance(size, int) for size in item.shape)
         else:
-            known = item is None or isinstance(item, int | float | str)
+            known = item is None or isinstance(item, int | float | str) or is_object(item)
         if not known:
             raise GraphError(
                 f"op {node.name!r}{at} makes something whose size depends on data",

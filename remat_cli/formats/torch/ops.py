@@ -35,6 +35,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
+def is_wrapper(kind: type) -> bool:
+    """Tell whether tensors of a class wrap others, which hold their data, as a DTensor does."""
+    return hasattr(kind, "__tensor_flatten__")
+
+
 def is_item(node: fx.Node) -> bool:
     """Tell whether a node picks one of the results of the node before it."""
     return node.op == "call_function" and node.target is operator.getitem
@@ -53,8 +58,19 @@ def has_effects(node: fx.Node) -> bool:
     """Tell whether a node does more than return results: it changes an argument, communicates, or cannot be known."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable or not target._schema.returns or target.namespace in _ONCE
+        return target._schema.is_mutable or not target._schema.returns or communicates(node)
     return not is_item(node)  # a higher-order op: what is inside is not looked into
+
+
+def communicates(node: fx.Node) -> bool:
+    """Tell whether a node has all ranks take part."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in _ONCE and not waits(node)
+
+
+def waits(node: fx.Node) -> bool:
+    """Tell whether a node waits for what ranks communicate; it returns what it is given, and may wait twice."""
+    return getattr(node.target, "_opname", "") == "wait_tensor" and getattr(node.target, "namespace", "") in _ONCE
 
 
 def draws(node: fx.Node) -> bool:

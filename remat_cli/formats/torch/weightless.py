@@ -7,13 +7,16 @@ where that tensor is small and asked for on the CPU by name, as model libraries 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
@@ -99,6 +102,12 @@ class _Fakes:
         return self.made[id(tensor)]
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, DTensor):
+            local, mesh = self.of(tensor._local_tensor), tensor.device_mesh
+            shard = split_tensor(local, mesh, tensor.placements, tensor.shape, tensor.stride())
+            if isinstance(tensor, nn.Parameter):
+                return nn.Parameter(shard, requires_grad=tensor.requires_grad)
+            return shard.requires_grad_(tensor.requires_grad)
         whole = tensor.untyped_storage()
         with self.mode:
             storage = self.storages.get(whole._cdata)
@@ -154,6 +163,21 @@ class _Fakes:
         for name in () if code is None else code.co_names:
             if isinstance(value := names.get(name), nn.Module | torch.Tensor):
                 names[name] = self.everywhere(value)
+
+
+def split_tensor(
+    local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: torch.Size, stride: tuple[int, ...]
+) -> torch.Tensor:
+    """Return a DTensor of what this rank holds of it.
+
+    Args:
+        local: this rank's part.
+        mesh: the ranks.
+        placements: how it is split among them, for each dimension of the mesh.
+        shape: of the whole.
+        stride: of the whole.
+    """
+    return DTensor.from_local(local.detach(), mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def _holds_tensors(value: Any) -> bool:

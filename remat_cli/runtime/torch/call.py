@@ -35,7 +35,7 @@ from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.program import divided
 from remat_cli.runtime.torch.record import PlannedGraph, PlanRecord, told
 from remat_cli.runtime.torch.self_test import self_test
-from remat_cli.runtime.torch.shards import is_sharded
+from remat_cli.runtime.torch.shards import is_distributed, is_sharded
 from remat_cli.runtime.torch.sized import SizedStep
 from remat_cli.runtime.torch.waiting import TRACING
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
@@ -337,9 +337,9 @@ def check_not_sharded(modules: list[nn.Module]) -> None:
     """Check that parameters are tensors of torch itself, whole on this device.
 
     Raises:
-        GraphError: FSDP2 manages a module.
-        UsageError: one is of a class of its own, as those of FSDP and tensor parallelism are, or FSDP or
-            DistributedDataParallel manages a module.
+        GraphError: FSDP2 manages a module, or parameters are DTensors.
+        UsageError: one is of a class of its own, as those of FSDP are, or FSDP or DistributedDataParallel manages a
+            module.
     """
     hint = "use fully_shard (FSDP2) with planned(..., regions=...), or DistributedDataParallel around the planned model"
     for module in modules:
@@ -352,6 +352,11 @@ def check_not_sharded(modules: list[nn.Module]) -> None:
             raise GraphError(
                 "the model is sharded by fully_shard, and a plan of the whole step sees no communication",
                 hint='plan its blocks, inside of what FSDP2 does around them: planned(..., regions="auto")',
+            )
+        if is_distributed(module):
+            raise GraphError(
+                "the model has DTensors for parameters, and a plan of the whole step is that of one rank",
+                hint='plan its blocks, which all ranks do alike: planned(..., regions="auto")',
             )
         # FSDP1 says so; it puts views of its own in the place of parameters.
         if any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules()):

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from remat_cli.formats.torch.ops import local_part, storage_key
+from remat_cli.formats.torch.ops import is_wrapper, local_part, storage_key
 from remat_cli.formats.torch.recurrent import CARRIED_OUT_BY
 from remat_cli.runtime.torch.resizes import tell_no_more, tell_of_resizes
 
@@ -202,6 +202,8 @@ class _EveryOp(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if any(map(is_wrapper, types)):
+            return NotImplemented  # it is seen with the local tensors, and what the wrapper does with them
         carried_out = CARRIED_OUT_BY.get(func) if self._is_showing else None
         if carried_out is not None:  # a layer holds what no op returns
             with self:

@@ -24,6 +24,7 @@ from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.formats.torch import recurrent
 from remat_cli.formats.torch.internals import save_without_version_check
 from remat_cli.formats.torch.joint import BOUNDARY, Joint, JointOp
+from remat_cli.formats.torch.ops import tensors_of
 from remat_cli.runtime.torch import transfers
 
 # Is told after each run of an op: its name, and what it made.
@@ -163,7 +164,8 @@ def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[
     """Return what the backward pass takes from the forward pass: values by their host copies, and values themselves.
 
     It takes those that it reads before it makes them. Values whose memory changes in the forward pass, where only what
-    does not look at them reads them again, come last: torch does not check that they are what they were.
+    does not look at them reads them again, come after others: torch does not check that they are what they were. What
+    is no tensor comes last.
     """
     known, copied = set(joint.tangents), set[fx.Node]()
     needed, needed_copies = dict[fx.Node, None](), dict[fx.Node, None]()
@@ -190,7 +192,12 @@ def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[
                 note_copies(joint.values_in[name][:1])
                 note(joint.values_in[name][:1])
     note(value for value in joint.backward_outputs if isinstance(value, fx.Node))
-    return list(needed_copies), sorted(needed, key=lambda node: joint.storage(node) in joint.changed)
+
+    def place(node: fx.Node) -> tuple[bool, bool]:
+        is_tensor = bool(tensors_of(node.meta.get("val")))
+        return not is_tensor, is_tensor and joint.storage(node) in joint.changed
+
+    return list(needed_copies), sorted(needed, key=place)
 
 
 def _roots(joint: Joint, node: fx.Node) -> list[fx.Node]:
@@ -314,7 +321,7 @@ class _Half:
     def kept(self, node: fx.Node) -> fx.Node:
         """Return what is kept of a value for the backward pass."""
         copy: fx.Node = self.read(node)
-        if self.joint.storage(node) in self.joint.changed:
+        if tensors_of(node.meta.get("val")) and self.joint.storage(node) in self.joint.changed:
             save_without_version_check(copy)
         return copy
 

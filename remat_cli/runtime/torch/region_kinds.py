@@ -41,7 +41,7 @@ from remat_cli.runtime.torch.fused import FusedPlan, compiled_plan
 from remat_cli.runtime.torch.program import divided
 from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.region_choice import RegionPoint
-from remat_cli.runtime.torch.rehearsal import Described, RegionCall
+from remat_cli.runtime.torch.rehearsal import Described, DescribedShard, RegionCall
 from remat_cli.runtime.torch.shards import plain_copy
 
 
@@ -90,7 +90,7 @@ def alike(calls: Sequence[RegionCall], *, fused: bool = False) -> tuple[list[Ali
     """
     twins = _twins(calls)
     functions = [shared_forward(twin.forward, twin) for twin in twins]
-    made = partial(pytree.tree_map, lambda leaf: leaf.made() if isinstance(leaf, Described) else leaf)
+    made = partial(pytree.tree_map, lambda leaf: leaf.made() if isinstance(leaf, Described | DescribedShard) else leaf)
     given = tuple((twin, made(call.args), made(call.kwargs)) for twin, call in zip(twins, calls, strict=True))
     step, mode = with_fake_tensors(Step(alike, given), calls[0].device)
     found: dict[object, Likeness] = {}
@@ -121,6 +121,8 @@ def _twins(calls: Sequence[RegionCall]) -> list[nn.Module]:
     """Return copies of regions without data; what they share, the copies share."""
     memo: dict[int, Any] = {}
     for call in calls:
+        meshes = [part.mesh for part in call.parameters.values() if isinstance(part, DescribedShard)]
+        memo.update((id(mesh), mesh) for mesh in meshes)  # hooks of tensor parallelism have them
         for name, part in call.module.named_parameters():
             if id(part) not in memo:
                 whole = call.parameters[name]

@@ -38,14 +38,15 @@ from remat_cli.runtime.torch.live import bytes_in
 from remat_cli.runtime.torch.record import PlanRecord, told, waited
 from remat_cli.runtime.torch.region_choice import Choice, RegionPoint, WholeStep
 from remat_cli.runtime.torch.region_kinds import RegionKind, alike, shared_forward
-from remat_cli.runtime.torch.rehearsal import Described, RegionCall, Rehearsal, described, named_call
+from remat_cli.runtime.torch.rehearsal import Described, DescribedShard, RegionCall, Rehearsal, described, named_call
 from remat_cli.runtime.torch.shards import (
     Ranks,
+    arrived,
     check_not_offloaded,
     check_regions_are_whole,
     gathered_parameters,
     gradients_kept,
-    is_sharded,
+    is_distributed,
     parameters_at_rest,
 )
 from remat_cli.runtime.torch.waiting import COMPILING
@@ -313,6 +314,7 @@ class RegionsCall:
         forward, module = self._forwards[path], self.regions[path]
         if not module.training or not torch.is_grad_enabled() or path in self._left or torch.compiler.is_compiling():
             return forward(*args, **kwargs)
+        args, kwargs = pytree.tree_map(arrived, (args, kwargs))
         if self._rehearsal is not None:
             return self._rehearsal.call(path, module, forward, *args, **kwargs)
         self._times[path] += 1
@@ -346,7 +348,7 @@ class RegionsCall:
             self.record.unplanned[reason] += 1
             return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._check_eager()
-        if is_sharded(self.module):
+        if is_distributed(self.module):
             check_regions_are_whole(self.regions)
             check_not_offloaded(self.module)
             self._ranks = self._ranks if self._ranks.groups else Ranks.of(self.module)
@@ -705,4 +707,6 @@ def _plain(returned: Any) -> Any:
 def _described_by_kind(value: Any) -> Any:
     """Return what a plan depends on of an input: of a number only that it is one, as it may count steps."""
     value = described(value)
-    return value if value is None or isinstance(value, Described | bool | str) else type(value).__name__
+    return (
+        value if value is None or isinstance(value, Described | DescribedShard | bool | str) else type(value).__name__
+    )

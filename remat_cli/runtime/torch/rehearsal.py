@@ -10,14 +10,17 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import UsageError
-from remat_cli.formats.torch.ops import local_part, storage_key, tensors_of
+from remat_cli.formats.torch.ops import is_wrapper, local_part, storage_key, tensors_of
+from remat_cli.formats.torch.weightless import split_tensor
 from remat_cli.runtime.torch.resizes import tell_no_more, tell_of_resizes
-from remat_cli.runtime.torch.shards import check_region_is_gathered
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,37 @@ class Described:
         return tensor.requires_grad_(self.requires_grad)
 
 
+@dataclass(frozen=True)
+class DescribedShard:
+    """What stands for a DTensor once it is gone.
+
+    Attributes:
+        local: what this rank holds of it.
+        mesh: the ranks.
+        placements: how it is split among them, for each dimension of the mesh.
+        shape: of the whole.
+        stride: of the whole.
+        requires_grad: whether it needs a gradient.
+    """
+
+    local: Described
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    shape: torch.Size
+    stride: tuple[int, ...]
+    requires_grad: bool
+
+    def made(self) -> torch.Tensor:
+        """Return such a tensor without data."""
+        whole = self.shape, self.stride
+        return split_tensor(self.local.made(), self.mesh, self.placements, *whole).requires_grad_(self.requires_grad)
+
+
 def described(value: Any) -> Any:
     """Return what stands for a tensor; any other value as it is."""
+    if isinstance(value, DTensor):
+        whole = value.shape, value.stride(), value.requires_grad
+        return DescribedShard(described(value._local_tensor), value.device_mesh, value.placements, *whole)
     if isinstance(value, torch.Tensor):
         return Described(tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
     return value
@@ -62,7 +94,7 @@ class RegionCall:
     module: nn.Module
     args: Any
     kwargs: Any
-    parameters: Mapping[str, Described]
+    parameters: Mapping[str, Described | DescribedShard]
     device: str
     autocast: tuple[torch.dtype, bool]
 
@@ -122,6 +154,8 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Follow what an op makes."""
         kwargs = dict(kwargs or {})
+        if any(map(is_wrapper, types)):
+            return NotImplemented  # it is seen with the local tensors, and what the wrapper does with them
         if self._is_backward:
             self._look_where()
         made = func(*args, **kwargs)
@@ -208,7 +242,6 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given, named = pytree.tree_map(described, (args, kwargs))
         cast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         place = len(self.calls)
-        check_region_is_gathered(path, module)
         parameters = {part: described(value) for part, value in module.named_parameters()}
         self.calls.append(RegionCall(path, name, module, given, named, parameters, device, cast))
         self._mark((place, "forward"))

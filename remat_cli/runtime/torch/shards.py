@@ -1,4 +1,4 @@
-"""Models that FSDP2 has sharded (`torch.distributed.fsdp.fully_shard`): what all ranks decide together.
+"""Models that FSDP2 has sharded (`fully_shard`), or tensor parallelism (DTensors): what all ranks decide together.
 
 A rank that rehearses a step, or raises an error, while others do not, would leave these waiting in a collective.
 """
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -25,6 +26,11 @@ T = TypeVar("T")
 def is_sharded(module: nn.Module) -> bool:
     """Tell whether FSDP2 manages a module, or parts of it."""
     return any(isinstance(part, FSDPModule) for part in module.modules())
+
+
+def is_distributed(module: nn.Module) -> bool:
+    """Tell whether a module is sharded by FSDP2, or has DTensors among its parameters, as in tensor parallelism."""
+    return is_sharded(module) or any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
 def check_regions_are_whole(regions: Mapping[str, nn.Module]) -> None:
@@ -57,21 +63,6 @@ def check_not_offloaded(module: nn.Module) -> None:
             )
 
 
-def check_region_is_gathered(path: str, region: nn.Module) -> None:
-    """Check that a region that is called has whole parameters, on the device of what shards them.
-
-    Raises:
-        UsageError: it has not.
-    """
-    for name, parameter in region.named_parameters():
-        if isinstance(parameter, DTensor):
-            raise UsageError(
-                f"regions: parameter {name!r} of {path!r} is a DTensor while it runs, as in tensor parallelism, which "
-                "cannot be planned",
-                hint="leave this part out of the regions; what fully_shard alone shards is whole by then",
-            )
-
-
 @dataclass(frozen=True)
 class Ranks:
     """The ranks over which a model is sharded; this one alone where it is not.
@@ -87,12 +78,11 @@ class Ranks:
     @classmethod
     def of(cls, module: nn.Module) -> Ranks:
         """Return those of a model."""
-        shards = [part.sharded_param for part in _sharded_parts(module)]
-        if not shards:
+        meshes = [part.device_mesh for part in parameters_at_rest(module) if isinstance(part, DTensor)]
+        if not meshes:
             return cls()
-        mesh = shards[0].device_mesh
-        groups = mesh.get_all_groups()
-        return cls(groups, _device_to_ask_on(groups, mesh.device_type))
+        groups = list(dict.fromkeys(group for mesh in meshes for group in mesh.get_all_groups()))
+        return cls(groups, _device_to_ask_on(groups, meshes[0].device_type))
 
     def most(self, *values: int) -> list[int]:
         """Return the largest of each of these values on any rank."""
@@ -125,6 +115,27 @@ class Ranks:
             if other is not None:
                 kind, message, hint = other
                 raise kind(f"rank {rank}: {message}", hint=hint)
+
+
+def arrived(value: Any) -> Any:
+    """Return a tensor that is still on its way from other ranks once it is here; any other value as it is."""
+    if isinstance(value, DTensor):
+        local: Any = value._local_tensor
+        if isinstance(local, AsyncCollectiveTensor):
+            value._local_tensor = local.trigger_wait()  # type: ignore[no-untyped-call]
+        return value
+    return _Arrived.apply(value) if isinstance(value, AsyncCollectiveTensor) else value  # type: ignore[no-untyped-call]
+
+
+class _Arrived(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, tensor: Any) -> torch.Tensor:
+        waited: torch.Tensor = tensor.trigger_wait()
+        return waited.view_as(waited)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
 
 
 def _device_to_ask_on(groups: Sequence[Any], device: str) -> str:

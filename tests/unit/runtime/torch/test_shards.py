@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.runtime.torch.live import bytes_in
@@ -52,6 +53,14 @@ def sharded(model: nn.Module, **options: Any) -> nn.Module:
     return model
 
 
+def parallel(model: nn.Module) -> nn.Module:
+    """Split each block among two ranks, which FSDP2 has as one."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    for block in model.get_submodule("blocks").children():
+        parallelize_module(block, mesh["tensor"], {"inner": ColwiseParallel(), "outer": RowwiseParallel()})
+    return sharded(model, mesh=mesh["data"])
+
+
 def by_blocks(model: nn.Module, budget: str) -> nn.Module:
     return planned(model, budget=budget, regions="blocks.*", optimizer="momentum", options={"time_limit": 0.3})
 
@@ -66,6 +75,7 @@ WAYS: dict[str, Any] = {
         lambda model, rank: by_blocks(sharded(model, reshard_after_forward=False), "90%"),
         ((64, 64), (64, 64)),
     ),
+    "tensor parallel": (lambda model, rank: by_blocks(parallel(model), "80%"), ((64, 64), (64, 64))),
     "other sizes on one rank": (lambda model, rank: by_blocks(sharded(model), "100%"), ((64, 64), (64, 48), (48, 48))),
     "no plan": (lambda model, rank: by_blocks(sharded(model), "10%"), ((64, 64),)),
 }
@@ -87,7 +97,8 @@ def _train(rank: int, folder: Path) -> None:
     for name, (way, sizes) in WAYS.items():
         torch.manual_seed(0)
         model = Stack()
-        twin = sharded(copy.deepcopy(model), reshard_after_forward="once" not in name)
+        is_parallel, plain = name == "tensor parallel", copy.deepcopy(model)
+        twin = parallel(plain) if is_parallel else sharded(plain, reshard_after_forward="once" not in name)
         model = way(model, rank)
         equal = []
         models = {each: torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, twin)}
@@ -95,7 +106,9 @@ def _train(rank: int, folder: Path) -> None:
             _gather(model)
         try:
             for step, samples in enumerate(sizes):
-                given = torch.randn(samples[rank], 16, generator=torch.Generator().manual_seed(2 * step + rank))
+                given = torch.randn(
+                    samples[rank], 16, generator=torch.Generator().manual_seed(2 * step + rank * (not is_parallel))
+                )
                 for micro in range(2):  # the second one adds to gradients that are not reduced yet
                     for each in models:
                         each.set_requires_gradient_sync(micro == 1)  # type: ignore[operator]
@@ -111,6 +124,9 @@ def _train(rank: int, folder: Path) -> None:
             record: Any = plan_of(model)
             plans = [(path, point.planned.schedule) for path, point in record.points.items()]
             found[name] = equal, record.predicted_peak_bytes, record.measured_peak_bytes, dict(record.unplanned), plans
+        if is_parallel:
+            ops = record.points["blocks.1"].planned.graph.ops
+            found["order"] = [(op.inputs, op.outputs) for op in ops if "c10d" in op.type]
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -121,6 +137,8 @@ def test_two_ranks_train_as_unplanned_by_one_plan(tmp_path: Path) -> None:
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     for found in ranks:
         assert found.pop("no plan") == "DoesNotFit"
+        (_, given), (needed, _) = found.pop("order")  # of a sum over ranks in the forward pass, and one in the backward
+        assert set(given) & set(needed)
         for name, (equal, predicted, measured, unplanned, plans) in found.items():
             assert all(equal), name
             assert not unplanned
@@ -128,7 +146,7 @@ def test_two_ranks_train_as_unplanned_by_one_plan(tmp_path: Path) -> None:
             # Gradients that are kept from one call to the next are left free once a step has shown them.
             if name != "other sizes on one rank":  # where the last plan is not that of all measured steps
                 assert 0.97 * predicted - GATHERED_BYTES <= measured[-1] <= predicted + 16_384
-    for name in list(WAYS)[:2]:
+    for name in list(WAYS)[:3]:
         assert ranks[0][name][-1] == ranks[1][name][-1]
 
 
@@ -149,12 +167,33 @@ def test_what_does_not_go_with_shards_is_refused_in_words() -> None:
     fully_shard(model.blocks[1].get_submodule("inner"))
     with pytest.raises(UsageError, match=r"'blocks\.1' has a part of its own, 'inner'"):
         by_blocks(sharded(model), "100%")(x)
-    model = Stack()
-    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "tensor"))
-    ways = {"inner": ColwiseParallel(), "outer": RowwiseParallel()}
-    parallelize_module(model.blocks[0], mesh["tensor"], ways)
-    with pytest.raises(UsageError, match=r"'inner\.weight' of 'blocks\.0' is a DTensor while it runs"):
-        by_blocks(sharded(model, mesh=mesh["data"]), "100%")(x)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_blocks_in_tensor_parallelism_are_planned() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    models: list[Any] = [Stack(), Stack()]
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        for block in model.blocks:
+            into = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
+            ways = {"": into, "inner": ColwiseParallel(), "outer": RowwiseParallel(use_local_output=False)}
+            parallelize_module(block, mesh, ways)
+        parallelize_module(model.head, mesh, RowwiseParallel(input_layouts=Replicate()))
+    whole = copy.deepcopy(models[0])
+    planned(models[0], budget="min", regions="auto", options={"time_limit": 0.3})
+    x = torch.randn(64, 16)
+    for model in models:
+        for _ in range(2):
+            model(x).backward()
+    gradients = [[part.grad.to_local() for part in model.parameters()] for model in models]
+    assert same(*gradients)
+    record: Any = plan_of(models[0])
+    assert len(record.points) == 3
+    assert not record.unplanned
+    with pytest.raises(GraphError, match="DTensors") as refusal:
+        planned(whole, budget="90%")(x)
+    assert 'regions="auto"' in str(refusal.value.hint)
 
 
 def test_region_that_is_compiled_is_refused() -> None:
