@@ -64,13 +64,17 @@ def has_effects(node: fx.Node) -> bool:
 
 def communicates(node: fx.Node) -> bool:
     """Tell whether a node has all ranks take part."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target.namespace in _ONCE and not waits(node)
+    return is_between_ranks(node.target) and not waits(node)
 
 
 def waits(node: fx.Node) -> bool:
     """Tell whether a node waits for what ranks communicate; it returns what it is given, and may wait twice."""
-    return getattr(node.target, "_opname", "") == "wait_tensor" and getattr(node.target, "namespace", "") in _ONCE
+    return is_between_ranks(node.target) and getattr(node.target, "_opname", "") == "wait_tensor"
+
+
+def is_between_ranks(op: Any) -> bool:
+    """Tell whether an op is one of those by which ranks communicate."""
+    return isinstance(op, torch._ops.OpOverload) and op.namespace in _ONCE
 
 
 def draws(node: fx.Node) -> bool:

@@ -22,7 +22,7 @@ from remat_cli.costs import Measurements
 from remat_cli.errors import GraphError
 from remat_cli.formats.torch.convert import signature, written
 from remat_cli.formats.torch.joint import Joint, JointOp
-from remat_cli.formats.torch.ops import arguments, nodes_in, numbered, short_name, storage_key
+from remat_cli.formats.torch.ops import arguments, is_between_ranks, nodes_in, numbered, short_name, storage_key
 from remat_cli.formats.torch.places import source_of
 from remat_cli.runtime.torch.memory import allocations_of, peak_of, time_of
 
@@ -119,7 +119,8 @@ def _taken_once(new: Mapping[str, JointOp], device: str) -> dict[str, int]:
 def workspace_of(op: Callable[..., Any], args: Any, kwargs: Any, device: str) -> int:
     """Return the bytes that a call of an op takes beside inputs and outputs; 0 where it does not run by itself.
 
-    The random numbers that the user draws next stay what they are.
+    One by which ranks communicate is not run, as the others would have to run it, too. The random numbers that the user
+    draws next stay what they are.
 
     Args:
         op: is run once.
@@ -127,6 +128,8 @@ def workspace_of(op: Callable[..., Any], args: Any, kwargs: Any, device: str) ->
         kwargs: those by name.
         device: kind of device to run on.
     """
+    if is_between_ranks(op):
+        return 0
     made: list[Any] = []
     try:
         with torch.random.fork_rng(), _disable_current_modes(), torch.autocast(device, enabled=False), torch.no_grad():

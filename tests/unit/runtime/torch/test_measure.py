@@ -132,3 +132,9 @@ def test_results_and_operands_are_no_workspace() -> None:
     assert workspace_of(torch.ops.aten.neg.out, (matrix,), out, "cpu") == 0
     assert workspace_of(torch.ops.aten.mm.default, (matrix, matrix[:3]), {}, "cpu") == 0  # which does not run
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_ranks_do_together_is_not_run_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_module, "peak_of", lambda call, _: pytest.fail("it ran"))
+    op = torch.ops._c10d_functional.all_reduce.default
+    assert workspace_of(op, (torch.ones(4), "sum", "0"), {}, "cpu") == 0
