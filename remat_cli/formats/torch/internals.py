@@ -21,7 +21,7 @@ import torch
 from torch import fx, nn
 from torch._dynamo import pgo
 from torch._dynamo.callback import callback_handler
-from torch._library.opaque_object import is_opaque_value
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from remat_cli.errors import UsageError
@@ -484,7 +484,7 @@ def _given_as(primal: fx.Node, given: Sequence[Primal]) -> Primal:
 
 def is_object(value: object) -> bool:
     """Tell whether a value stands for an object that a graph takes and hands on, as the mesh of a DTensor is."""
-    return is_opaque_value(value)
+    return isinstance(value, FakeScriptObject)
 
 
 def input_index(primal: fx.Node) -> int | None:
