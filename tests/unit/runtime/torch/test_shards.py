@@ -12,15 +12,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.runtime.torch.live import bytes_in
+from remat_cli.runtime.torch.live import LiveOnCpu, bytes_in
 from remat_cli.runtime.torch.rehearsal import Rehearsal
-from remat_cli.runtime.torch.shards import Ranks, _device_to_ask_on, gathered_parameters, parameters_at_rest
+from remat_cli.runtime.torch.shards import (
+    Ranks,
+    _device_to_ask_on,
+    arrived,
+    gathered_parameters,
+    parameters_at_rest,
+)
 from remat_cli.torch import plan_of, planned
 from tests.unit.runtime.torch.test_planned import same
 
@@ -194,6 +201,32 @@ def test_blocks_in_tensor_parallelism_are_planned() -> None:
     with pytest.raises(GraphError, match="DTensors") as refusal:
         planned(whole, budget="90%")(x)
     assert 'regions="auto"' in str(refusal.value.hint)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_memory_that_dtensors_take_is_seen() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    tensor = DTensor.from_local(torch.ones(1000), mesh, [Replicate()])
+    rehearsal, live = Rehearsal(), LiveOnCpu()
+    with rehearsal:
+        held = [tensor + 1]
+        assert rehearsal.level == 4000
+    live.begin(())
+    held.append(tensor + 1)
+    assert live.end() == (4000, 0)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_tensors_on_their_way_from_other_ranks_have_arrived() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    under_way = all_reduce(torch.ones(4), "sum", mesh).requires_grad_()
+    assert type(under_way) is AsyncCollectiveTensor
+    here = arrived(under_way)
+    assert type(here) is torch.Tensor
+    torch.autograd.backward((here * 3).sum())
+    assert same([here, under_way.grad], [torch.ones(4), torch.full((4,), 3.0)])
+    shard = DTensor.from_local(all_reduce(torch.ones(4), "sum", mesh), mesh, [Replicate()], run_check=False)
+    assert type(arrived(shard)._local_tensor) is torch.Tensor
 
 
 def test_region_that_is_compiled_is_refused() -> None:

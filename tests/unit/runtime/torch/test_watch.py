@@ -127,7 +127,7 @@ def test_accumulated_gradients_are_seen_beside_the_optimizers_state() -> None:
     model = made(lambda: nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 1)))
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     planned(model, budget="100%", optimizer=optimizer)
-    for _ in range(3):
+    for _ in range(2):
         for _ in range(5):  # more than the first steps, before there is any state
             model(torch.randn(4, 300)).sum().backward()
         optimizer.step()
