@@ -15,8 +15,9 @@ from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.runtime.torch.live import LiveOnCpu, bytes_in
@@ -203,17 +204,19 @@ def test_blocks_in_tensor_parallelism_are_planned() -> None:
     assert 'regions="auto"' in str(refusal.value.hint)
 
 
-@pytest.mark.usefixtures("_alone")
 def test_memory_that_dtensors_take_is_seen() -> None:
-    mesh = init_device_mesh("cpu", (1,))
-    tensor = DTensor.from_local(torch.ones(1000), mesh, [Replicate()])
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     rehearsal, live = Rehearsal(), LiveOnCpu()
-    with rehearsal:
-        held = [tensor + 1]
-        assert rehearsal.level == 4000
-    live.begin(())
-    held.append(tensor + 1)
-    assert live.end() == (4000, 0)
+    try:
+        tensor = DTensor.from_local(torch.ones(1000), init_device_mesh("cpu", (2,)), [Shard(0)])  # half of the whole
+        with rehearsal:
+            held = [tensor + 1]
+            assert rehearsal.level == 4000
+        live.begin(())
+        held.append(tensor + 1)
+        assert live.end() == (4000, 0)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("_alone")
