@@ -100,9 +100,11 @@ class StepWatch:
         self._parameters = {id(parameter) for parameter in parameters}
         if not self._hooks:
             self._hooks = [
-                register_optimizer_step_pre_hook(self._optimizer_begins),
-                register_optimizer_step_post_hook(self._optimizer_ends),
+                register_optimizer_step_pre_hook(_weakly(self._optimizer_begins)),
+                register_optimizer_step_post_hook(_weakly(self._optimizer_ends)),
             ]
+            for hook in self._hooks:
+                weakref.finalize(self, hook.remove).atexit = False
         self._is_begun, self._is_in_optimizer = True, False
         self._step += 1
 
@@ -177,6 +179,17 @@ class StepWatch:
     def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups
         return any(id(parameter) in self._parameters for group in groups for parameter in group["params"])
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Return what calls a method of an object as long as something else holds that."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (held := reference()) is not None:
+            held(*args)
+
+    return call
 
 
 class _AtEnd:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,6 +18,7 @@ from remat_cli.errors import UsageError
 from remat_cli.runtime.torch.live import LiveOnCpu, bytes_in
 from remat_cli.runtime.torch.memory import peak_of
 from remat_cli.runtime.torch.record import PlanRecord
+from remat_cli.runtime.torch.watch import StepWatch
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import MLP
 
@@ -138,6 +140,16 @@ def test_accumulated_gradients_are_seen_beside_the_optimizers_state() -> None:
     assert len(first.measured_peak_bytes) == 5
     assert first.measured_peak_bytes[-1] > 5 * parameters  # with one that is there before the call, too
     assert last.predicted_peak_bytes > 5 * parameters
+
+
+def test_a_watch_that_no_optimizer_ends_goes_with_its_model() -> None:
+    before = len(optimizer_hooks)
+    watch = StepWatch()
+    watch.begin("cpu", [nn.Linear(2, 2)], ())
+    watch.end()
+    assert len(optimizer_hooks) == before + 1
+    del watch
+    assert len(optimizer_hooks) == before
 
 
 def test_buckets_of_data_parallel_are_counted() -> None:
