@@ -16,7 +16,7 @@ from remat_cli.formats.reader import Reading
 from remat_cli.formats.torch.internals import Captured, gradient_of, output_descriptions
 from remat_cli.formats.torch.joint import Joint, JointOp
 from remat_cli.formats.torch.mutation import is_backward
-from remat_cli.formats.torch.ops import arguments, nodes_in, numbered, short_name, tensors_of
+from remat_cli.formats.torch.ops import arguments, communicates, nodes_in, numbered, short_name, tensors_of
 from remat_cli.formats.torch.places import module_of, source_of
 
 _SIGNATURE_LENGTH = 12
@@ -106,11 +106,16 @@ def with_signatures(reading: Reading, signatures: Mapping[str, str]) -> Reading:
 def written(node: fx.Node, *, named: bool = True) -> str:
     """Return an op with its operands as text: the layout of each tensor, the value of everything else.
 
+    Left out is the name of a group of ranks: each group has one of its own, and does the same.
+
     Args:
         node: the op.
         named: name the tensors, too; without, ops that do the same on tensors of the same layout are equal.
     """
-    return f"{node.target}({_written(node.args, named)}, {_written(node.kwargs, named)})"
+    args: Any = node.args
+    if communicates(node):
+        args = [value for name, value in arguments(node).items() if name != "group_name"]
+    return f"{node.target}({_written(args, named)}, {_written(node.kwargs, named)})"
 
 
 def _written(value: Any, named: bool) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from remat_cli.core.graph import Graph, Kind, Phase
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import ReadOptions, read_graph
 from remat_cli.formats.native import from_document, graph_sha256
-from remat_cli.formats.torch.convert import graph_of, signature
+from remat_cli.formats.torch.convert import graph_of, signature, written
 from remat_cli.formats.torch.internals import compiled, forgetting, seen_by
 from remat_cli.formats.torch.joint import BOUNDARY, Joint
 from remat_cli.formats.torch.reader import callable_of, capture
@@ -320,3 +320,12 @@ def test_what_dropout_returns_may_be_made_again_from_its_mask() -> None:
     assert applied.inputs == ("addmm", "native_dropout:1")
     assert not any("native_dropout:0" in op.inputs for op in graph.ops)
     assert applied.phase is Phase.FORWARD
+
+
+def test_exchange_between_ranks_is_written_alike_by_each_group() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    asked = [("sum", "0"), ("sum", "1"), ("max", "0")]
+    sums = [graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, *how)) for how in asked]
+    one, other, most = map(written, sums)
+    assert one == other != most
