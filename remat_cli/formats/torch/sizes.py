@@ -15,8 +15,9 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from remat_cli.errors import GraphError
 from remat_cli.formats.torch.internals import SIZE, Captured, primals_of
@@ -106,6 +107,16 @@ class Sizes:
         at = self._at(values)
         return input_shapes(self.captured, lambda size: int(_number(_expression(size), at)))
 
+    def values_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Values | None:
+        """Return the value of each symbol where inputs have these shapes, by name; None where they do not tell."""
+        root = root_of(tuple(primal.source for primal in self.captured.primals))
+        found: dict[Any, int] = {}
+        for node, primal in zip(primals_of(self.captured.module.graph), self.captured.primals, strict=True):
+            value, shape = node.meta.get("val"), shapes.get(_input_name(primal.source, root), ())
+            if isinstance(value, torch.Tensor) and value.dim() == len(shape):
+                found.update(zip(map(_expression, value.shape), shape, strict=True))
+        return tuple(found[symbol] for symbol in self.symbols) if found.keys() >= set(self.symbols) else None
+
     def numbers(self, values: Values) -> list[int | float]:
         """Return the value of each size node at these sizes."""
         at = self._at(values)
@@ -156,10 +167,14 @@ def input_shapes(captured: Captured, known: Callable[[Any], int] = int) -> dict[
     root = root_of(tuple(primal.source for primal in captured.primals))
     values = (node.meta.get("val") for node in primals_of(captured.module.graph))
     return {
-        readable(primal.source, root).removeprefix("kwargs."): tuple(map(known, value.shape))
+        _input_name(primal.source, root): tuple(map(known, value.shape))
         for primal, value in zip(captured.primals, values, strict=True)
         if isinstance(value, torch.Tensor) and primal.source and not _OF_MODULE.search(primal.source)
     }
+
+
+def _input_name(source: str, root: str) -> str:
+    return readable(source, root).removeprefix("kwargs.")
 
 
 def _expression(size: Any) -> Any:
@@ -214,12 +229,18 @@ class _Fixed:
     _storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # by the key of the original
 
     def captured(self) -> Captured:
+        with _disable_current_modes():  # those of torch, while it captures
+            return self._captured()
+
+    def _captured(self) -> Captured:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         for node in self.whole.module.graph.nodes:
             copies[node] = _copied(graph, node, copies)
-            if "val" in node.meta:
-                copies[node].meta["val"] = pytree.tree_map(self.value, node.meta["val"])
+            if isinstance(value := node.meta.get("val"), torch.Tensor):
+                copies[node].meta["val"] = self.tensor(value)
+            elif value is not None:
+                copies[node].meta["val"] = pytree.tree_map(self.value, value)
         module = fx.GraphModule(self.whole.module, graph)
         return Captured(module, self.whole.forward_outputs, self.whole.primals, self.whole.old_values)
 
@@ -236,14 +257,15 @@ class _Fixed:
         if tensor.layout is not torch.strided:
             return tensor
         key, size = storage_key(tensor), tensor.untyped_storage().nbytes()
-        with self._mode:
-            if key not in self._storages:
-                memory = torch.empty(self.value(size), dtype=torch.uint8, device=tensor.device)
-                self._storages[key] = memory.untyped_storage()
-                self.bytes[storage_key(memory)] = _expression(size)
-            fake = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            shape, strides = tuple(map(self.value, tensor.shape)), tuple(map(self.value, tensor.stride()))
-            return fake.set_(self._storages[key], self.value(tensor.storage_offset()), shape, strides)
+        if key not in self._storages:
+            memory = torch.empty(self.value(size), dtype=torch.uint8, device="meta")
+            self._storages[key] = memory.untyped_storage()
+            self.bytes[storage_key(memory)] = _expression(size)
+        shape, strides = tuple(map(self.value, tensor.shape)), tuple(map(self.value, tensor.stride()))
+        bare = torch.empty(0, dtype=tensor.dtype, device="meta")
+        bare.set_(self._storages[key], self.value(tensor.storage_offset()), shape, strides)
+        # As if it had been made in the mode, which would look at each of these calls for longer than they take.
+        return FakeTensor(self._mode, bare, tensor.device)
 
 
 def _number(expression: Any, at: Mapping[sympy.Symbol, Any]) -> int | float:

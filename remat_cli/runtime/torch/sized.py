@@ -1,7 +1,8 @@
 """One captured graph for calls of many sizes, run by few plans.
 
 A plan that was made for some sizes is carried over to others of the same ops where the judge finds that it fits there.
-Else, or where it would take more time than is needed, one is made for these sizes, with some room for larger ones.
+Else, or where it would take more time than is needed, one is made for these sizes, with some room for larger ones. The
+first is made for the largest sizes that calls have had: before torch captures sizes as symbols, it has seen others.
 
 torch is given two graphs that stand for all of these plans: what may be handed over to the backward pass has a *slot*
 each, and a plan that does not hand it over leaves the slot empty. The first slot is a *ticket*: an empty tensor whose
@@ -105,7 +106,9 @@ class SizedStep:
         self._programs: list[_Program] = []
         self._entries: list[_Entry] = []
         self._numbers: dict[Values, int] = {}  # of the entries
-        self._slots = _all_slots(sizes.at(sizes.first).joint)
+        self._largest = self._largest_so_far()
+        self._first = sizes.at(self._largest)
+        self._slots = _all_slots(self._first.joint)
         self._places = {name: place for place, name in enumerate(self._slots)}
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -177,6 +180,10 @@ class SizedStep:
 
     def _made(self, values: Values) -> tuple[_Program, PlannedGraph]:
         """Make a plan that fits at these sizes, for larger ones if it can be."""
+        if not self._programs and self._largest != values:
+            with suppress(DoesNotFit):  # then these sizes alone have to fit
+                if self._made_for(self._largest, values) and (found := self._carried(values)) is not None:
+                    return found
         asked = self._roomier(values) if self._source.has_room else values
         if asked != values:
             with suppress(DoesNotFit):  # then less room is left
@@ -192,7 +199,7 @@ class SizedStep:
         Raises:
             DoesNotFit: there is none.
         """
-        sized = self._sizes.at(asked)
+        sized = self._first if asked == self._largest else self._sizes.at(asked)
         planned = self._source.planned(sized.joint, sized.captured, self._modules)
         planned = replace(planned, inputs=self._sizes.input_shapes(asked))
         program = self._written(planned, sized, planned.schedule, planned.overhead)
@@ -215,6 +222,16 @@ class SizedStep:
         made = halves(sized.joint, schedule)
         slots = tuple(self._places[node.name] for node in made.saved)
         return _Program(planned, sized, schedule, overhead, boxed(made.forward), boxed(made.backward), slots)
+
+    def _largest_so_far(self) -> Values:
+        """Return the largest sizes that calls have had; larger ones yet, where a plan is made for such."""
+        first, found = self._sizes.first, self._sizes.first
+        for planned in self._record.graphs:
+            known = self._sizes.values_of(planned.inputs)
+            if known is not None:
+                found = tuple(max(pair) if isinstance(pair[0], int) else pair[0] for pair in zip(found, known, strict=True))
+        found = found if self._sizes.allows(found) else first
+        return self._roomier(found) if self._source.has_room else found
 
     def _roomier(self, values: Values) -> Values:
         """Return larger sizes, where torch would run the graph at them; else these."""

@@ -123,6 +123,17 @@ def test_backward_twice_and_what_changed_in_between_is_an_error() -> None:
         loss.backward()
 
 
+def test_first_plan_of_many_sizes_is_for_the_largest_that_came_before() -> None:
+    torch.manual_seed(0)
+    model = planned(GPT(depth=1, width=8), budget="90%", planner="min_cut", options={"work_limit": 1})
+    for length in (40, 12, 37, 30):
+        model(*tokens(length)).backward()
+        model.zero_grad()
+    alone, sized = plan_of(model).graphs
+    assert alone.inputs["tokens"] == sized.inputs["tokens"] == (2, 40)
+    assert [plan.inputs["tokens"] for plan in sized.carried if plan.calls] == [(2, 12), (2, 37), (2, 30)]
+
+
 @pytest.mark.parametrize("budget", ["85%", 330_000])
 def test_peak_is_within_the_budget_at_every_length(budget: int | str) -> None:
     model = planned(GPT(depth=2, width=32), budget=budget, planner="min_cut", options={"work_limit": 1})
