@@ -19,7 +19,7 @@ from remat_cli import __version__
 from remat_cli.config import GraphOptions, load_measurements, measurements_bytes
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
-from remat_cli.core.schedule import Schedule
+from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import Solution, baseline_of
 from remat_cli.costs import Measurements
@@ -386,8 +386,9 @@ class WithinBudget(ScheduleSource):
             request = replace(request, planner=chosen.with_options({"time_limit": seconds}))
         if not self.is_share:
             return request
-        # Memory that steps took beyond their plans does not raise the budget.
-        seen = replace(graph, resident_bytes=graph.resident_bytes - self.missed_bytes)
+        seen = graph
+        if self.missed_bytes:  # memory that steps took beyond their plans does not raise the budget
+            seen = replace(graph, resident_bytes=graph.resident_bytes - self.missed_bytes)
         return request.at(max(request.budget_bytes(seen) or 0, self.granted))
 
     @property
@@ -403,7 +404,7 @@ class WithinBudget(ScheduleSource):
 
     def carried(self, planned: PlannedGraph, graph: Graph, schedule: Schedule) -> PlannedGraph | None:
         """Return a schedule as a plan for the graph at other sizes; see `ScheduleSource.carried`."""
-        trace = simulate(graph, schedule)
+        trace = baseline_of(graph) if schedule == plain_run(graph) else simulate(graph, schedule)
         # The smallest budget is the one that was found for the plan.
         budget = self.request_for(graph).budget_bytes(graph) or planned.budget_bytes
         assert budget is not None

@@ -161,8 +161,9 @@ class SizedStep:
 
     def _carried(self, values: Values) -> tuple[_Program, PlannedGraph] | None:
         """Return the plan of least overhead that fits at these sizes; None where a new one is called for."""
+        graphs: dict[Graph, Graph] = {}
         for program in sorted(self._programs, key=lambda program: program.overhead):
-            planned = self._at(program, values)
+            planned = self._at(program, values, graphs)
             if planned is None:
                 continue
             smaller = planned.plain_peak_bytes < _SMALLER * program.planned.plain_peak_bytes
@@ -173,10 +174,18 @@ class SizedStep:
             return program, planned
         return None
 
-    def _at(self, program: _Program, values: Values) -> PlannedGraph | None:
-        """Return what the judge makes of a plan at other sizes; None where it is above the budget."""
-        graph = resized(program.planned.graph, self._sizes.bytes_at(program.sized, values))
-        return self._source.carried(program.planned, graph, program.schedule)
+    def _at(self, program: _Program, values: Values, graphs: dict[Graph, Graph]) -> PlannedGraph | None:
+        """Return what the judge makes of a plan at other sizes; None where it is above the budget.
+
+        Args:
+            program: the plan.
+            values: the sizes.
+            graphs: at these sizes, by those that were planned; what is missing is added.
+        """
+        given = program.planned.graph
+        if given not in graphs:
+            graphs[given] = resized(given, self._sizes.bytes_at(program.sized, values))
+        return self._source.carried(program.planned, graphs[given], program.schedule)
 
     def _made(self, values: Values) -> tuple[_Program, PlannedGraph]:
         """Make a plan that fits at these sizes, for larger ones if it can be."""
@@ -203,7 +212,7 @@ class SizedStep:
         planned = self._source.planned(sized.joint, sized.captured, self._modules)
         planned = replace(planned, inputs=self._sizes.input_shapes(asked))
         program = self._written(planned, sized, planned.schedule, planned.overhead)
-        at_values = planned if asked == values else self._at(program, values)
+        at_values = planned if asked == values else self._at(program, values, {})
         if at_values is None:
             return None
         own = self._record.add(planned)
@@ -229,7 +238,7 @@ class SizedStep:
         for planned in self._record.graphs:
             known = self._sizes.values_of(planned.inputs)
             if known is not None:
-                found = tuple(max(pair) if isinstance(pair[0], int) else pair[0] for pair in zip(found, known, strict=True))
+                found = tuple(map(max, found, known))
         found = found if self._sizes.allows(found) else first
         return self._roomier(found) if self._source.has_room else found
 
