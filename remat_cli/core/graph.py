@@ -125,6 +125,7 @@ class Op:
         return Op(*values)
 
 
+_WORK_OF, _NO_WORK = attrgetter(*_WORK), (None,) * len(_WORK)
 _OP_VALUES = attrgetter(*(item.name for item in fields(Op)))
 _OP_POSITIONS = {item.name: position for position, item in enumerate(fields(Op))}
 
@@ -465,7 +466,8 @@ def _check_numbers(graph: Graph) -> None:
     for op in graph.ops:
         total_bytes += _whole(op.workspace_bytes, "the workspace of op {!r}", op.name)
         total_time += _whole(op.time, "the time of op {!r}", op.name)
-        check_work(op)
+        if _WORK_OF(op) != _NO_WORK:
+            check_work(op)
     for what, total in (("sizes", total_bytes), ("times", total_time)):
         if total > LARGEST_TOTAL:
             raise GraphError(
@@ -523,7 +525,8 @@ def _check_ops(graph: Graph) -> None:
         if not there.issuperset(read):
             _check_known(op.inputs, tensors, f"op {op.name!r} reads")
             raise _order_error(graph, op, next(name for name in op.inputs if name not in there))
-        _check_known(op.outputs, tensors, f"op {op.name!r} produces")
+        if not all(map(tensors.__contains__, op.outputs)):
+            _check_known(op.outputs, tensors, f"op {op.name!r} produces")
         for name in op.outputs:
             if name in produced_by:
                 raise GraphError(
@@ -532,9 +535,10 @@ def _check_ops(graph: Graph) -> None:
                 )
             produced_by[name] = op.name
         there.update(op.outputs)
-        _check_roles(op)
+        if op.inplace is not None or op.saves or op.grad_inputs:
+            _check_roles(op)
     for op in graph.ops:
-        if op.grad_of is not None:
+        if op.grad_of is not None and op.grad_of not in op_names:
             _check_known((op.grad_of,), op_names, f"op {op.name!r} has grad_of")
 
 

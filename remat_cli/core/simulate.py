@@ -91,7 +91,7 @@ class Trace:
         return sum(transfer.end - transfer.start for transfer in self.transfers if transfer.direction is direction)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Device:
     """The state of the device between two steps."""
 
@@ -172,26 +172,26 @@ class _Broken(Exception):
 
 def _execute(device: _Device, step: Step) -> int:
     """Carry out one step and return the memory in use while it runs."""
-    match step:
-        case Compute(op=name):
-            return _compute(device, _op(device, name))
-        case Inplace(op=name):
-            return _compute_inplace(device, _op(device, name))
-        case Free(tensor=name):
-            _free(device, name)
-        case Offload(tensor=name):
-            _offload(device, name)
-        case Prefetch(tensor=name):
-            _prefetch(device, name)
-        case Wait(tensor=name):
-            _wait(device, name)
+    if isinstance(step, Compute):
+        return _compute(device, _op(device, step.op))
+    if isinstance(step, Inplace):
+        return _compute_inplace(device, _op(device, step.op))
+    if isinstance(step, Free):
+        _free(device, step.tensor)
+    elif isinstance(step, Offload):
+        _offload(device, step.tensor)
+    elif isinstance(step, Prefetch):
+        _prefetch(device, step.tensor)
+    else:
+        _wait(device, step.tensor)
     return device.memory()
 
 
 def _op(device: _Device, name: str) -> Op:
-    if name not in device.graph.op:
+    op = device.graph.op.get(name)
+    if op is None:
         raise _Broken(f"the graph has no op {name!r}", "is this schedule for another graph?")
-    return device.graph.op[name]
+    return op
 
 
 def _check_tensor(device: _Device, name: str) -> None:

@@ -20,4 +20,8 @@ def no_search_for_garbage() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():
+                # Both together make all of it old, unseen; else the next search would begin with millions of objects.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

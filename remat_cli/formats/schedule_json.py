@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def schedule_bytes(
     asked = {"name": planner, "options": options} | ({"offload": True} if solution.problem.offload else {})
     document = _document(solution, graph, asked)
     if solution.result.schedule is not None:
-        document["steps"] = [_written(step) for step in solution.result.schedule.steps]
+        document["steps"] = list(map(_written, solution.result.schedule.steps))
     if solution.arena is not None:
         document["arena"] = arena_fields(solution.arena)
     return _file_bytes(document)
@@ -84,7 +85,7 @@ def arena_fields(arena: Arena) -> dict[str, Any]:
 
 def _file_bytes(document: Mapping[str, Any]) -> bytes:
     """Return a file: keys sorted, one step and one address a line."""
-    texts = {key: _json(value) for key, value in document.items()}
+    texts = {key: _json(value) for key, value in document.items() if key not in ("steps", "arena")}
     if "steps" in document:
         texts["steps"] = _lines(document["steps"])
     if "arena" in document:
@@ -102,7 +103,9 @@ def _lines(items: Iterable[Any]) -> str:
 
 def _line(item: Any) -> str:
     # A text is encoded at once; for a list an encoder would be set up, and there are millions of steps.
-    return f"[{', '.join(map(_json, item))}]" if type(item) is list else _json(item)
+    if type(item) is not list:
+        return _json(item)
+    return f"[{', '.join([_text(part) if type(part) is str else _json(part) for part in item])}]"
 
 
 def link_fields(link: Link) -> dict[str, str]:
@@ -122,6 +125,7 @@ def scope_columns(scope: Scope) -> dict[str, Any]:
 
 # One encoder for all steps: `json.dumps` would make one for each.
 _json: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
+_text: Callable[[str], str] = encode_basestring  # what it does to a text
 
 
 def _graph_section(graph: Graph, mode: str, read_with: Mapping[str, object]) -> dict[str, Any]:

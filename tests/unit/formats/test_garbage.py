@@ -30,3 +30,11 @@ def test_who_does_without_it_goes_on_so() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_was_made_meanwhile_is_old_afterwards() -> None:
+    with no_search_for_garbage():
+        made = [[] for _ in range(10)]  # type: list[list[int]]
+    old = {id(item) for item in gc.get_objects(generation=2)}
+    assert {id(item) for item in made} <= old
+    assert gc.get_freeze_count() == 0

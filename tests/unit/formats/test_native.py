@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,23 @@ def test_what_was_parsed_is_let_go_of_as_it_is_read() -> None:
     parsed = document()
     from_document(parsed, "g.json")
     assert (parsed["tensors"], parsed["ops"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "place"),
+    [
+        ("bytes", -1, "tensors[1].bytes: -1 is not a whole number, 0 or more"),
+        ("shape", [2, -1], "tensors[1].shape: [2, -1] is not a list of whole numbers"),
+        ("inputs", [3], "ops[1].inputs: [3] is not a list of names"),
+        ("time", True, "ops[1].time: true is not a whole number, 0 or more"),
+    ],
+)
+def test_a_fault_is_found_in_an_object_of_a_form_that_held_before(field: str, value: object, place: str) -> None:
+    tensors: list[dict[str, object]] = [{"name": name, "bytes": 4, "shape": [2, 2]} for name in ("a", "b")]
+    ops: list[dict[str, object]] = [
+        {"name": name, "inputs": [], "outputs": [name], "time": 1, "workspace_bytes": 0} for name in ("a", "b")
+    ]
+    (tensors if place.startswith("tensors") else ops)[1][field] = value
+    document = {"format": "remat.graph/1", "kind": "inference", "tensors": tensors, "ops": ops}
+    with pytest.raises(GraphError, match=re.escape(place)):
+        from_document(document, "g.json")
