@@ -537,6 +537,10 @@ def _check_ops(graph: Graph) -> None:
         there.update(op.outputs)
         if op.inplace is not None or op.saves or op.grad_inputs:
             _check_roles(op)
+    _check_differentiated(graph, op_names)
+
+
+def _check_differentiated(graph: Graph, op_names: set[str]) -> None:
     for op in graph.ops:
         if op.grad_of is not None and op.grad_of not in op_names:
             _check_known((op.grad_of,), op_names, f"op {op.name!r} has grad_of")

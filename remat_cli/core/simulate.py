@@ -10,7 +10,7 @@ from functools import cached_property
 
 from remat_cli.core.graph import Graph, Op
 from remat_cli.core.link import Direction, Duplex, Link
-from remat_cli.core.schedule import STEP_NAMES, Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
+from remat_cli.core.schedule import STEP_NAMES, Compute, Free, Inplace, Offload, Prefetch, Schedule, Step
 from remat_cli.errors import InvalidSchedule
 from remat_cli.settings import Setting, Wording
 

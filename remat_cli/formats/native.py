@@ -105,8 +105,8 @@ class _AsUsual:
         self._checks = {name: _KINDS[field.kind][0] for name, field in known.items()}
         self._required = {name for name, default in defaults.items() if default is _REQUIRED}
         self._kinds = {name: field.kind for name, field in known.items()}
-        # A million objects have some dozen forms: the names of their fields, and the types of the values. Of a form that
-        # held before, only what its types leave open is looked at: the fields of numbers, of names, and of sizes.
+        # A million objects have some dozen forms: the names of their fields, and the types of the values. Of a form
+        # that held before, only what its types leave open is looked at: the fields of numbers, of names and of sizes.
         self._forms: dict[tuple[object, ...], tuple[list[str], list[str], list[str]]] = {}
 
     def values(self, item: Any) -> dict[str, Any] | None:
