@@ -48,7 +48,7 @@ def working_set_bytes(graph: Graph, op: Op) -> int:
 
 def _bytes_of(graph: Graph, names: tuple[str, ...]) -> int:
     """Return the bytes in memory with these tensors, each counted once."""
-    return graph.fixed_bytes + sum(map(graph.freeable_bytes.__getitem__, names))
+    return sum(map(graph.freeable_bytes.__getitem__, names), graph.fixed_bytes)
 
 
 def _by_size(graph: Graph, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -131,12 +131,15 @@ def with_frees(graph: Graph, computes: Iterable[str]) -> Schedule:
     Raises:
         InvalidSchedule: an op is not in the graph. (The simulator checks that inputs are in memory.)
     """
-    ops = [_known(graph, name, position) for position, name in enumerate(computes)]
+    known = graph.op
+    ops = [known.get(name) or _known(graph, name, position) for position, name in enumerate(computes)]
     steps: list[Step] = []
     for op, ending in zip(ops, _ending(graph, ops), strict=True):
-        taken = _taken_over(graph, op, ending)
+        taken = None if op.inplace is None else _taken_over(graph, op, ending)
         steps.append(Compute(op.name) if taken is None else Inplace(op.name))
-        steps.extend(Free(name) for name in ending if name != taken)
+        for name in ending:
+            if name != taken:
+                steps.append(Free(name))
     return Schedule(tuple(steps))
 
 

@@ -217,9 +217,10 @@ def _check_in_memory(device: _Device, names: tuple[str, ...]) -> None:
 
 def _check_can_run(device: _Device, op: Op) -> None:
     _check_in_memory(device, op.inputs)
-    for name in op.outputs:
-        if name in device.offloading or name in device.prefetching:
-            raise _Broken(f"its output {name!r} is being transferred", "wait for the transfer first")
+    if device.offloading or device.prefetching:
+        for name in op.outputs:
+            if name in device.offloading or name in device.prefetching:
+                raise _Broken(f"its output {name!r} is being transferred", "wait for the transfer first")
     if not op.recomputable and op.name in device.runs:
         raise _Broken("the op must run exactly once (recomputable: false) and has run before")
 

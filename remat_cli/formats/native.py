@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
-from itertools import islice
-from operator import attrgetter
+from itertools import compress, islice
+from operator import attrgetter, ne
 from sys import intern
 from typing import Any, TypeVar
 
@@ -324,5 +324,5 @@ def _written(items: Iterable[Tensor | Op | Graph], known: Mapping[str, _Field]) 
     defaults = tuple(known[name].default for name in names)
     values_of = attrgetter(*names)
     for item in items:
-        values = zip(names, values_of(item), defaults, strict=True)
-        yield {name: value for name, value, default in values if value != default}
+        values = values_of(item)
+        yield dict(compress(zip(names, values, strict=True), map(ne, values, defaults)))
