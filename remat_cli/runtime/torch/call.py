@@ -37,7 +37,7 @@ from remat_cli.runtime.torch.record import PlannedGraph, PlanRecord, told
 from remat_cli.runtime.torch.self_test import self_test
 from remat_cli.runtime.torch.shards import is_distributed, is_sharded
 from remat_cli.runtime.torch.sized import SizedStep
-from remat_cli.runtime.torch.waiting import TRACING
+from remat_cli.runtime.torch.waiting import DIVIDING, TRACING
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
 
 _log = logging.getLogger("remat")
@@ -212,6 +212,10 @@ class PlannedCall:
 
     def divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the two graphs of the plan for a joint graph, for `formats.torch.internals`."""
+        with self.source.waiting.phase(DIVIDING):
+            return self._divided(captured)
+
+    def _divided(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
         for part in (part for module in self._modules for part in module.modules()):
             if isinstance(other := part._compiled_call_impl, PlannedCall) and other is not self:
                 other.record.is_part = True

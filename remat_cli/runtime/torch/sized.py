@@ -39,6 +39,7 @@ from remat_cli.formats.torch.sizes import SizedJoint, Sizes, Values
 from remat_cli.runtime.torch.choice import ScheduleSource
 from remat_cli.runtime.torch.program import halves
 from remat_cli.runtime.torch.record import PlannedGraph, PlanRecord
+from remat_cli.runtime.torch.waiting import DIVIDING
 
 # A plan within bytes is made for sizes this much larger than those that ask for it.
 _ROOM = 1.25
@@ -153,7 +154,11 @@ class SizedStep:
     def _number(self, values: Values) -> int:
         """Return the number of the entry for these sizes."""
         if values not in self._numbers:
-            program, planned = self._carried(values) or self._made(values)
+            carried = self._carried(values)
+            if carried is None:
+                with self._source.waiting.phase(DIVIDING):
+                    carried = self._made(values)
+            program, planned = carried
             planned.inputs = self._sizes.input_shapes(values)
             self._numbers[values] = len(self._entries)
             self._entries.append(_Entry(program, planned, self._sizes.numbers(values)))

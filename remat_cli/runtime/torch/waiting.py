@@ -15,6 +15,7 @@ from remat_cli.units import format_time
 TRACING = "PyTorch's tracing of the model"
 MEASURING = "measuring its kernels"
 PLANNING = "planning"
+DIVIDING = "reading and dividing what was traced"
 COMPILING = "compiling its kernels"
 
 # Whoever waits this long is told for what.

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from remat_cli.errors import UsageError
+from remat_cli.runtime.torch.waiting import DIVIDING, MEASURING, PLANNING, TRACING
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import MLP
 
@@ -34,6 +35,8 @@ def test_record_says_what_was_planned_and_how_calls_ran() -> None:
     assert report.startswith("Planned for 70%: 3 calls as planned, 2 calls not\n")
     assert "x 64x16" in report
     assert "  unplanned, in eval mode: 1 call" in report
+    # What is torch's, and what is not.
+    assert {TRACING, DIVIDING, MEASURING, PLANNING} <= record.waited_ns.keys()
     graph.measured_peak_bytes[:] = [12_000]
     assert "measured peak of the first steps: 12.00 kB" in str(record)
 
