@@ -106,6 +106,7 @@ class PlannedCall:
             return self._explained(args, kwargs)
         except DoesNotFit as refusal:
             if self._former is None:
+                self.record.refused += 1
                 raise
             self._compiled, self._former = self._former, None
             self._holding.gives_up(refusal.message)

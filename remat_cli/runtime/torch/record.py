@@ -92,6 +92,7 @@ class PlanRecord:
         last: what the last planned call ran by; None before there was one.
         backward_passes: how many ran as planned.
         unplanned: how many calls ran unplanned, by the reason.
+        refused: how many calls did not run, as no plan fits at their sizes.
         is_part: another planned model has it as a part, and is planned as a whole.
         gradients_unplanned: gradients of the model's parameters arrived that no planned backward pass had made.
         waited_ns: time that calls waited before they ran as planned, by what it was for, in nanoseconds.
@@ -104,6 +105,7 @@ class PlanRecord:
     last: PlannedGraph | None = None
     backward_passes: int = 0
     unplanned: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
     gradients_unplanned: bool = False
     is_part: bool = False
     waited_ns: Counter[str] = field(default_factory=Counter)
@@ -154,8 +156,13 @@ class PlanRecord:
                 measured = ", ".join(map(format_bytes, graph.measured_peak_bytes))
                 lines.append(f"    measured peak of the first steps: {measured}")
         lines += [f"  unplanned, {reason}: {_calls(count)}" for reason, count in self.unplanned.items()]
+        if self.refused:
+            lines.append(f"  refused, as no plan fits: {_calls(self.refused)}")
         if self.gradients_unplanned:
-            lines.append("  gradients arrived that no planned backward pass had made")
+            lines.append(
+                "  gradients arrived that no planned backward pass had made, as of a call that goes past the plan: "
+                "model.forward(...), or a part of the model"
+            )
         return "\n".join(lines)
 
 

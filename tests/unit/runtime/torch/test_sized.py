@@ -168,6 +168,7 @@ def test_size_at_which_nothing_fits_says_so_and_others_go_on() -> None:
     with pytest.raises(DoesNotFit, match="No plan at all needs less than"):
         model(torch.randn(2000, 16))
     model(torch.randn(18, 16)).backward()
+    assert "  refused, as no plan fits: 1 call" in str(plan_of(model))
 
 
 def test_numbers_that_change_are_no_new_captures() -> None:
