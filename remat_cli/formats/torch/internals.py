@@ -203,7 +203,7 @@ def _configured(
 ) -> Callable[..., Any]:
     """Return `function` as torch.compile has it captured, with code of its own."""
     compiled_function = torch.compile(
-        _with_own_code(function), backend=backend, fullgraph=True, dynamic=None if takes_sizes else False
+        with_own_code(function), backend=backend, fullgraph=True, dynamic=None if takes_sizes else False
     )
 
     options = {**_DYNAMO, "reorderable_logging_functions": {print}, "ignore_logging_functions": _logging_methods()}
@@ -256,7 +256,7 @@ class _SeenSizes:
         pgo._CODE_STATE = self._before.pop()
 
 
-def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that does the same, in code that no other one has."""
     of = getattr(function, "__func__", function)
     if not isinstance(of, FunctionType):

@@ -84,11 +84,14 @@ class _Watch:
 
     def __call__(self, _: torch.Tensor) -> None:
         """See a gradient."""
-        record, module = self._record, self._module()
+        record = self._record
+        if record.backward_passes != self._seen:
+            self._seen = record.backward_passes
+            return
+        module = self._module()
         if module is None or attached_record(module) is not record or record.is_part:
             return  # planned anew, or as a part of another model
-        if record.backward_passes == self._seen and not record.gradients_unplanned:
+        if not record.gradients_unplanned:
             record.gradients_unplanned = True
             if record.last is None:
                 warnings.warn(_NOT_CALLED.format(kind=type(module).__name__), stacklevel=2)
-        self._seen = record.backward_passes

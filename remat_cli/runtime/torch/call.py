@@ -35,7 +35,7 @@ from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.program import divided
 from remat_cli.runtime.torch.record import PlannedGraph, PlanRecord, told
 from remat_cli.runtime.torch.self_test import self_test
-from remat_cli.runtime.torch.shards import is_distributed, is_sharded
+from remat_cli.runtime.torch.shards import has_plain_parameters, is_distributed, is_sharded
 from remat_cli.runtime.torch.sized import SizedStep
 from remat_cli.runtime.torch.waiting import DIVIDING, TRACING
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
@@ -348,6 +348,8 @@ def check_not_sharded(modules: list[nn.Module]) -> None:
     """
     hint = "use fully_shard (FSDP2) with planned(..., regions=...), or DistributedDataParallel around the planned model"
     for module in modules:
+        if has_plain_parameters(module):
+            continue
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise UsageError(
                 "a planned function is given a DistributedDataParallel, which communicates and cannot be captured",

@@ -22,6 +22,23 @@ from remat_cli.errors import RematError, UsageError
 
 T = TypeVar("T")
 
+_SHARDING = (FSDPModule, nn.parallel.DistributedDataParallel)
+_PLAIN = frozenset({nn.Parameter, torch.Tensor, type(None)})  # what a module may have for a parameter
+
+
+def has_plain_parameters(module: nn.Module) -> bool:
+    """Tell whether nothing shards a module, or gives it parameters of a class of its own. Each call asks: one walk."""
+    left = [module]
+    while left:
+        part = left.pop()
+        own = part.__dict__
+        if isinstance(part, _SHARDING) or "_is_fsdp_managed_module" in own:
+            return False
+        if any(type(parameter) not in _PLAIN for parameter in own["_parameters"].values()):
+            return False
+        left.extend(child for child in own["_modules"].values() if child is not None)
+    return True
+
 
 def is_sharded(module: nn.Module) -> bool:
     """Tell whether FSDP2 manages a module, or parts of it."""
