@@ -4,41 +4,28 @@ A plan that was made for some sizes is carried over to others of the same ops wh
 Else, or where it would take more time than is needed, one is made for these sizes, with some room for larger ones. The
 first is made for the largest sizes that calls have had: before torch captures sizes as symbols, it has seen others.
 
-torch is given two graphs that stand for all of these plans: what may be handed over to the backward pass has a *slot*
-each, and a plan that does not hand it over leaves the slot empty. The first slot is a *ticket*: an empty tensor whose
-shape tells which entry ran.
+torch is given two graphs that stand for all of these plans (`slots`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import Any
 
-import torch
 from torch import fx, nn
 
-from remat_cli.core.graph import Graph, Op, Phase
+from remat_cli.core.graph import Graph, Op
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.errors import DoesNotFit
-from remat_cli.formats.torch.internals import (
-    Captured,
-    boxed,
-    outputs_of,
-    primals_of,
-    run_by,
-    save_without_version_check,
-    tangents_of,
-)
-from remat_cli.formats.torch.joint import Joint
-from remat_cli.formats.torch.ops import tensors_of
+from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.sizes import SizedJoint, Sizes, Values
 from remat_cli.runtime.torch.choice import ScheduleSource
-from remat_cli.runtime.torch.program import halves
 from remat_cli.runtime.torch.record import PlannedGraph, PlanRecord
+from remat_cli.runtime.torch.slots import Entry, Slots, Written
 from remat_cli.runtime.torch.waiting import DIVIDING
 
 # A plan within bytes is made for sizes this much larger than those that ask for it.
@@ -59,33 +46,14 @@ class _Program:
         sized: the graph at these sizes.
         schedule: what is carried out.
         overhead: of the plan.
-        forward: runs the forward pass; takes primals and sizes.
-        backward: runs the backward pass; takes sizes, what was handed over, and the gradients that come in.
-        slots: where what is handed over stands among the slots, in its order.
+        written: the schedule as it runs.
     """
 
     planned: PlannedGraph
     sized: SizedJoint
     schedule: Schedule
     overhead: float
-    forward: Callable[[list[Any]], Any]
-    backward: Callable[[list[Any]], Any]
-    slots: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class _Entry:
-    """What runs at certain sizes.
-
-    Attributes:
-        program: the plan.
-        planned: the same, as the judge finds it at these sizes.
-        numbers: the values of the size nodes.
-    """
-
-    program: _Program
-    planned: PlannedGraph
-    numbers: list[int | float]
+    written: Written
 
 
 class SizedStep:
@@ -100,17 +68,15 @@ class SizedStep:
         modules: Sequence[nn.Module],
     ) -> None:
         self._sizes = sizes
-        self._given = given
         self._source = source
         self._record = record
         self._modules = modules
         self._programs: list[_Program] = []
-        self._entries: list[_Entry] = []
-        self._numbers: dict[Values, int] = {}  # of the entries
+        self._numbers: dict[Values, int] = {}  # of what runs
+        self._judged: list[PlannedGraph] = []  # what runs, as the judge finds it, by its number
         self._largest = self._largest_so_far()
         self._first = sizes.at(self._largest)
-        self._slots = _all_slots(self._first.joint)
-        self._places = {name: place for place, name in enumerate(self._slots)}
+        self._slots = Slots(given, self._first.joint)
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the two graphs that stand for all plans; plan for the sizes with which the step was captured.
@@ -119,10 +85,7 @@ class SizedStep:
             DoesNotFit: no plan fits there.
         """
         self._number(self._sizes.first)
-        forward, backward = _forward_interface(self._given, self._slots), _backward_interface(self._given, self._slots)
-        run_by(forward, self.run_forward)
-        run_by(backward, self.run_backward)
-        return forward, backward
+        return self._slots.interface(self.run_forward, self.run_backward)
 
     def run_forward(self, args: list[Any]) -> tuple[Any, ...]:
         """Run the forward pass on the primals; return its outputs, the ticket and the slots.
@@ -131,25 +94,13 @@ class SizedStep:
             DoesNotFit: no plan fits at these sizes.
         """
         number = self._number(self._sizes.values(args))
-        entry = self._entries[number]
-        given = [*args, *entry.numbers]
-        args.clear()
-        with self._record.runs(entry.planned):
-            made = entry.program.forward(given)
-        outputs = self._given.forward_outputs
-        slots = [torch.empty(0)] * len(self._slots)
-        for place, value in zip(entry.program.slots, made[outputs:], strict=True):
-            slots[place] = value
-        return *made[:outputs], torch.empty(0, number), *slots
+        with self._record.runs(self._judged[number]):
+            return self._slots.forward(number, args)
 
     def run_backward(self, args: list[Any]) -> Any:
         """Run the backward pass on the ticket, the slots and the gradients that come in; return the gradients."""
-        entry = self._entries[args[0].shape[1]]
-        tangents = 1 + len(self._slots)
-        given = [*entry.numbers, *(args[1 + place] for place in entry.program.slots), *args[tangents:]]
-        args.clear()
         self._record.runs_back()
-        return entry.program.backward(given)
+        return self._slots.backward(args)
 
     def _number(self, values: Values) -> int:
         """Return the number of the entry for these sizes."""
@@ -160,8 +111,8 @@ class SizedStep:
                     carried = self._made(values)
             program, planned = carried
             planned.inputs = self._sizes.input_shapes(values)
-            self._numbers[values] = len(self._entries)
-            self._entries.append(_Entry(program, planned, self._sizes.numbers(values)))
+            self._numbers[values] = self._slots.add(Entry(program.written, self._sizes.numbers(values)))
+            self._judged.append(planned)
         return self._numbers[values]
 
     def _carried(self, values: Values) -> tuple[_Program, PlannedGraph] | None:
@@ -233,9 +184,7 @@ class SizedStep:
         return program, at_values
 
     def _written(self, planned: PlannedGraph, sized: SizedJoint, schedule: Schedule, overhead: float) -> _Program:
-        made = halves(sized.joint, schedule)
-        slots = tuple(self._places[node.name] for node in made.saved)
-        return _Program(planned, sized, schedule, overhead, boxed(made.forward), boxed(made.backward), slots)
+        return _Program(planned, sized, schedule, overhead, self._slots.written(sized.joint, schedule))
 
     def _largest_so_far(self) -> Values:
         """Return the largest sizes that calls have had; larger ones yet, where a plan is made for such."""
@@ -256,17 +205,6 @@ class SizedStep:
 def _larger(size: int) -> int:
     step = min(size & -size, _LARGEST_STEP)  # the largest power of two that it is a multiple of
     return ceil(size * _ROOM / step) * step if step else size
-
-
-def _all_slots(joint: Joint) -> dict[str, bool]:
-    """Return the names of what a plan may hand over, and whether torch is to check that it does not change.
-
-    What torch is not to check comes last.
-    """
-    forward = (value for op in joint.ops if op.phase is Phase.FORWARD for value in op.values)
-    inputs = (node for node in joint.inputs if node.op == "placeholder")
-    slots = {node.name: joint.storage(node) not in joint.changed for node in (*inputs, *forward)}
-    return dict(sorted(slots.items(), key=lambda slot: not slot[1]))
 
 
 def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
@@ -294,57 +232,3 @@ def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 def _with_workspace(op: Op, grown: Mapping[str, Fraction]) -> Op:
     growth = max((grown.get(name, Fraction(1)) for name in (*op.inputs, *op.outputs)), default=Fraction(1))
     return replace(op, workspace_bytes=ceil(op.workspace_bytes * growth))
-
-
-def _stand_in() -> None:
-    """Stand for a value in a graph that torch looks at and does not run."""
-
-
-def _forward_interface(given: Captured, slots: Mapping[str, bool]) -> fx.GraphModule:
-    """Return the forward pass as torch is to see it: primals, to outputs, ticket and slots.
-
-    Args:
-        given: the graph as torch handed it over.
-        slots: for each, whether torch is to check that what is in it does not change.
-    """
-    graph = fx.Graph()
-    for primal in primals_of(given.module.graph):
-        _input(graph, primal)
-    outputs = [_output(graph, value) for value in outputs_of(given.module.graph)[: given.forward_outputs]]
-    for checked in (True, *slots.values()):
-        slot = graph.call_function(_stand_in)
-        slot.meta = {"val": _empty(given)}
-        if not checked:
-            save_without_version_check(slot)
-        outputs.append(slot)
-    graph.output(tuple(outputs))
-    return fx.GraphModule(given.module, graph)
-
-
-def _backward_interface(given: Captured, slots: Mapping[str, bool]) -> fx.GraphModule:
-    """Return the backward pass as torch is to see it: ticket, slots and tangents, to gradients."""
-    graph = fx.Graph()
-    for name in ("ticket", *(f"slot_{name}" for name in slots)):
-        graph.placeholder(name).meta = {"val": _empty(given)}
-    for tangent in tangents_of(given.module.graph):
-        _input(graph, tangent)
-    graph.output(tuple(_output(graph, value) for value in outputs_of(given.module.graph)[given.forward_outputs :]))
-    return fx.GraphModule(given.module, graph)
-
-
-def _input(graph: fx.Graph, node: fx.Node) -> None:
-    graph.placeholder(node.name).meta = dict(node.meta)
-
-
-def _output(graph: fx.Graph, value: Any) -> Any:
-    if not isinstance(value, fx.Node):
-        return value
-    output = graph.call_function(_stand_in)
-    output.meta = dict(value.meta)
-    return output
-
-
-def _empty(given: Captured) -> torch.Tensor:
-    tensors = (tensor for node in given.module.graph.nodes for tensor in tensors_of(node.meta.get("val")))
-    with next(tensors).fake_mode:  # type: ignore[attr-defined]
-        return torch.empty(0)
