@@ -8,6 +8,7 @@ out: inputs that are views of each other, outputs that are views of inputs, auto
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 from collections import defaultdict
@@ -100,6 +101,7 @@ def compiled(
     foresee: Foresee | None = None,
     *,
     takes_sizes: bool = False,
+    seen: SeenSizes | None = None,
     around_capture: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     fused: bool = False,
 ) -> Callable[..., Any]:
@@ -114,11 +116,12 @@ def compiled(
         divide: makes the two graphs.
         foresee: sees what is captured before it is traced with its backward pass.
         takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
+        seen: sizes that torch has seen before.
         around_capture: what is entered while torch captures.
         fused: the joint graph has the ops that inductor fuses.
     """
     backend = _backend(divide, foresee, fused=fused)
-    return _configured(function, backend, takes_sizes=takes_sizes, around_capture=around_capture)
+    return _configured(function, backend, takes_sizes=takes_sizes, seen=seen, around_capture=around_capture)
 
 
 def compiled_in_ways(
@@ -151,9 +154,9 @@ def compiled_in_ways(
 class _Reached(BaseException):
     """Ends a call where what was captured would run."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, inputs: tuple[Any, ...]) -> None:
         super().__init__(number)
-        self.number = number
+        self.number, self.inputs = number, inputs
 
 
 class Likeness:
@@ -163,34 +166,37 @@ class Likeness:
 
     Attributes:
         captured: one for each kind of call; None where nothing in it needs a gradient.
+        seen: the sizes of calls.
     """
 
-    def __init__(self, function: Callable[..., Any], *, fused: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], *, takes_sizes: bool = False, fused: bool = False) -> None:
         """Begin with no call.
 
         Args:
             function: what is called.
+            takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
             fused: joint graphs have the ops that inductor fuses.
         """
         self.captured: list[Captured | None] = []
+        self.seen = SeenSizes()
         self._fused = fused
-        self._call = _configured(function, self._backend)
+        self._call = _configured(function, self._backend, takes_sizes=takes_sizes, seen=self.seen)
 
     def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         number = len(self.captured)
         self.captured.append(_traced(module, inputs, fused=self._fused))
 
-        def run(*_: Any) -> Any:
-            raise _Reached(number)
+        def run(*given: Any) -> Any:
+            raise _Reached(number, given)
 
         return run
 
-    def kind_of(self, *args: Any, **kwargs: Any) -> int | None:
-        """Return the place in `captured` of what a call runs; None where it has nothing to capture."""
+    def kind_of(self, *args: Any, **kwargs: Any) -> tuple[int, Sequence[Any]] | None:
+        """Return what a call runs: its place in `captured`, and its inputs; None where it has nothing to capture."""
         try:
             self._call(*args, **kwargs)
         except _Reached as reached:
-            return reached.number
+            return reached.number, reached.inputs
         return None
 
 
@@ -199,6 +205,7 @@ def _configured(
     backend: Callable[..., Any],
     *,
     takes_sizes: bool = False,
+    seen: SeenSizes | None = None,
     around_capture: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Callable[..., Any]:
     """Return `function` as torch.compile has it captured, with code of its own."""
@@ -208,10 +215,10 @@ def _configured(
 
     options = {**_DYNAMO, "reorderable_logging_functions": {print}, "ignore_logging_functions": _logging_methods()}
 
-    seen = _SeenSizes()
+    known = seen or SeenSizes()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(options), seen, _entered_in_captures(around_capture):
+        with torch._dynamo.config.patch(options), known, _entered_in_captures(around_capture):
             return compiled_function(*args, **kwargs)
 
     return call
@@ -238,7 +245,7 @@ def _entered_in_captures(around: Callable[[], contextlib.AbstractContextManager[
         entered.close()
 
 
-class _SeenSizes:
+class SeenSizes:
     """While it is entered, torch knows of no sizes but those that it has seen while it was entered.
 
     Else it takes sizes of one model for those of another that shares code with it, and captures symbols at once.
@@ -247,6 +254,12 @@ class _SeenSizes:
     def __init__(self) -> None:
         self._own: Any = defaultdict(pgo.CodeState)
         self._before: list[Any] = []  # a call may be within another one
+
+    def copy(self) -> SeenSizes:
+        """Return another that has seen the same."""
+        other = SeenSizes()
+        other._own = copy.deepcopy(self._own)
+        return other
 
     def __enter__(self) -> None:
         self._before.append(pgo._CODE_STATE)

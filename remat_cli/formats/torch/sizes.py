@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from remat_cli.errors import GraphError
-from remat_cli.formats.torch.internals import SIZE, Captured, primals_of
+from remat_cli.formats.torch.internals import SIZE, Captured, Primal, input_index, primals_of
 from remat_cli.formats.torch.joint import Joint, rewritten
 from remat_cli.formats.torch.ops import storage_key
 from remat_cli.formats.torch.places import readable, root_of
@@ -90,7 +90,7 @@ class Sizes:
                     environment = size.node.shape_env
         if not found:
             return None
-        with_nodes, expressions = _with_size_nodes(captured)
+        with_nodes, expressions = _with_size_nodes(replace(captured, primals=tuple(map(_kept, captured.primals))))
         return cls(
             rewritten(with_nodes), expressions, tuple(found), tuple(first.values()), tuple(found.values()), environment
         )
@@ -100,6 +100,22 @@ class Sizes:
         return tuple(
             primals[place] if dimension is None else primals[place].shape[dimension]
             for place, dimension in self.read_from
+        )
+
+    def values_given(self, inputs: Sequence[Any]) -> Values:
+        """Return the value of each symbol in a call that gives the captured function these inputs.
+
+        Raises:
+            GraphError: torch made what tells one of several inputs.
+        """
+        primals = primals_of(self.captured.module.graph)
+        places = [input_index(primals[place]) for place, _ in self.read_from]
+        if None in places:
+            raise GraphError("a size is told by no input alone")
+        return tuple(
+            inputs[place] if dimension is None else inputs[place].shape[dimension]
+            for place, (_, dimension) in zip(places, self.read_from, strict=True)
+            if place is not None
         )
 
     def input_shapes(self, values: Values) -> dict[str, tuple[int, ...]]:
@@ -171,6 +187,12 @@ def input_shapes(captured: Captured, known: Callable[[Any], int] = int) -> dict[
         for primal, value in zip(captured.primals, values, strict=True)
         if isinstance(value, torch.Tensor) and primal.source and not _OF_MODULE.search(primal.source)
     }
+
+
+def _kept(primal: Primal) -> Primal:
+    """Return a primal without its value, where a call has brought it: it would stay in memory."""
+    of_model = isinstance(primal.value, nn.Parameter) or _OF_MODULE.search(primal.source)
+    return primal if of_model else replace(primal, value=None)
 
 
 def _input_name(source: str, root: str) -> str:

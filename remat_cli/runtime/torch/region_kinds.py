@@ -9,13 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from remat_cli.core.schedule import plain_run
@@ -29,20 +30,25 @@ from remat_cli.formats.torch.internals import (
     Captured,
     Divide,
     Likeness,
+    SeenSizes,
     boxed,
     compiled_in_ways,
     run_by,
 )
 from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.sizes import SizedJoint, Sizes, Values
 from remat_cli.formats.torch.step import Step
 from remat_cli.formats.torch.weightless import with_fake_tensors
 from remat_cli.runtime.torch.choice import structure_fault
+from remat_cli.runtime.torch.described import Described, DescribedShard
 from remat_cli.runtime.torch.fused import FusedPlan, compiled_plan
 from remat_cli.runtime.torch.program import divided
 from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.region_choice import RegionPoint
-from remat_cli.runtime.torch.rehearsal import Described, DescribedShard, RegionCall
+from remat_cli.runtime.torch.rehearsal import RegionCall
 from remat_cli.runtime.torch.shards import plain_copy
+from remat_cli.runtime.torch.sized import resized
+from remat_cli.runtime.torch.sized_region import SizedPlan, SizedRegion
 
 
 def shared_forward(forward: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
@@ -65,56 +71,130 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Alike:
-    """Calls of regions that torch carries out by one capture.
+    """Calls of regions that torch carries out by one capture, at the same sizes.
 
     Attributes:
         calls: their places.
         captured: their joint graph.
+        function: what torch captures: calls their forward method, and takes the module first.
+        sizes: what may differ in calls of other sizes; None where the capture is for these sizes alone.
+        values: the sizes.
+        seen: what torch has seen of them.
     """
 
     calls: list[int]
     captured: Captured
+    function: Callable[..., Any]
+    sizes: Sizes | None = None
+    values: Values = ()
+    seen: SeenSizes = field(default_factory=SeenSizes)
 
 
-def alike(calls: Sequence[RegionCall], *, fused: bool = False) -> tuple[list[Alike], dict[int, GraphError]]:
-    """Sort calls of regions by what torch captures of them, on copies without data.
+class Captures:
+    """Sorts calls of regions by what torch captures of them, on copies without data.
 
-    Args:
-        calls: in a step.
-        fused: joint graphs have the ops that inductor fuses.
+    Sizes that differ between steps become symbols, in a capture that is made once for all steps.
 
-    Returns:
-        Those that are alike, and why the others cannot be captured, by their places.
+    Attributes:
+        hold_elsewhere: what was captured last holds at other sizes, too.
     """
-    twins = _twins(calls)
-    functions = [shared_forward(twin.forward, twin) for twin in twins]
-    made = partial(pytree.tree_map, lambda leaf: leaf.made() if isinstance(leaf, Described | DescribedShard) else leaf)
-    given = tuple((twin, made(call.args), made(call.kwargs)) for twin, call in zip(twins, calls, strict=True))
-    step, mode = with_fake_tensors(Step(alike, given), calls[0].device)
-    found: dict[object, Likeness] = {}
-    groups: dict[tuple[object, int], Alike] = {}
-    refused: dict[int, GraphError] = {}
-    for place, (call, function) in enumerate(zip(calls, functions, strict=True)):
-        twin, args, kwargs = step.inputs[place]
-        key = function, call.device, call.autocast
-        likeness = found.setdefault(key, Likeness(_called(function), fused=fused))
-        dtype, on = call.autocast
-        number = None
-        try:
-            cast = torch.autocast(call.device, dtype=dtype, enabled=on)
-            with mode, explained(f"region {call.path!r}"), cast, suppress(*NO_DATA):
-                number = likeness.kind_of(twin, *args, **kwargs)
-        except GraphError as error:
-            refused[place] = error
-            continue
-        captured = None if number is None else likeness.captured[number]
-        if number is None or captured is None:
-            refused[place] = GraphError(f"region {call.path!r}: nothing that it returns needs a gradient")
-        else:
-            groups.setdefault((key, number), Alike([], captured)).calls.append(place)
-    return list(groups.values()), refused
+
+    def __init__(self, *, takes_sizes: bool, fused: bool = False) -> None:
+        """Begin with no step.
+
+        Args:
+            takes_sizes: capture symbols.
+            fused: joint graphs have the ops that inductor fuses.
+        """
+        self.hold_elsewhere = False
+        self._takes_sizes = takes_sizes and not fused
+        self._fused = fused
+        self._former: dict[str, RegionCall] = {}  # of the step before, by name
+        self._likenesses: dict[object, Likeness] = {}  # that take sizes, by function and place
+        self._sizes: dict[Captured, Sizes | None] = {}
+
+    def alike(self, calls: Sequence[RegionCall]) -> tuple[list[Alike], dict[int, GraphError]]:
+        """Sort the calls of a step.
+
+        Returns:
+            Those that are alike, and why the others cannot be captured, by their places.
+        """
+        former = [self._former.get(call.name, call) for call in calls]
+        twins = _twins(calls)
+        given = [(twin, _made(call), _made(before)) for twin, call, before in zip(twins, calls, former, strict=True)]
+        step, mode = with_fake_tensors(Step(_reached, tuple(given)), calls[0].device)
+        static: dict[object, Likeness] = {}
+        groups: dict[object, Alike] = {}
+        refused: dict[int, GraphError] = {}
+        self.hold_elsewhere = self._takes_sizes and bool(self._former)
+        for place, call in enumerate(calls):
+            twin, now, before = step.inputs[place]
+            function = shared_forward(twin.forward, twin)
+            key = function, call.device, call.autocast
+            reach = partial(_reached, call, mode, twin)
+            found = None
+            if self._takes_sizes and self._former and function is getattr(twin.forward, "__func__", None):
+                likeness = self._likenesses.setdefault(key, Likeness(_called(function), takes_sizes=True))
+                with suppress(GraphError):  # then it is captured for these sizes alone
+                    reach(likeness, *before)  # torch sees by it what differs
+                    found = self._sized(likeness, reach(likeness, *now), _called(function))
+            try:
+                if found is None:
+                    self.hold_elsewhere = False
+                    likeness = static.setdefault(key, Likeness(_called(function), fused=self._fused))
+                    found = _captured(likeness, reach(likeness, *now), _called(function))
+            except GraphError as error:
+                refused[place] = error
+                continue
+            if found is None:
+                refused[place] = GraphError(f"region {call.path!r}: nothing that it returns needs a gradient")
+            else:
+                groups.setdefault((key, found.captured, found.values), found).calls.append(place)
+        self._former = {call.name: call for call in calls}
+        return list(groups.values()), refused
+
+    def _sized(
+        self, likeness: Likeness, reached: tuple[int, Sequence[Any]] | None, function: Callable[..., Any]
+    ) -> Alike | None:
+        found = _captured(likeness, reached, function)
+        if found is None or reached is None:
+            return None
+        if found.captured not in self._sizes:
+            self._sizes[found.captured] = Sizes.of(found.captured)
+        if (sizes := self._sizes[found.captured]) is None:
+            return found
+        return replace(found, sizes=sizes, values=sizes.values_given(reached[1]), seen=likeness.seen)
+
+
+def _captured(
+    likeness: Likeness, reached: tuple[int, Sequence[Any]] | None, function: Callable[..., Any]
+) -> Alike | None:
+    captured = None if reached is None else likeness.captured[reached[0]]
+    return None if captured is None else Alike([], captured, function)
+
+
+def _made(call: RegionCall) -> Any:
+    """Return what a region is called with, without data: arguments, and keyword arguments."""
+    return pytree.tree_map(
+        lambda leaf: leaf.made() if isinstance(leaf, Described | DescribedShard) else leaf, (call.args, call.kwargs)
+    )
+
+
+def _reached(
+    call: RegionCall, mode: FakeTensorMode, twin: nn.Module, likeness: Likeness, args: Any, kwargs: Any
+) -> tuple[int, Sequence[Any]] | None:
+    """Return what torch would run in a call.
+
+    Raises:
+        GraphError: it cannot be captured.
+    """
+    dtype, on = call.autocast
+    cast = torch.autocast(call.device, dtype=dtype, enabled=on)
+    with mode, explained(f"region {call.path!r}"), cast, suppress(*NO_DATA):
+        return likeness.kind_of(twin, *args, **kwargs)
+    return None
 
 
 def _twins(calls: Sequence[RegionCall]) -> list[nn.Module]:
@@ -133,6 +213,36 @@ def _twins(calls: Sequence[RegionCall]) -> list[nn.Module]:
     return [plain_copy(call.module, memo) for call in calls]
 
 
+@dataclass(frozen=True, eq=False)
+class SizedKind:
+    """Plans of regions as they run at many sizes.
+
+    Attributes:
+        region: runs them.
+        sizes: what differs between calls.
+        made_for: the graph at the sizes that the plans were made for.
+        plans: these, in the order of the kind's.
+        values: sizes at which their memory is in the budget.
+    """
+
+    region: SizedRegion
+    sizes: Sizes
+    made_for: SizedJoint
+    plans: tuple[SizedPlan, ...]
+    values: Values
+
+    def run(self, way: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run a region by one of the plans."""
+        return self.region.run(self.plans[way], self.values, module, args, kwargs)
+
+    def points_at(self, values: Values) -> tuple[RegionPoint, ...]:
+        """Return what the judge makes of the plans at other sizes."""
+        sizes = self.sizes.bytes_at(self.made_for, values)
+        outputs = sum(sizes[storage.name] for storage in self.made_for.joint.returned)
+        graph = resized(self.plans[0].graph, sizes)
+        return tuple(RegionPoint.of(graph, plan.schedule, outputs) for plan in self.plans)
+
+
 @dataclass(eq=False)
 class RegionKind:
     """Runs regions of one kind by plans of theirs.
@@ -141,6 +251,7 @@ class RegionKind:
         name: of the first of them.
         function: their forward method, which takes the module first.
         points: their plans, the plain one first.
+        sized: what runs them at many sizes; None where they were captured for theirs alone.
         captured: what was planned, where inductor's kernels are to run; None: eager's run.
         compiled: plans whose kernels were compiled, by their places.
         around: entered while a forward pass runs.
@@ -152,6 +263,7 @@ class RegionKind:
     name: str
     function: Callable[..., Any]
     points: tuple[RegionPoint, ...]
+    sized: SizedKind | None = None
     captured: Captured | None = None
     compiled: dict[int, FusedPlan] = field(default_factory=dict)
     around: Callable[[], Any] = nullcontext
@@ -161,6 +273,12 @@ class RegionKind:
     _way: int = 0
     _run: Callable[..., Any] | None = None
     _known: set[int] = field(default_factory=set)
+
+    def at(self, values: Values) -> RegionKind:
+        """Return the same plans for regions of other sizes, as the judge finds them there."""
+        assert self.sized is not None
+        sized = replace(self.sized, values=values)
+        return RegionKind(self.name, self.function, sized.points_at(values), sized)
 
     def use(self, ways: frozenset[int]) -> None:
         """Note which plans calls run by from now on."""
@@ -198,22 +316,28 @@ class RegionKind:
         Raises:
             RematError: it cannot be captured with these inputs.
         """
+        run = self._runner(way)
+        if id(module) in self._known:
+            return run(module, *args, **kwargs)
+        try:
+            with warnings.catch_warnings():
+                # torch.compile looks at the gradients of all inputs, those that other regions made among them.
+                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+                result = run(module, *args, **kwargs)
+        except CAPTURE_ERRORS as error:
+            raise explanation(error, f"region {self.name!r}") from None
+        self._known.add(id(module))
+        return result
+
+    def _runner(self, way: int) -> Callable[..., Any]:
+        if self.sized is not None:
+            return partial(self.sized.run, way)
         if self._run is None:
             fused = self.captured is not None
             self._run = compiled_in_ways(_called(self.function), self._ways, lambda: self._way, fused=fused)
             self._known = set()
         self._way = way
-        if id(module) in self._known:
-            return self._run(module, *args, **kwargs)
-        try:
-            with warnings.catch_warnings():
-                # torch.compile looks at the gradients of all inputs, those that other regions made among them.
-                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-                result = self._run(module, *args, **kwargs)
-        except CAPTURE_ERRORS as error:
-            raise explanation(error, f"region {self.name!r}") from None
-        self._known.add(id(module))
-        return result
+        return self._run
 
     def _ways(self) -> dict[int, Divide]:
         return {way: partial(self._divide, way) for way in sorted(self.ways)}

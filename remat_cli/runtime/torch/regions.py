@@ -29,16 +29,18 @@ from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, RematError
 from remat_cli.formats.torch.capture_errors import drawing_again
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.sizes import Values
 from remat_cli.prepare import Prepared
 from remat_cli.runtime.torch.attached import detach
 from remat_cli.runtime.torch.call import check_not_sharded
 from remat_cli.runtime.torch.choice import WithinBudget
+from remat_cli.runtime.torch.described import Dimension, Inputs
 from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.live import bytes_in
 from remat_cli.runtime.torch.record import PlanRecord, told, waited
 from remat_cli.runtime.torch.region_choice import Choice, RegionPoint, WholeStep
-from remat_cli.runtime.torch.region_kinds import RegionKind, alike, shared_forward
-from remat_cli.runtime.torch.rehearsal import Described, DescribedShard, RegionCall, Rehearsal, described, named_call
+from remat_cli.runtime.torch.region_kinds import Alike, Captures, RegionKind, SizedKind, shared_forward
+from remat_cli.runtime.torch.rehearsal import RegionCall, Rehearsal, named_call
 from remat_cli.runtime.torch.shards import (
     Ranks,
     arrived,
@@ -49,6 +51,7 @@ from remat_cli.runtime.torch.shards import (
     is_distributed,
     parameters_at_rest,
 )
+from remat_cli.runtime.torch.sized_region import SizedPlan, SizedRegion
 from remat_cli.runtime.torch.waiting import COMPILING
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
 from remat_cli.training.resident import OPTIMIZERS
@@ -56,6 +59,10 @@ from remat_cli.units import format_bytes, format_share, format_time
 
 # Of what a plain region keeps between its passes beyond what every plan keeps.
 _SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
+# A plan that takes more than this share of time does not run inputs of less than this share of the size that it was
+# made for: there a new one takes less time.
+_WORTH, _SMALLER = 0.02, 0.5
+_NEAR = 0.5  # plans are taken over where the peak of a region differs by no more than this factor
 _PLAN_SECONDS = 1.0  # for each plan of a region, unless the user says otherwise
 _NAME = "_remat_regions"
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # which are not called
@@ -294,8 +301,12 @@ class RegionsCall:
         self.fused = fused
         self.record = RegionsRecord(budget)
         self.regions = dict(regions)
+        self._captures: Captures | None = None
+        self._dimensions: frozenset[Dimension] = frozenset()  # of inputs, in which sizes have differed
+        self._sized: dict[Captured, SizedRegion] = {}
+        self._sized_kinds: dict[SizedRegion, list[RegionKind]] = {}  # those whose plans were made for their sizes
         self._forwards = {path: part.forward for path, part in regions.items()}
-        self._plans: dict[str, _Plan] = {}  # by what the model is called with
+        self._plans: dict[Inputs, _Plan] = {}  # by what the model is called with
         self._made_plans: list[_Plan] = []  # as many on all ranks
         self._wants_another = False
         self._ranks = Ranks()
@@ -401,22 +412,30 @@ class RegionsCall:
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         """Return the plan for what the model is called with, made now or before."""
-        device = self._device()
-        cast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        given = str((pytree.tree_map(_described_by_kind, (args, kwargs)), cast))
-        is_new, is_another = self._ranks.most(given not in self._plans, self._wants_another)
+        inputs = Inputs.of(args, kwargs, self._device())
+        if inputs not in self._plans and (larger := self._larger(inputs)) is not None:
+            self._plans[inputs] = larger
+        is_new, is_another = self._ranks.most(inputs not in self._plans, self._wants_another)
         if is_another:
             self._choose_again()
         if is_new:
-            plan = self._made(args, kwargs)
+            plan = self._made(args, kwargs, inputs)
             self._choose(plan)
             self._take(plan)
             told(logging.INFO if self._plans else logging.WARNING, f"planned {self.record.plan}")
-            self._plans[given] = plan
+            self._plans[inputs] = plan
             self._made_plans.append(plan)
-        return self._plans[given]
+        return self._plans[inputs]
 
-    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
+    def _larger(self, inputs: Inputs) -> _Plan | None:
+        """Return a plan for larger inputs that runs these, too; None where one of their own is called for."""
+        found = [plan for plan in self._made_plans if inputs.is_within(plan.inputs, plan.dimensions)]
+        plan = min(found, key=lambda plan: plan.inputs.numel, default=None)
+        if plan is not None and plan.overhead > _WORTH and inputs.numel < _SMALLER * plan.inputs.numel:
+            return None
+        return plan
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
         """Rehearse a step, and plan each kind of region at several budgets; those that cannot be captured are left.
 
         Raises:
@@ -424,7 +443,7 @@ class RegionsCall:
         """
         plan, refusal = None, None
         try:
-            plan = self._made_here(args, kwargs)
+            plan = self._made_here(args, kwargs, inputs)
         except RematError as error:
             refusal = error
         self._ranks.all_or_none(refusal)
@@ -450,7 +469,10 @@ class RegionsCall:
         step = WholeStep(always, moments, plan.step.paths, [kind.points for kind in plan.kinds])
         return replace(plan, step=step, plain=step.plain, is_common=True)
 
-    def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
+    def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
+        if self._captures is None:
+            takes_sizes = self.source.takes_sizes and not self._ranks.groups
+            self._captures = Captures(takes_sizes=takes_sizes, fused=self.fused)
         refused: dict[int, GraphError] = {}
         while True:
             rehearsal, always = self._rehearse(args, kwargs)
@@ -459,7 +481,7 @@ class RegionsCall:
                     "regions: none of them was called in the first training step",
                     hint="name parts of the model that its forward pass calls, and that are trained",
                 )
-            groups, refused = alike(rehearsal.calls, fused=self.fused)
+            groups, refused = self._captures.alike(rehearsal.calls)
             left = {rehearsal.calls[place].path: refusal.message for place, refusal in refused.items()}
             left = {path: why for others in self._ranks.all(left) for path, why in others.items()}
             if not left:
@@ -471,12 +493,15 @@ class RegionsCall:
                     told(logging.WARNING, f"{path} is left to eager: {why}")
         kinds: dict[int, RegionKind] = {}
         for group in groups:
-            kind = self._kind(rehearsal.calls[group.calls[0]], group.captured)
+            kind = self._kind(rehearsal.calls[group.calls[0]], group)
             kinds.update(dict.fromkeys(group.calls, kind))
         ordered = [kinds[place] for place in range(len(rehearsal.calls))]
         names = [call.name for call in rehearsal.calls]
         step = WholeStep(always, rehearsal.moments, names, [kind.points for kind in ordered])
-        return _Plan(step, step.plain, ordered, frozenset(rehearsal.untrained))
+        for former in self._made_plans:
+            self._dimensions |= inputs.differing(former.inputs) or frozenset()
+        dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
+        return _Plan(inputs, dimensions, step, step.plain, ordered, frozenset(rehearsal.untrained))
 
     def _choose(self, plan: _Plan) -> None:
         """Choose among the plans of each region."""
@@ -566,9 +591,9 @@ class RegionsCall:
                 self._ranks.all_or_none(refusal)
             return plan.step.least(free)
         plain = step.judged(plan.plain, free).peak_bytes
-        if asked.of_activations:
-            return step.always + int(asked.share * (plain - step.always))
-        return int(asked.share * plain)
+        share = asked.share * (plain - step.always) + step.always if asked.of_activations else asked.share * plain
+        self.source.granted = max(self.source.granted, int(share))
+        return self.source.granted
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Rehearsal, int]:
         """Run the step once with each region in a checkpoint; nothing of it stays."""
@@ -611,9 +636,15 @@ class RegionsCall:
             torch.clear_autocast_cache()  # which holds what the rehearsal has cast
         return rehearsal, always
 
-    def _kind(self, call: RegionCall, captured: Captured) -> RegionKind:
+    def _kind(self, call: RegionCall, group: Alike) -> RegionKind:
         """Return what runs regions of one kind, with plans that keep less and less, the plain one first."""
-        joint = Joint.of(captured)
+        region, sized = None, None
+        if group.sizes is not None:
+            region = self._sized_region(call.path, group)
+            if (former := self._former_kind(region, group.values)) is not None:
+                return former
+            sized = group.sizes.at(group.values)
+        captured, joint = (group.captured, Joint.of(group.captured)) if sized is None else (sized.captured, sized.joint)
         alone = replace(self.source, optimizer=None, reserve_bytes=0, missed_bytes=0, plans={})
         prepared = alone.prepared(joint, captured, [])
         self.record.waited_ns.update(alone.waiting.spent_ns)
@@ -628,15 +659,44 @@ class RegionsCall:
                 found.append(RegionPoint.of(prepared.graph, schedule, outputs))
         function = shared_forward(self._forwards[call.path], call.module)
         kind = RegionKind(call.path, function, tuple(found))
+        if group.sizes is not None and sized is not None and region is not None:
+            plans = tuple(SizedPlan(group.values, prepared.graph, point.planned.schedule) for point in found)
+            kind.sized = SizedKind(region, group.sizes, sized, plans, group.values)
+            self._sized_kinds.setdefault(region, []).append(kind)
+            return kind
         kind.captured = captured if self.fused else None
         kind.around, kind.at_backward = self._watch.looking, self._watch.backward_begins
         kind.otherwise = partial(self._ran_otherwise, call.path)
         return kind
 
+    def _sized_region(self, path: str, group: Alike) -> SizedRegion:
+        """Return what runs regions of one capture at many sizes."""
+        if group.captured not in self._sized:
+            region = SizedRegion(path, group.function, group.seen)
+            region.around, region.at_backward = self._watch.looking, self._watch.backward_begins
+            region.otherwise = partial(self._ran_otherwise, path)
+            region.beyond = partial(self._ran_beyond, path)
+            self._sized[group.captured] = region
+        return self._sized[group.captured]
+
+    def _former_kind(self, region: SizedRegion, values: Values) -> RegionKind | None:
+        """Return a kind whose plans were made for much the same sizes, at these."""
+        for kind in self._sized_kinds.get(region, ()):
+            at = kind.at(values)
+            here, there = (other.points[0].forward for other in (at, kind))
+            if _NEAR * max(here, there) <= min(here, there):
+                return at
+        return None
+
     def _ran_otherwise(self, path: str) -> None:
-        reason = f"{path} or a region like it, which is called otherwise than in the rehearsal"
+        self._ran(f"{path} or a region like it, which is called otherwise than in the rehearsal", "its plain schedule")
+
+    def _ran_beyond(self, path: str) -> None:
+        self._ran(f"{path} or a region like it, which is larger than in the rehearsal", "the plan for smaller sizes")
+
+    def _ran(self, reason: str, by: str) -> None:
         if reason not in self.record.unplanned:
-            told(logging.WARNING, f"not within the budget: {reason}, runs by its plain schedule")
+            told(logging.WARNING, f"not within the budget: {reason}, runs by {by}")
         self.record.unplanned[reason] += 1
 
 
@@ -645,6 +705,8 @@ class _Plan:
     """What was planned for a step.
 
     Attributes:
+        inputs: of the step.
+        dimensions: of these, in which sizes may be smaller.
         step: what is known of it.
         plain: the plain plan of each region, before anything is compiled.
         kinds: of the calls of regions.
@@ -657,6 +719,8 @@ class _Plan:
         least_overhead: what no other choice of these plans goes below.
     """
 
+    inputs: Inputs
+    dimensions: frozenset[Dimension]
     step: WholeStep
     plain: Sequence[RegionPoint]
     kinds: Sequence[RegionKind]
@@ -702,11 +766,3 @@ def _kinds(count: int) -> str:
 
 def _plain(returned: Any) -> Any:
     return dict(returned) if isinstance(returned, Mapping) else returned
-
-
-def _described_by_kind(value: Any) -> Any:
-    """Return what a plan depends on of an input: of a number only that it is one, as it may count steps."""
-    value = described(value)
-    return (
-        value if value is None or isinstance(value, Described | DescribedShard | bool | str) else type(value).__name__
-    )

@@ -10,68 +10,14 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch.ops import is_wrapper, local_part, storage_key, tensors_of
-from remat_cli.formats.torch.weightless import split_tensor
+from remat_cli.runtime.torch.described import Described, DescribedShard, described
 from remat_cli.runtime.torch.resizes import tell_no_more, tell_of_resizes
-
-
-@dataclass(frozen=True)
-class Described:
-    """What stands for a tensor once it is gone."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-
-    def made(self) -> torch.Tensor:
-        """Return such a tensor without data."""
-        tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-        return tensor.requires_grad_(self.requires_grad)
-
-
-@dataclass(frozen=True)
-class DescribedShard:
-    """What stands for a DTensor once it is gone.
-
-    Attributes:
-        local: what this rank holds of it.
-        mesh: the ranks.
-        placements: how it is split among them, for each dimension of the mesh.
-        shape: of the whole.
-        stride: of the whole.
-        requires_grad: whether it needs a gradient.
-    """
-
-    local: Described
-    mesh: DeviceMesh
-    placements: tuple[Placement, ...]
-    shape: torch.Size
-    stride: tuple[int, ...]
-    requires_grad: bool
-
-    def made(self) -> torch.Tensor:
-        """Return such a tensor without data."""
-        whole = self.shape, self.stride
-        return split_tensor(self.local.made(), self.mesh, self.placements, *whole).requires_grad_(self.requires_grad)
-
-
-def described(value: Any) -> Any:
-    """Return what stands for a tensor; any other value as it is."""
-    if isinstance(value, DTensor):
-        whole = value.shape, value.stride(), value.requires_grad
-        return DescribedShard(described(value._local_tensor), value.device_mesh, value.placements, *whole)
-    if isinstance(value, torch.Tensor):
-        return Described(tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
-    return value
 
 
 @dataclass(frozen=True, eq=False)

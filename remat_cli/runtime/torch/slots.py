@@ -7,7 +7,7 @@ empty. The first slot is a *ticket*: an empty tensor whose shape tells what ran.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ class Slots:
             joint: the same at any sizes, resolved.
         """
         self.entries: list[Entry] = []
-        self._given = given
+        self._given = replace(given, primals=())  # what the first call has brought would stay in memory
         self._checked = _all_slots(joint)
         self._places = {name: place for place, name in enumerate(self._checked)}
 
