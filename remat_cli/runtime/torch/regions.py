@@ -109,6 +109,7 @@ class RegionsRecord(PlanRecord):
         least_overhead: what no choice among the plans of the regions goes below.
         points: the chosen plans, by the path of the region.
         kinds: how many regions were captured and planned; the others are like one of them.
+        plans: how many plans of the step were made, for inputs of other sizes.
         kernels: what was compiled for them; empty where eager's kernels run.
         left: why regions are left to eager, by path.
         measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
@@ -121,6 +122,7 @@ class RegionsRecord(PlanRecord):
     least_overhead: float = 0.0
     points: dict[str, RegionPoint] = field(default_factory=dict)
     kinds: int = 0
+    plans: int = 0
     kernels: str = ""
     left: dict[str, str] = field(default_factory=dict)
     measured_peak_bytes: list[int] = field(default_factory=list)
@@ -145,6 +147,8 @@ class RegionsRecord(PlanRecord):
         lines = [f"Planned for {self.budget}: {self.calls} calls as planned, {self.unplanned.total()} not"]
         if self.waited_ns.total():
             lines.append(f"  calls waited {waited(self.waited_ns)}")
+        if self.plans > 1:
+            lines.append(f"  {self.plans} plans for inputs of different sizes; the one that ran last:")
         if self.points:
             lines.append(f"  {self.plan}")
         if self.overhead > self.least_overhead:
@@ -425,6 +429,7 @@ class RegionsCall:
             told(logging.INFO if self._plans else logging.WARNING, f"planned {self.record.plan}")
             self._plans[inputs] = plan
             self._made_plans.append(plan)
+            self.record.plans = len(self._made_plans)
         return self._plans[inputs]
 
     def _larger(self, inputs: Inputs) -> _Plan | None:
