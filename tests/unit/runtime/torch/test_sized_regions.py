@@ -93,7 +93,7 @@ def test_regions_that_are_larger_than_in_the_rehearsal_are_counted_and_told(capl
     eager = Chosen().train()
     with torch.no_grad():
         for block in eager.blocks:
-            block[2].bias[0] = 100.0  # type: ignore[index, union-attr]
+            block[2].bias[0] = 100.0  # type: ignore[index]
     model = by_regions(copy.deepcopy(eager), "95%", "blocks.*")
     with caplog.at_level(logging.WARNING):
         for x in (rows(10), (rows(20)[0][:30],), (rows(12)[0][:25],), (rows(24)[0][:25],)):
@@ -133,7 +133,7 @@ def described(*shapes: tuple[int, ...], step: int = 1, **named: object) -> Input
 
 def test_inputs_are_within_others_where_only_known_sizes_are_smaller() -> None:
     small, large = described((4, 10), (4,)), described((4, 12), (4,), step=2)
-    assert small.differing(large) == {(0, 1)}
+    assert small.differing(large) == frozenset({(0, 1)})
     assert small.is_within(large, frozenset({(0, 1)}))
     assert not small.is_within(large, frozenset({(0, 0)}))
     assert not large.is_within(small, frozenset({(0, 1)}))
