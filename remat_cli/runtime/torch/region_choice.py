@@ -58,13 +58,14 @@ class RegionPoint:
         runs = [
             (at, graph.op[step.op]) for at, step in enumerate(schedule.steps) if isinstance(step, Compute | Inplace)
         ]
-        boundary = next(at for at, op in runs if op.type == BOUNDARY_TYPE)
-        levels = [level - graph.fixed_bytes for level in trace.memory_bytes]
+        boundary, begins = next((at, op) for at, op in runs if op.type == BOUNDARY_TYPE)
+        levels = [level - graph.fixed_bytes for level in trace.memory_bytes[1:]]  # while each step runs
+        tangents = sum(graph.tensors[name].bytes for name in begins.outputs)
         return cls(
             planned=PlannedGraph.of(graph, schedule, trace),
-            kept=max(0, levels[boundary] - outputs),
-            forward=max(levels[: boundary + 1]),
-            backward=max(0, max(levels[boundary + 1 :]) - 2 * outputs),
+            kept=max(0, levels[boundary] - outputs - tangents),
+            forward=max(levels[:boundary], default=0),
+            backward=max(0, max(levels[boundary:]) - outputs - tangents),
             time=trace.time,
             forward_time=sum(op.time for at, op in runs if at < boundary),
             outputs=outputs,

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from remat_cli.core.graph import BOUNDARY_TYPE, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit, GraphError, UsageError
@@ -30,6 +31,7 @@ from remat_cli.runtime.torch.fused import CompiledMemory, FusedPlan
 from remat_cli.runtime.torch.memory import peak_of
 from remat_cli.runtime.torch.program import divided
 from remat_cli.runtime.torch.record import PlannedGraph
+from remat_cli.runtime.torch.region_choice import RegionPoint
 from remat_cli.runtime.torch.regions import RegionsRecord
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import GPT, Block
@@ -674,6 +676,23 @@ def test_choice_is_a_schedule_that_the_judge_replays() -> None:
     )
     assert plan.step.judged(points, 0).time == least
     assert record_of(model).overhead == pytest.approx(record_of(model).least_overhead, abs=1e-6)
+
+
+def test_workspace_of_the_last_forward_op_is_not_kept_for_the_backward_pass() -> None:
+    graph = build_graph(
+        name="a region", kind=Kind.TRAINING, time_unit="ns", resident_bytes=5,
+        tensors=[Tensor("kept", 30), Tensor("out", 10), Tensor("tangent", 8), Tensor("gradient", 7)],
+        ops=[
+            Op("first", "First", (), ("kept",), 1, phase=Phase.FORWARD),
+            Op("last", "Last", ("kept",), ("out",), 2, 100, phase=Phase.FORWARD),
+            Op("boundary", BOUNDARY_TYPE, ("out",), ("tangent",), 0, phase=Phase.FORWARD, recomputable=False),
+            Op("back", "Back", ("tangent", "kept"), ("gradient",), 3, 20, phase=Phase.BACKWARD),
+        ],
+        outputs=["out", "gradient"],
+    )  # fmt: skip
+    point = RegionPoint.of(graph, plain_run(graph), outputs=10)
+    assert (point.kept, point.forward, point.backward) == (30, 140, 57)
+    assert (point.forward_time, point.time) == (3, 6)
 
 
 def test_budget_that_no_plans_fit_names_the_least_peak() -> None:
