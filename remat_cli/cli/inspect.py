@@ -10,6 +10,8 @@ import click
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
+from remat_cli.cli.stopwatch import Stopwatch
+from remat_cli.core.solve import baseline_of
 from remat_cli.prepare import prepare
 
 
@@ -34,14 +36,18 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
 
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet)
-    prepared = prepare(graph, config.graph)
+    watch = Stopwatch()
+    with watch.stage("reading"):
+        prepared = prepare(graph, config.graph)
+    with watch.stage("judging"):
+        baseline_of(prepared.graph)
 
     def report() -> Report:
-        whole = inspect_report(prepared, shown=config.report)
+        whole = inspect_report(prepared, shown=config.report, seconds=watch.seconds)
         return Report(whole, division_report(prepared.graph)) if division else whole
 
     def summary() -> dict[str, Any]:
-        whole = inspect_summary(prepared)
+        whole = {**inspect_summary(prepared), "seconds": watch.seconds}
         return {**whole, "division": division_summary(prepared.graph)} if division else whole
 
     streams.report(report, summary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from remat_cli.core.graph import Graph, Op
 
@@ -22,6 +23,7 @@ class WorkingSet:
     tensors: tuple[str, ...]
 
 
+@lru_cache(maxsize=4)  # asked for by whoever plans and reports
 def largest_working_set(graph: Graph) -> WorkingSet:
     """Return the largest working set of a single op, or of the end: no plan in any order has a lower peak.
 

@@ -114,10 +114,13 @@ def live_at(graph: Graph, schedule: Schedule, index: int) -> tuple[str, ...]:
     """Return the tensors that are in memory while step `index` of a valid schedule runs; graph inputs left out."""
     live: dict[str, None] = {}  # in order
     for step in schedule.steps[: index + 1]:
+        if type(step) is Free:  # half of all steps
+            del live[step.tensor]
+            continue
         arriving, leaving = changes(graph, step)
         for name in leaving:
             del live[name]
-        live |= dict.fromkeys(arriving)
+        live.update(dict.fromkeys(arriving))
     return tuple(live)
 
 

@@ -62,7 +62,7 @@ def schedule_bytes(
     asked = {"name": planner, "options": options} | ({"offload": True} if solution.problem.offload else {})
     document = _document(solution, graph, asked)
     if solution.result.schedule is not None:
-        document["steps"] = list(map(_written, solution.result.schedule.steps))
+        document["steps"] = solution.result.schedule.steps
     if solution.arena is not None:
         document["arena"] = arena_fields(solution.arena)
     return _file_bytes(document)
@@ -84,7 +84,7 @@ def arena_fields(arena: Arena) -> dict[str, Any]:
 
 
 def _file_bytes(document: Mapping[str, Any]) -> bytes:
-    """Return a file: keys sorted, one step and one address a line."""
+    """Return a file: keys sorted, one step and one address a line; steps are lists, as JSON has them, or `Step`s."""
     texts = {key: _json(value) for key, value in document.items() if key not in ("steps", "arena")}
     if "steps" in document:
         texts["steps"] = _lines(document["steps"])
@@ -103,9 +103,12 @@ def _lines(items: Iterable[Any]) -> str:
 
 def _line(item: Any) -> str:
     # A text is encoded at once; for a list an encoder would be set up, and there are millions of steps.
-    if type(item) is not list:
+    if type(item) is list:
+        return f"[{', '.join([_text(part) if type(part) is str else _json(part) for part in item])}]"
+    name = STEP_NAMES.get(type(item))
+    if name is None:
         return _json(item)
-    return f"[{', '.join([_text(part) if type(part) is str else _json(part) for part in item])}]"
+    return f'["{name}", {_text(item.op if isinstance(item, (Compute, Inplace)) else item.tensor)}]'
 
 
 def link_fields(link: Link) -> dict[str, str]:
@@ -172,10 +175,6 @@ def _structure(graph: Graph) -> dict[str, dict[str, str]]:
     """Return the signatures by which a runtime recognises the graph; None where it has none."""
     signatures = {op.name: op.signature for op in graph.ops if op.signature is not None}
     return {"structure": signatures} if signatures else {}
-
-
-def _written(step: Step) -> list[str]:
-    return [STEP_NAMES[type(step)], step.op if isinstance(step, (Compute, Inplace)) else step.tensor]
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ _LONGEST_NAME = 40
 _LARGEST_SHOWN = 3
 # Below this ratio of the plain peak to the largest working set, a plan can save next to nothing.
 _LITTLE_ROOM = 1.05
-# Nobody asks where less than this went.
+# Nobody asks where less than this went: a plan may take its time, a look at a graph should not.
 _LONG_SECONDS = 10
+LONG_LOOK_SECONDS = 2
 
 
 def which_plans(solution: Solution) -> str:
@@ -252,10 +253,10 @@ def room_in_words(plain_peak_bytes: int, working_set: WorkingSet) -> str:
     return f"The plain peak is {f'{ratio:.2f}' if ratio < 10 else f'{ratio:,.0f}'} times that: {most}."
 
 
-def time_spent(seconds: Mapping[str, float]) -> str:
-    """Return what each stage of a long call took, in a sentence; empty for a short one."""
+def time_spent(seconds: Mapping[str, float], long_seconds: float = _LONG_SECONDS) -> str:
+    """Return what each stage of a long call took, in a sentence; empty for a shorter one than `long_seconds`."""
     whole = sum(seconds.values())
-    if whole < _LONG_SECONDS:
+    if whole < long_seconds:
         return ""
     stages = ", ".join(f"{name} {_rounded(spent)}" for name, spent in seconds.items())
     return f"Took {_rounded(whole)}: {stages}."

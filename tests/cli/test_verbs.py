@@ -473,6 +473,7 @@ class TestOtherVerbs:
         summary = remat("inspect", graph, "--json").json
         # The input and 12 results are there when the backward begins; two gradients come on top.
         assert summary["plain"]["peak_bytes"] == 15 * 100
+        assert set(summary["seconds"]) == {"reading", "judging"}
         assert remat("inspect", graph).code == 0
 
     def test_convert_without_training_keeps_a_forward_graph(self, remat: Remat, graph: Path) -> None:

@@ -66,8 +66,12 @@ def plan_report(
     why = why_there_is_no_plan(solution, prepared.optimizer)
     findings = _findings(solution, shown or ReportOptions())
     steps = [section("Next", bullets(next_steps))] if next_steps else []
-    spent = [Text(said, "dim")] if (said := phrasing.time_spent(seconds or {})) else []
+    spent = _spent(phrasing.time_spent(seconds or {}))
     return Report(title, verdict, *why, *findings, *spent, *notes_section(prepared), *steps)
+
+
+def _spent(said: str) -> list[RenderableType]:
+    return [Text(said, "dim")] if said else []
 
 
 def plan_facts(solution: Solution, prepared: Prepared, planner: PlannerChoice) -> list[tuple[str, Cell]]:
@@ -223,8 +227,16 @@ def notes_section(prepared: Prepared) -> list[RenderableType]:
     return [section("Notes", bullets([clean(note) for note in prepared.notes]))] if prepared.notes else []
 
 
-def inspect_report(prepared: Prepared, *, shown: ReportOptions | None = None) -> Report:
-    """Return the report of `remat inspect` on a graph that is ready to be planned; by default with everything."""
+def inspect_report(
+    prepared: Prepared, *, shown: ReportOptions | None = None, seconds: Mapping[str, float] | None = None
+) -> Report:
+    """Return the report of `remat inspect`.
+
+    Args:
+        prepared: a graph that is ready to be planned.
+        shown: what to show; by default everything.
+        seconds: what the stages of the call took; said where it was long.
+    """
     shown = shown or ReportOptions()
     graph = prepared.graph
     plain, working_set = Run.plain(graph), largest_working_set(graph)
@@ -245,7 +257,8 @@ def inspect_report(prepared: Prepared, *, shown: ReportOptions | None = None) ->
         parts.append(_chart(MemoryTimeline(plain), "plain run"))
     if shown.largest:
         parts += [_peak(plain, None, shown.largest), *_kept_by_module(prepared, shown.largest)]
-    return Report(*parts, section("Room for a plan", bullets(room)), *notes_section(prepared))
+    spent = _spent(phrasing.time_spent(seconds or {}, phrasing.LONG_LOOK_SECONDS))
+    return Report(*parts, section("Room for a plan", bullets(room)), *spent, *notes_section(prepared))
 
 
 def _counts(graph: Graph) -> list[tuple[str, Cell]]:

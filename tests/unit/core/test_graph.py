@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from remat_cli.core.graph import Graph, Kind, Op, Tensor, build_graph, describe_cycle, find_cycle
+from remat_cli.core import graph as graph_module
+from remat_cli.core.graph import Draft, Graph, Kind, Op, Tensor, build_graph, describe_cycle, find_cycle
 from remat_cli.errors import GraphError
 from tests.graphs import chain, diamond, graph_of, in_place, op, with_view
 
@@ -22,6 +25,38 @@ def refusal(tensors: Sequence[Tensor], ops: Sequence[Op], outputs: Sequence[str]
     with pytest.raises(GraphError) as caught:
         build(tensors, ops, outputs=outputs)
     return caught.value
+
+
+_NAMES = st.lists(st.sampled_from("wxyzq"), max_size=3).map(tuple)
+_CHANGES: dict[str, st.SearchStrategy[object]] = {"name": st.sampled_from("abc"), "inputs": _NAMES, "outputs": _NAMES}
+
+
+@given(st.sampled_from(range(3)), st.sampled_from(sorted(_CHANGES)), st.data())
+def test_what_is_held_to_be_in_order_at_once_is_so_op_by_op(place: int, field: str, data: st.DataObject) -> None:
+    ops = [op("a", "w", "x"), op("b", "x", "y"), op("c", "x y", "z")]
+    ops[place] = ops[place].edited(**{field: data.draw(_CHANGES[field])})
+    draft = Draft(
+        name="g",
+        kind=Kind.INFERENCE,
+        time_unit="unit",
+        resident_bytes=0,
+        tensors={name: Tensor(name, 1) for name in "wxyz"},
+        ops=tuple(ops),
+        outputs=(),
+    )
+    # Where it holds at once, nothing else is looked at: a fault would slip through.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_module, "_is_in_order", lambda _: False)
+        by_op = _is_refused(draft)
+    assert _is_refused(draft) == by_op
+
+
+def _is_refused(draft: Draft) -> str:
+    try:
+        draft.checked()
+    except GraphError as error:
+        return error.message
+    return ""
 
 
 X, Y, Z = Tensor("x", 1), Tensor("y", 2), Tensor("z", 3)

@@ -10,9 +10,9 @@ import pytest
 
 from remat_cli.checks.baseline import read_baseline
 from remat_cli.errors import GraphError, ScheduleFileError, UsageError
-from remat_cli.formats import ReadOptions, read_graph
+from remat_cli.formats import ReadOptions, read_graph, source
 from remat_cli.formats.schedule_json import read_schedule
-from remat_cli.formats.source import LARGEST_CONFIG, LARGEST_GRAPH
+from remat_cli.formats.source import LARGEST_CONFIG, LARGEST_GRAPH, parse_json
 from tests.places import ROOT
 
 
@@ -43,6 +43,38 @@ def test_a_model_is_opened_once_though_its_format_is_to_be_found_out(monkeypatch
     monkeypatch.setattr("io.open", watched)
     read_graph(model, ReadOptions(dims={"batch": 2}))
     assert opened.count(model) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": [1, -0, 1.5, 1e5, true, null, "\\u00e9\\ud83d\\ude00\\/"], "b": {"c": 1, "c": 2}}',
+        '{"a": 123456789012345678901234567890, "b": 0.1, "c": 1e400, "d": -0.0}',
+        '\ufeff{"a": "\u00e9"}',
+        '{"a": "\\ud800"}',
+        '{"a": "\udcff"}',  # no UTF-8
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 01}',
+        '{"a": "\t"}',
+        '{"a": 1} {}',
+        '{"a": [1, 2',
+        '{"a": [1,]}',
+        '{"a": ' + "9" * 5000 + "}",
+        "[" * 300 + "]" * 300,
+        "[" * 100_000,
+    ],
+)
+def test_large_json_is_read_as_small_json_is(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> str:
+        try:
+            return repr(parse_json(Path("file"), text.encode("utf-8", "surrogateescape")))
+        except GraphError as error:
+            return error.message
+
+    small = read()
+    monkeypatch.setattr(source, "_LARGE_JSON", 0)
+    assert read() == small
 
 
 def test_nor_is_such_a_schedule(tmp_path: Path) -> None:

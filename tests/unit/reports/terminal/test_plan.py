@@ -179,6 +179,15 @@ def test_a_long_call_says_where_the_time_went(feasible: Solution) -> None:
     assert "Took" not in report(dict.fromkeys(seconds, 2.4))
 
 
+def test_a_long_look_says_where_the_time_went(feasible: Solution) -> None:
+    def report(reading: float) -> str:
+        seconds = {"reading": reading, "judging": 0.8}
+        return flat(rendered(inspect_report(prepared(feasible.problem.graph), seconds=seconds)))
+
+    assert "Took 2 s: reading 1.2 s, judging 800 ms." in report(1.2)
+    assert "Took" not in report(1.1)
+
+
 def test_parts_can_be_left_out(feasible: Solution) -> None:
     short = plan(feasible, shown=ReportOptions(timeline=False, largest=0))
     assert short == PLAN[: PLAN.index("\nMemory over time")]
