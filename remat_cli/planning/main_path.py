@@ -23,6 +23,9 @@ from remat_cli.planning.smallest_budget import SmallestBudget, smallest_budget
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
 from remat_cli.prepare import Prepared
 
+# For what a refusal says beside the budget, where the planner has no time limit.
+_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class Planning:
@@ -160,5 +163,6 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
         solved = solve_with_addresses(problem, planner, request.alignment, observe)
     else:
         solved = solve(problem, planner, observe)
-    solution = with_closest(within_overhead(solved, request.max_overhead), observe)
+    seconds = getattr(planner, "time_limit", _SECONDS)
+    solution = with_closest(within_overhead(solved, request.max_overhead), observe, seconds)
     return Planning(prepared, request, replace(solution, has_addresses=request.arena))

@@ -50,6 +50,15 @@ def test_a_budget_is_taken_in_bytes_whatever_it_is_a_share_of(budget: str, size:
     assert planning.overhead == pytest.approx(1 / 13)
 
 
+def test_a_refusal_takes_no_longer_than_a_plan_may() -> None:
+    ready, budget = prepared(training_chain(12)), parse_budget("1")
+    refused = plan(ready, Request(budget, PlannerChoice("auto"))).solution
+    assert refused.closest is not None
+    assert refused.closest.peak_bytes < refused.baseline.peak_bytes
+    without_time = plan(ready, Request(budget, PlannerChoice("auto", {"time_limit": 0}))).solution
+    assert without_time.closest == without_time.baseline
+
+
 @pytest.mark.parametrize("offload", [False, True])
 def test_plans_may_offload_where_the_request_says_so(offload: bool) -> None:
     planner = Recomputing()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
+import pytest
 from hypothesis import given, settings
 
 from remat_cli.core.graph import Graph
-from remat_cli.core.problem import Budget, Observer, Problem
+from remat_cli.core.problem import Budget, Observer, Planner, Problem
 from remat_cli.core.simulate import simulate
-from remat_cli.core.solve import baseline_of, solve
+from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.planners import PLANNERS
+from remat_cli.planners.shared import limits
+from remat_cli.planning import refusal
 from remat_cli.planning.refusal import with_closest
-from tests.graphs import training_graphs
+from tests.graphs import training_chain, training_graphs
 
 
 @given(training_graphs(max_forward_ops=4))
@@ -18,11 +23,33 @@ from tests.graphs import training_graphs
 def test_closest_is_a_run_of_the_graph(graph: Graph) -> None:
     refused = solve(Problem(graph, Budget(0)), PLANNERS["keep_all"]())
     if refused.trace is not None or refused.closest is not None:
-        assert with_closest(refused, Observer()) is refused
+        assert with_closest(refused, Observer(), 60) is refused
         return
-    told = with_closest(refused, Observer())
+    told = with_closest(refused, Observer(), 60)
     assert told.closest is not None
     assert told.result.closest is not None
     assert simulate(graph, told.result.closest).peak_bytes == told.closest.peak_bytes
     assert told.closest.peak_bytes <= baseline_of(graph).peak_bytes
     assert (told.status, told.trace) == (refused.status, None)
+
+
+@pytest.mark.parametrize(("seconds", "fewest", "most"), [(0.0, 0, 0), (5.0, 1, 3), (60.0, 2, 8)])
+def test_time_limit_is_one_for_all_tries(
+    seconds: float, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that moves two seconds at each try; each is asked to end in the time that is left of all."""
+    start, now, asked = monotonic(), 0.0, []
+
+    def slow(problem: Problem, planner: Planner) -> Solution:
+        nonlocal now
+        asked.append(now + planner.time_limit)  # type: ignore[attr-defined]
+        solution = solve(problem, PLANNERS["dtr"]())
+        now += 2
+        return solution
+
+    refused = solve(Problem(training_chain(12), Budget(0)), PLANNERS["keep_all"]())
+    monkeypatch.setattr(limits, "monotonic", lambda: start + now)
+    monkeypatch.setattr(refusal, "solve", slow)
+    with_closest(refused, Observer(), seconds)
+    assert asked == [pytest.approx(seconds)] * len(asked)
+    assert fewest <= len(asked) <= most
