@@ -9,7 +9,7 @@ from remat_cli.core.problem import Budget, Observer, Problem
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, solve
-from remat_cli.planners import DTR
+from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.shared.limits import Limits
 
 _TRIES = 8
