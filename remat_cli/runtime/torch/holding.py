@@ -64,6 +64,21 @@ class Holding:
         self.source.release()
         self.warn(f"there is no plan that leaves that much free: {refusal}")
 
+    def warn_of_tightest(self, predicted: int, budget: int, missed: int) -> None:
+        """Warn that no plan leaves free what steps took beyond their plans; the one of the least peak runs.
+
+        Args:
+            predicted: its peak, with that, in bytes.
+            budget: in bytes.
+            missed: what steps took, in bytes.
+        """
+        self._replanned = _MOST_REPLANNED
+        self.warn(
+            f"no plan that was found leaves {format_bytes(missed)} free, which steps took beyond their plans: the one "
+            f"of the least peak runs. Its step is to peak at {format_bytes(predicted)}, above the budget of "
+            f"{format_bytes(budget)}"
+        )
+
     def warn(self, text: str) -> None:
         """Warn of a step above the budget, once."""
         if not self._warned:

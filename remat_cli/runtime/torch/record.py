@@ -17,6 +17,8 @@ from remat_cli.units import format_bytes, format_count, format_share, format_tim
 
 _LOG = logging.getLogger("remat")
 
+_VISIBLE = 0.03  # of a predicted peak; what is measured is otherwise at most so far from it
+
 
 @dataclass(eq=False)
 class PlannedGraph:
@@ -155,6 +157,8 @@ class PlanRecord:
             if graph.measured_peak_bytes:
                 measured = ", ".join(map(format_bytes, graph.measured_peak_bytes))
                 lines.append(f"    measured peak of the first steps: {measured}")
+                more = max(graph.measured_peak_bytes) - graph.predicted_peak_bytes
+                lines += beyond(more, graph.predicted_peak_bytes)
         lines += [f"  unplanned, {reason}: {_calls(count)}" for reason, count in self.unplanned.items()]
         if self.refused:
             lines.append(f"  refused, as no plan fits: {_calls(self.refused)}")
@@ -170,6 +174,16 @@ def waited(spent_ns: Counter[str]) -> str:
     """Return how long calls waited, all together and for each thing."""
     each = ", ".join(f"{name} {format_time(time, 'ns')}" for name, time in spent_ns.items() if time)
     return f"{format_time(spent_ns.total(), 'ns')}: {each}"
+
+
+def beyond(more: int, predicted: int) -> list[str]:
+    """Return a line where steps took visibly more than was predicted, by so many bytes; else none."""
+    if more <= _VISIBLE * predicted:
+        return []
+    return [
+        f"    up to {format_bytes(more)} beyond the predicted peak: the optimizer's step, or what the model does not "
+        "see (a loss outside it, another model, several calls before a backward pass)"
+    ]
 
 
 def told(level: int, text: str) -> None:

@@ -173,6 +173,16 @@ class WholeStep:
         assert chosen is not None
         return chosen
 
+    def tightest(self, free: int) -> Choice:
+        """Choose a plan for each region, so that the step takes the least time at the least peak that was found.
+
+        Returns:
+            As `within`.
+        """
+        places, _ = self.smallest(free)
+        points = self.at(places)
+        return self.within(self.judged(points, free).peak_bytes, free) or (places, sum(point.time for point in points))
+
     def least(self, free: int) -> int:
         """Return the least peak that was found."""
         return self.judged(self.at(self.smallest(free)[0]), free).peak_bytes

@@ -37,7 +37,7 @@ from remat_cli.runtime.torch.choice import WithinBudget
 from remat_cli.runtime.torch.described import Dimension, Inputs
 from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.live import bytes_in
-from remat_cli.runtime.torch.record import PlanRecord, told, waited
+from remat_cli.runtime.torch.record import PlanRecord, beyond, told, waited
 from remat_cli.runtime.torch.region_choice import Choice, RegionPoint, WholeStep
 from remat_cli.runtime.torch.region_kinds import Alike, Captures, RegionKind, SizedKind, shared_forward
 from remat_cli.runtime.torch.rehearsal import RegionCall, Rehearsal, named_call
@@ -113,6 +113,7 @@ class RegionsRecord(PlanRecord):
         kernels: what was compiled for them; empty where eager's kernels run.
         left: why regions are left to eager, by path.
         measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
+        beyond_bytes: the most that one of these took beyond the predicted peak, under the plans that run now.
         whole_calls: how many calls of the model ran as planned.
     """
 
@@ -126,6 +127,7 @@ class RegionsRecord(PlanRecord):
     kernels: str = ""
     left: dict[str, str] = field(default_factory=dict)
     measured_peak_bytes: list[int] = field(default_factory=list)
+    beyond_bytes: int = 0
     whole_calls: int = 0
 
     @property
@@ -157,6 +159,7 @@ class RegionsRecord(PlanRecord):
             lines.append(
                 f"  measured peak of the first steps: {', '.join(map(format_bytes, self.measured_peak_bytes))}"
             )
+        lines += beyond(self.beyond_bytes, self.predicted_peak_bytes)
         for path, point in self.points.items():
             lines.append(
                 f"    {path}: keeps {format_bytes(point.kept)} between its passes, "
@@ -396,16 +399,14 @@ class RegionsCall:
         plan = self._plan
         assert plan is not None
         self.record.measured_peak_bytes.append(measured.peak_bytes)
+        self.record.beyond_bytes = max(self.record.beyond_bytes, measured.peak_bytes - plan.peak)
         if self._holding.needs_another(measured, plan.peak, plan.budget, [self.module]):
             self._wants_another = True
 
     def _choose_again(self) -> None:
-        self._wants_another = False
-        try:
-            for plan in self._made_plans:
-                self._choose(plan)
-        except DoesNotFit as refusal:
-            self._holding.gives_up(refusal.message)
+        self._wants_another, self.record.beyond_bytes = False, 0
+        for plan in self._made_plans:
+            self._choose(plan)
 
     def _take(self, plan: _Plan) -> None:
         self._plan, record = plan, self.record
@@ -509,13 +510,24 @@ class RegionsCall:
         return _Plan(inputs, dimensions, step, step.plain, ordered, frozenset(rehearsal.untrained))
 
     def _choose(self, plan: _Plan) -> None:
-        """Choose among the plans of each region."""
+        """Choose among the plans of each region; what steps took beyond a plan is left free as far as that can be.
+
+        Raises:
+            RematError: nothing fits the budget beside what the user reserves.
+        """
         reserved = self.source.reserve_bytes
         (free,) = self._ranks.most(reserved + self.source.missed_bytes)
         budget = self._budget_bytes(plan, reserved)
         if plan.is_common:
             budget = -self._ranks.most(-budget)[0]  # the smallest of all ranks
-        found, refusal = self._compiled_choice(plan, lambda step: step.within(budget, free), free)
+
+        def choose(step: WholeStep) -> Choice | None:
+            found = step.within(budget, free)
+            if found is None and free > reserved and (plan.chosen or step.within(budget, reserved) is not None):
+                return step.tightest(free)
+            return found
+
+        found, refusal = self._compiled_choice(plan, choose, free)
         step = plan.step
         if refusal is None and found is None:
             refusal = DoesNotFit(
@@ -528,13 +540,16 @@ class RegionsCall:
         places, least = found
         points = step.at(places)
         trace = step.judged(points, free)
-        if trace.peak_bytes > budget:
+        is_above = trace.peak_bytes > budget
+        if is_above and (free == reserved or step.within(budget, free) is not None):
             refusal = InvalidSchedule(
                 f"the plans that were chosen peak at {format_bytes(trace.peak_bytes)}, above the budget of "
                 f"{format_bytes(budget)}",
                 hint="please report it, with the model",
             )
         self._ranks.all_or_none(refusal)
+        if is_above:
+            self._holding.warn_of_tightest(trace.peak_bytes, budget, free - reserved)
         plain = sum(point.time for point in plan.plain)
         plan.peak, plan.budget = trace.peak_bytes, budget
         plan.overhead = trace.time / plain - 1 if plain else 0.0

@@ -472,6 +472,39 @@ def test_loss_outside_is_measured_and_left_free(caplog: pytest.LogCaptureFixture
     assert measured == pytest.approx(record.predicted_peak_bytes, rel=0.03)
 
 
+def test_where_no_plan_leaves_the_loss_free_the_tightest_runs_and_one_line_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    model, given = Logits(3, 16, 200, 0.0), tokens()
+    least = planned(copy.deepcopy(model), budget="min", regions="blocks.*", options=OPTIONS)
+    least(*given).sum().backward()
+    budget = int(1.1 * record_of(least).budget_bytes)
+    by_regions(model, budget, "blocks.*")
+    for _ in range(5):
+        model.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(*given).exp().log().flatten(0, 1), given[1].flatten())
+        torch.autograd.backward([loss])
+    record = record_of(model)
+    first, *rest = record.measured_peak_bytes
+    assert budget < max(rest) < first
+    assert all(one <= record.predicted_peak_bytes for one in rest)
+    assert caplog.text.count("the one of the least peak runs") == 1
+    assert "beyond the predicted peak" not in str(record)
+
+
+def test_report_says_what_steps_took_beyond_the_predicted_peak() -> None:
+    torch.manual_seed(0)
+    model, given = Logits(1, 16, 50, 0.0), tokens()
+    by_regions(model, "1GB", "blocks.*")
+    for _ in range(2):
+        (model(*given).sum() + model(*given).sum()).backward()
+    model(*given)
+    record = record_of(model)
+    assert record.beyond_bytes == max(record.measured_peak_bytes) - record.predicted_peak_bytes
+    assert "beyond the predicted peak" in str(record)
+
+
 def test_auto_plans_repeated_blocks_where_the_whole_cannot_be_captured(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     model, x = Branches(), torch.randn(2, 4)
