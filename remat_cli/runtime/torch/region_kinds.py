@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from remat_cli.core.schedule import plain_run
+from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError
 from remat_cli.formats.torch.capture_errors import CAPTURE_ERRORS, explained, explanation
@@ -135,7 +135,8 @@ class Captures:
             key = function, call.device, call.autocast
             reach = partial(_reached, call, mode, twin)
             found = None
-            if self._takes_sizes and self._former and function is getattr(twin.forward, "__func__", None):
+            is_shared = function is getattr(twin.forward, "__func__", None)
+            if self._takes_sizes and self._former and is_shared and not call.is_split:
                 likeness = self._likenesses.setdefault(key, Likeness(_called(function), takes_sizes=True))
                 with suppress(GraphError):  # then it is captured for these sizes alone
                     reach(likeness, *before)  # torch sees by it what differs
@@ -273,6 +274,19 @@ class RegionKind:
     _way: int = 0
     _run: Callable[..., Any] | None = None
     _known: set[int] = field(default_factory=set)
+
+    @property
+    def values(self) -> Values:
+        """The sizes that regions of this kind have; none where they were captured for theirs alone."""
+        return () if self.sized is None else self.sized.values
+
+    def take(self, schedules: Sequence[Schedule]) -> None:
+        """Have these plans in the place of its own."""
+        self.points = tuple(self.points[0].at(schedule) for schedule in schedules)
+        if self.sized is not None:
+            made_for = self.sized.plans[0]
+            plans = tuple(replace(made_for, schedule=schedule) for schedule in schedules)
+            self.sized = replace(self.sized, plans=plans)
 
     def at(self, values: Values) -> RegionKind:
         """Return the same plans for regions of other sizes, as the judge finds them there."""

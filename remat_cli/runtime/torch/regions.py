@@ -461,7 +461,7 @@ class RegionsCall:
         if not self._ranks.groups:
             return plan
         order = list(dict.fromkeys(plan.kinds))
-        structures = [[op.signature for op in kind.points[0].planned.graph.ops] for kind in order]
+        structures = [(kind.values, [op.signature for op in kind.points[0].planned.graph.ops]) for kind in order]
         places = [order.index(kind) for kind in plan.kinds]
         schedules = [[point.planned.schedule for point in kind.points] for kind in order]
         offers = self._ranks.all((structures, places, list(plan.step.moments.items()), plan.step.always, schedules))
@@ -469,7 +469,7 @@ class RegionsCall:
         if not same or any([at for at, _ in offer[2]] != [at for at, _ in offers[0][2]] for offer in offers):
             return plan
         for kind, found in zip(order, offers[0][4], strict=True):
-            kind.points = tuple(kind.points[0].at(schedule) for schedule in found)
+            kind.take(found)
         moments = {at: max(dict(offer[2])[at] for offer in offers) for at in plan.step.moments}
         always = max(offer[3] for offer in offers)
         step = WholeStep(always, moments, plan.step.paths, [kind.points for kind in plan.kinds])
@@ -477,8 +477,7 @@ class RegionsCall:
 
     def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
         if self._captures is None:
-            takes_sizes = self.source.takes_sizes and not self._ranks.groups
-            self._captures = Captures(takes_sizes=takes_sizes, fused=self.fused)
+            self._captures = Captures(takes_sizes=self.source.takes_sizes, fused=self.fused)
         refused: dict[int, GraphError] = {}
         while True:
             rehearsal, always = self._rehearse(args, kwargs)

@@ -44,6 +44,12 @@ class RegionCall:
     device: str
     autocast: tuple[torch.dtype, bool]
 
+    @property
+    def is_split(self) -> bool:
+        """Whether something that it has or is given is split among ranks."""
+        given = (*self.parameters.values(), *pytree.tree_leaves((self.args, self.kwargs)))
+        return any(isinstance(value, DescribedShard) for value in given)
+
 
 @dataclass(frozen=True)
 class Moment:
