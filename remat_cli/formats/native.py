@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
-from itertools import compress, islice
-from operator import attrgetter, ne
+from itertools import islice
 from sys import intern
 from typing import Any, TypeVar
 
 from remat_cli.core.graph import TIME_UNITS, Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.errors import GraphError
+from remat_cli.formats.native_compiled import each_once, encoded, interned, ops_in, tensors_in
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.source import Source
 
 Choice = TypeVar("Choice")
+Item = TypeVar("Item")
 
 FORMAT = "remat.graph/1"
 # At most so many unknown fields are named.
@@ -70,16 +71,12 @@ _OP_FIELDS = _fields_of(Op) | {"type": _Field("text", "")}
 del _OP_FIELDS["grad_flops"]  # the file has what became of it: `grad_time`
 # The place in the user's code is left out of the hash: adding a comment there must not change it.
 _FOR_PEOPLE = ("module", "source")
-_HASHED_OP_FIELDS = {name: field for name, field in _OP_FIELDS.items() if name not in _FOR_PEOPLE}
-# Tensors and ops are written in lots of so many: large enough for speed, and small beside a graph of a million ops.
+# Tensors and ops are read and written in lots of so many: enough for speed, and few beside a graph of a million ops.
 _LOT = 10_000
 
 _KINDS_OF_GRAPH = {str(kind): kind for kind in Kind}
 _TIME_UNITS = {unit: unit for unit in TIME_UNITS}
 _PHASES = {str(phase): phase for phase in Phase}
-
-
-_TEXT = {str}
 
 
 def _is_size(value: Any) -> bool:
@@ -94,55 +91,6 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "names": (lambda value: isinstance(value, list) and set(map(type, value)) <= {str}, "a list of names"),
     "sizes": (lambda value: isinstance(value, list) and all(map(_is_size, value)), "a list of whole numbers"),
 }
-
-
-class _AsUsual:
-    """Takes the values of most objects of a file at once: those with no null, nothing unknown and nothing wrong."""
-
-    def __init__(self, cls: type[Tensor | Op], known: Mapping[str, _Field]) -> None:
-        defaults = {item.name: None if item.name not in known else known[item.name].default for item in fields(cls)}
-        self._defaults: dict[str, Any] = defaults
-        self._checks = {name: _KINDS[field.kind][0] for name, field in known.items()}
-        self._required = {name for name, default in defaults.items() if default is _REQUIRED}
-        self._kinds = {name: field.kind for name, field in known.items()}
-        # A million objects have some dozen forms: the names of their fields, and the types of the values. Of a form
-        # that held before, only what its types leave open is looked at: the fields of numbers, of names and of sizes.
-        self._forms: dict[tuple[object, ...], tuple[list[str], list[str], list[str]]] = {}
-
-    def values(self, item: Any) -> dict[str, Any] | None:
-        """Return all values in the order of the class's fields; None where `_fields` has to look."""
-        if type(item) is not dict:
-            return None
-        form = (*item, *map(type, item.values()))
-        left_open = self._forms.get(form)
-        if left_open is None:
-            if not self._holds(item):
-                return None
-            left_open = self._forms[form] = self._left_open(item)
-        numbers, names, sizes = left_open
-        for name in numbers:
-            if item[name] < 0:
-                return None
-        for name in names:
-            if not _TEXT.issuperset(map(type, item[name])):
-                return None
-        for name in sizes:
-            if not all(map(_is_size, item[name])):
-                return None
-        return self._defaults | item
-
-    def _holds(self, item: Mapping[str, Any]) -> bool:
-        checks = self._checks
-        known = all(name in checks and checks[name](value) for name, value in item.items())
-        return known and self._required <= item.keys()
-
-    def _left_open(self, item: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
-        of_kind = {kind: [name for name in item if self._kinds[name] == kind] for kind in ("size", "names", "sizes")}
-        return of_kind["size"], of_kind["names"], of_kind["sizes"]
-
-
-_USUAL_TENSOR = _AsUsual(Tensor, _TENSOR_FIELDS)
-_USUAL_OP = _AsUsual(Op, _OP_FIELDS)
 
 
 def recognises(source: Source) -> bool:
@@ -180,8 +128,8 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
     top = _fields(document, _GRAPH_FIELDS, where, unknown)
     kind = _choice(top["kind"], _KINDS_OF_GRAPH, f"{where}: kind")
     time_unit = _choice(top["time_unit"], _TIME_UNITS, f"{where}: time_unit")
-    tensors = [_tensor(item, i, where, unknown) for i, item in enumerate(_taken(top["tensors"]))]
-    ops = [_op(item, i, where, unknown) for i, item in enumerate(_taken(top["ops"]))]
+    tensors = _made(top["tensors"], tensors_in, lambda item, place: _tensor(item, place, where, unknown))
+    ops = _made(top["ops"], ops_in, lambda item, place: _op(item, place, where, unknown))
     try:
         graph = build_graph(
             name=top["name"],
@@ -197,11 +145,23 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
     return Reading(graph, notes=_unknown_notes(unknown))
 
 
-def _taken(items: list[Any]) -> Iterator[Any]:
-    """Yield the items of a list, which is empty in the end."""
+def _made(
+    items: list[Any], at_once: Callable[[list[Any]], list[Item] | None], one: Callable[[Any, int], Item]
+) -> list[Item]:
+    """Return what the objects of a list describe; the list is empty in the end.
+
+    Args:
+        items: the objects.
+        at_once: makes all of a lot; None where there is anything odd or wrong in it.
+        one: makes the object at a place in the list, or says what is wrong with it.
+    """
+    made: list[Item] = []
     items.reverse()
     while items:
-        yield items.pop()
+        lot = items[: -_LOT - 1 : -1]
+        del items[-_LOT:]
+        made += at_once(lot) or [one(item, place) for place, item in enumerate(lot, len(made))]
+    return made
 
 
 def _unknown_notes(unknown: Mapping[str, str]) -> tuple[str, ...]:
@@ -244,9 +204,7 @@ def _choice(text: str, choices: Mapping[str, Choice], where: str) -> Choice:
 
 
 def _tensor(item: Any, number: int, where: str, unknown: dict[str, str]) -> Tensor:
-    values = _USUAL_TENSOR.values(item)
-    if values is None:
-        values = _fields(item, _TENSOR_FIELDS, f"{where}: tensors[{number}]", unknown)
+    values = _fields(item, _TENSOR_FIELDS, f"{where}: tensors[{number}]", unknown)
     values["name"] = intern(values["name"])
     if values["shape"] is not None:
         values["shape"] = tuple(values["shape"])
@@ -254,17 +212,12 @@ def _tensor(item: Any, number: int, where: str, unknown: dict[str, str]) -> Tens
 
 
 def _op(item: Any, number: int, where: str, unknown: dict[str, str]) -> Op:
-    values = _USUAL_OP.values(item)
-    if values is None:
-        values = _fields(item, _OP_FIELDS, f"{where}: ops[{number}]", unknown)
-    # A name is there once, however often it is read; an operand that is read twice (a square, say) is one tensor.
-    values["inputs"] = tuple(dict.fromkeys(map(intern, values["inputs"])))
-    values["outputs"] = tuple(map(intern, values["outputs"]))
+    values = _fields(item, _OP_FIELDS, f"{where}: ops[{number}]", unknown)
+    values["inputs"], values["outputs"] = each_once(values["inputs"]), interned(values["outputs"])
     for name in ("saves", "grad_inputs"):
         if values[name] is not None:
-            values[name] = tuple(dict.fromkeys(map(intern, values[name])))
-    phase = _PHASES.get(values["phase"])
-    values["phase"] = phase or _choice(values["phase"], _PHASES, f"{where}: ops[{number}].phase")
+            values[name] = each_once(values[name])
+    values["phase"] = _choice(values["phase"], _PHASES, f"{where}: ops[{number}].phase")
     return Op(**values)
 
 
@@ -273,56 +226,50 @@ def canonical_json(document: object) -> bytes:
     return json.dumps(document, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode("utf-8")
 
 
-_in_order: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
 def graph_bytes(graph: Graph) -> bytes:
     """Return the file that `remat convert` writes for `graph`."""
-    return b"".join(_parts(graph, _OP_FIELDS))
+    return b"".join(_parts(graph))
 
 
 @lru_cache(maxsize=4)  # whoever verifies, plans and reports asks for it again: seconds, for 100,000 ops
 def graph_sha256(graph: Graph) -> str:
     """Return the hash that ties a schedule to its graph: of the native file without `module` and `source`."""
     digest = sha256()
-    for part in _parts(graph, _HASHED_OP_FIELDS):
+    for part in _parts(graph, left_out=_FOR_PEOPLE):
         digest.update(part)
     return digest.hexdigest()
 
 
-def _parts(graph: Graph, op_fields: Mapping[str, _Field]) -> Iterator[bytes]:
-    """Yield the canonical JSON of a graph part by part; fields that hold their default are left out."""
+def _parts(graph: Graph, left_out: Collection[str] = ()) -> Iterator[bytes]:
+    """Yield the canonical JSON of a graph part by part; fields that hold their default are left out.
+
+    Args:
+        graph: what is written.
+        left_out: fields of ops that are left out in any case.
+    """
     document: dict[str, Any] = {
         "format": FORMAT,
         "kind": str(graph.kind),
-        "tensors": (tuple(graph.tensors.values()), _TENSOR_FIELDS),
-        "ops": (graph.ops, op_fields),
+        "tensors": _lots(tuple(graph.tensors.values())),
+        "ops": _lots(graph.ops, left_out),
         "outputs": graph.outputs,
-        **next(_written([graph], {name: _GRAPH_FIELDS[name] for name in ("name", "time_unit", "resident_bytes")})),
     }
+    for name in ("name", "time_unit", "resident_bytes"):
+        if getattr(graph, name) != _GRAPH_FIELDS[name].default:
+            document[name] = getattr(graph, name)
     for number, key in enumerate(sorted(document)):
         yield f'{"," if number else "{"}"{key}":'.encode()
         if key in ("tensors", "ops"):
             yield b"["
-            yield from _lots(*document[key])
+            yield from document[key]
             yield b"]"
         else:
             yield canonical_json(document[key])
     yield b"}"
 
 
-def _lots(items: Sequence[Tensor | Op], known: Mapping[str, _Field]) -> Iterator[bytes]:
+def _lots(items: Sequence[Tensor | Op], left_out: Collection[str] = ()) -> Iterator[bytes]:
     for start in range(0, len(items), _LOT):
         if start:
             yield b","
-        # Their fields come in order, and hold no objects: to sort them would take a tenth longer.
-        yield _in_order(list(_written(items[start : start + _LOT], known)))[1:-1].encode()
-
-
-def _written(items: Iterable[Tensor | Op | Graph], known: Mapping[str, _Field]) -> Iterator[dict[str, Any]]:
-    names = tuple(sorted(known))
-    defaults = tuple(known[name].default for name in names)
-    values_of = attrgetter(*names)
-    for item in items:
-        values = values_of(item)
-        yield dict(compress(zip(names, values, strict=True), map(ne, values, defaults)))
+        yield encoded(items[start : start + _LOT], left_out)[1:-1]

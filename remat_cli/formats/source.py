@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic_core import from_json
+
 from remat_cli.errors import GraphError, RematError
 from remat_cli.units import format_bytes
 
@@ -16,8 +18,6 @@ from remat_cli.units import format_bytes
 # an ONNX file is, cannot be larger.
 LARGEST_GRAPH = 2**31 - 1
 LARGEST_CONFIG = 10**7
-# From this size on, a compiled reader gains more time than it takes to load.
-_LARGE_JSON = 10**6
 _TOO_LARGE_GRAPH = "is this the right file? An ONNX model can be saved without its weights, as external data"
 
 
@@ -64,13 +64,10 @@ def parse_json(path: Path, content: bytes, *, error: type[RematError] = GraphErr
         RematError: of the class `error`, where the text is truncated, malformed, no UTF-8, or holds NaN or Infinity.
     """
 
-    if len(content) >= _LARGE_JSON:
-        from pydantic_core import from_json
-
-        try:
-            return from_json(content, allow_inf_nan=False, cache_strings="keys")
-        except ValueError:
-            pass  # it is read again, by what can say where it is wrong and how, and skips a byte order mark
+    try:
+        return from_json(content, allow_inf_nan=False, cache_strings="keys")
+    except ValueError:
+        pass  # it is read again, by what says where it is wrong and how, and skips a byte order mark
 
     def refuse_constant(name: str) -> NoReturn:
         raise error(f"{path}: holds {name}, which is not a JSON number", hint="replace it by a whole number")

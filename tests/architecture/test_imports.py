@@ -94,6 +94,7 @@ HOMES = {
     "ortools": ("remat_cli.planners",),
     "pulp": ("remat_cli.planners",),
     "pydantic": ("remat_cli.config",),
+    "pydantic_core": ("remat_cli.formats",),
     "yaml": ("remat_cli.config",),
     "matplotlib": ("remat_cli.reports.plot",),
     "distributed": ("remat_cli.batch.cluster",),

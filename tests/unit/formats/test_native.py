@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "name number": (with_tensor(name=7), "tensors[0].name: 7 is not text"),
     "name with half a surrogate pair": (with_op(name="\ud800"), "cannot be written as UTF-8"),
     "inputs text": (with_op(inputs="x"), 'ops[0].inputs: "x" is not a list of names'),
+    "inputs object": (with_op(inputs={"x": 1}), 'ops[0].inputs: {"x": 1} is not a list of names'),
+    "saves text": (with_op(saves="x"), 'ops[0].saves: "x" is not a list of names'),
+    "size a round fraction": (with_tensor(bytes=4.0), "tensors[0].bytes: 4.0 is not a whole number"),
+    "recomputable number": (with_op(recomputable=1), "ops[0].recomputable: 1 is not true or false"),
     "inputs numbers": (with_op(inputs=[1]), "ops[0].inputs: [1] is not a list of names"),
     "phase unknown": (with_op(phase="sideways"), "ops[0].phase: 'sideways' is not known"),
     "recomputable text": (with_op(recomputable="no"), 'ops[0].recomputable: "no" is not true or false'),
@@ -177,10 +182,20 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_fault_is_named_with_its_place_and_a_remedy(fault: str) -> None:
     changed, message = FAULTS[fault]
     with pytest.raises(GraphError) as caught:
-        from_document(changed, "g.json")
+        from_document(deepcopy(changed), "g.json")
     assert message in caught.value.message
     assert caught.value.message.startswith("g.json")
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_file_is_told_in_the_same_words(fault: str, tmp_path: Path) -> None:
+    changed, message = FAULTS[fault]
+    path = written(tmp_path, json.dumps(changed))
+    with pytest.raises(GraphError) as caught:
+        read_graph(path)
+    assert message in caught.value.message
+    assert caught.value.message.startswith(str(path))
 
 
 BROKEN_FILES: dict[str, tuple[str | bytes, str]] = {
@@ -195,6 +210,13 @@ BROKEN_FILES: dict[str, tuple[str | bytes, str]] = {
     "no graph": ('{"a": 1}', "the JSON in it is no graph"),
     "a number of 5000 digits": ('{"nodes": ' + "9" * 5000 + "}", "digits"),
     "a schedule": ('{"format": "remat.schedule/1"}', "is a schedule, not a graph"),
+    "a text with a line break": (
+        '{"format": "remat.graph/1", "name": "a\nb"}',
+        ":1:39: no valid JSON: Invalid control",
+    ),
+    "more than one document": (json.dumps(document()) + "{}", "no valid JSON: Extra data"),
+    "graph, not utf-8": (b'{"format": "remat.graph/1", "name": "\xff"}', "no valid UTF-8 at byte 37"),
+    "graph, nested too deeply": ('{"format": "remat.graph/1", "ops": ' + "[" * 100_000, "nested too deeply"),
 }
 
 
@@ -217,6 +239,49 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="no such file"):
         read_graph(tmp_path / "nothing.json")
+
+
+VIEW = [{"name": "x", "bytes": 0, "view_of": "w"}, {"name": "w", "bytes": 3}]
+MADE = document()["tensors"][1:]
+ODD_FILES: dict[str, str] = {
+    "nothing odd": json.dumps(document()),
+    "another order of keys": json.dumps(document(), sort_keys=True, indent=3),
+    "escapes": json.dumps(with_op(name="\u00e9\U0001f600/\\")).replace("/", "\\/"),
+    "null in place of a default": json.dumps(with_op(saves=None, phase=None, recomputable=None, type=None)),
+    "unknown fields": json.dumps({**with_op(grad_flops=None, x=1), "y": {"z": 2.5}}),
+    "an unknown field of a tensor": json.dumps(with_tensor(z=[])),
+    "an unknown number of 400 digits": json.dumps(document(more=10**400)),
+    "keys that come twice": json.dumps(document())
+    .replace('"time": 3', '"time": "3", "time": 4')
+    .replace('"name": "two', '"name": 7, "name": "2'),
+    "an operand that is read twice": json.dumps(with_op(inputs=["x", "x"])),
+    "roles": json.dumps(with_op(inplace="x", saves=["x", "x", "y"], grad_inputs=["x", "x"], grad_time=3, flops=2**70)),
+    "what is for people": json.dumps(with_op(module="m", source="f.py:3", signature="s")),
+    "a shape": json.dumps(with_tensor(shape=[2**40, 0], dtype="float16")),
+    "a view": json.dumps(document(tensors=[*VIEW, *MADE])),
+    "outputs": json.dumps(document(outputs=["z", "y"], resident_bytes=9, time_unit="ns")),
+    "a negative zero": json.dumps(with_op(time="t")).replace('"t"', "-0"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_FILES)
+def test_a_file_is_read_at_once_as_one_by_one(odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, ODD_FILES[odd])
+    at_once = read_graph(path)
+    monkeypatch.setattr(native, "tensors_in", lambda _: None)
+    monkeypatch.setattr(native, "ops_in", lambda _: None)
+    one_by_one = read_graph(path)
+    assert at_once.notes == one_by_one.notes
+    assert vars(at_once.graph.edited()) == vars(one_by_one.graph.edited())
+
+
+def test_objects_in_which_all_is_well_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(*_: object) -> None:
+        raise AssertionError("read field by field")
+
+    monkeypatch.setattr(native, "_tensor", look)
+    monkeypatch.setattr(native, "_op", look)
+    assert from_document(document(), "g.json").graph.outputs == ("z",)
 
 
 def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:

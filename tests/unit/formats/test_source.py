@@ -65,16 +65,19 @@ def test_a_model_is_opened_once_though_its_format_is_to_be_found_out(monkeypatch
         "[" * 100_000,
     ],
 )
-def test_large_json_is_read_as_small_json_is(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_that_compiled_code_reads_is_what_python_reads(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def read() -> str:
         try:
             return repr(parse_json(Path("file"), text.encode("utf-8", "surrogateescape")))
         except GraphError as error:
             return error.message
 
-    small = read()
-    monkeypatch.setattr(source, "_LARGE_JSON", 0)
-    assert read() == small
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError
+
+    at_once = read()
+    monkeypatch.setattr(source, "from_json", refuse)
+    assert at_once == read()
 
 
 def test_nor_is_such_a_schedule(tmp_path: Path) -> None:
