@@ -9,8 +9,9 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch.ops import local_part, storage_key
@@ -72,6 +73,12 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _stepped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    # While torch captures, its own modes and decompositions know of no values.
+    with _disable_current_modes(), no_python_dispatcher():
+        return _stepped_alone(optimizer)
+
+
+def _stepped_alone(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     try:
         twin = _twin(optimizer)
         step: Any = type(optimizer).step

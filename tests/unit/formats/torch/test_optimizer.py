@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn, optim
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch.optimizer import checked_optimizer, optimizer_state_bytes
-from remat_cli.torch import planned
+from remat_cli.torch import plan_of, planned
 from tests.torch_steps import MLP
 
 Make = Callable[[Sequence[nn.Parameter]], optim.Optimizer]
@@ -149,6 +150,32 @@ def test_an_optimizer_that_cannot_be_told_asks_to_say_so() -> None:
         planned(layer, budget="80%", optimizer=Nested(optim.SGD(layer.parameters(), lr=1)))
     assert "such as adam" in caught.value.hint
     assert torch.equal(layer.weight, before)
+
+
+class Asking(optim.Optimizer):
+    """Keeps a copy of each parameter where gradients are not zero, and asks for their norm to find out."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad.norm().item() > 0:
+                self.state[parameter].setdefault("copy", torch.zeros_like(parameter))
+
+
+def test_state_is_told_while_torch_captures_too() -> None:
+    model = MLP()
+    optimizer, weights = Asking(list(model.parameters())), sum(parameter.nbytes for parameter in model.parameters())
+    assert optimizer_state_bytes(optimizer) == weights
+    alone = planned(deepcopy(model), budget="100%")
+    both = planned(model, budget="100%", optimizer=optimizer)
+    fixed = []
+    for each in (alone, both):
+        each(torch.randn(4, 16)).backward()
+        fixed.append(plan_of(each).graphs[0].fixed_bytes)
+    assert fixed[1] - fixed[0] == weights
 
 
 @pytest.mark.parametrize(("wrong", "says"), [(optim.Adam, "the class Adam"), (3, "3"), ([], r"\[\]"), (MLP(), "MLP")])
