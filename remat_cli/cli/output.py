@@ -77,7 +77,7 @@ class Output:
             else:
                 console, shown = _console(to_stderr=self._stdout_is_taken), renderable()
                 heed_a_request_that_waits()
-                console.print(shown)
+                console.print(shown, crop=False)  # a report fits the width, but for what is to be copied
 
     def notes(self, notes: Sequence[str]) -> None:
         """Show on stderr what the user should know about the input, where there is no report that does."""

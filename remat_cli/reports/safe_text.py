@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.text import Text
@@ -100,15 +101,34 @@ class Name:
         yield Text(shorten(self.text, options.max_width), no_wrap=True)
 
 
+@dataclass(frozen=True)
+class Verbatim:
+    """Text to be copied, under a title: neither indented, nor cut at the width of the terminal."""
+
+    title: str
+    text: str
+
+
 class Report:
     """Parts below each other, a blank line between; in ASCII where the output's encoding may not hold more."""
 
-    def __init__(self, *parts: RenderableType) -> None:
+    def __init__(self, *parts: RenderableType | Verbatim) -> None:
         self._parts = parts
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        spaced = [item for part in self._parts for item in (part, Text())][:-1]
-        for line in console.render_lines(Group(*spaced), options, pad=False):
+        for place, part in enumerate(self._parts):
+            if place:
+                yield Segment.line()
+            if isinstance(part, Verbatim):
+                yield from self._lines(Text(part.title, style="bold"), console, options)
+                for line in part.text.splitlines():
+                    yield Segment(line)
+                    yield Segment.line()
+            else:
+                yield from self._lines(part, console, options)
+
+    def _lines(self, part: RenderableType, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for line in console.render_lines(part, options, pad=False):
             for segment in _without_trailing_space(line):
                 text = _in_ascii(segment.text) if options.ascii_only else segment.text
                 yield Segment(text, segment.style, segment.control)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from remat_cli.reports.safe_text import Report, clean
+from remat_cli.reports.safe_text import Report, Verbatim, clean
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import graph_title
 from remat_cli.studies.checkpoints import CheckpointPlanning, Wrapped
@@ -24,18 +24,16 @@ def checkpoints_report(planning: CheckpointPlanning) -> Report:
         ("budget", format_bytes(planning.budget_bytes)),
     ]
     style = "bold green" if planning.wrapped is not None else "bold red" if planning.none_fits else "bold yellow"
-    parts: list[RenderableType] = [facts(labels), Text(_verdict(planning), style)]
+    parts: list[RenderableType | Verbatim] = [facts(labels), Text(_verdict(planning), style)]
     if planning.wrapped is None:
         parts.append(section("What could be done", bullets(_remedies(planning))))
     parts.append(indented(_table(planning)))
     if planning.wrapped is not None and planning.wrapped.paths:
         parts.append(section("Modules to wrap", bullets(ranges(planning.wrapped))))
-        # Neither indented nor wrapped at the terminal's width: it is to be pasted.
-        code = Text(planning.code.rstrip("\n"), no_wrap=True, overflow="ignore")
-        parts.append(Group(Text("In code", style="bold"), code))
+        parts.append(Verbatim("In code", planning.code))
     if planning.settings:
-        rows: list[list[Cell]] = [[item.trainer, clean(item.setting)] for item in planning.settings]
-        parts.append(section("As settings", columns(["", ""], rows)))
+        lines = [f"{item.trainer}: {clean(item.setting)}" for item in planning.settings]
+        parts.append(Verbatim("As settings", "\n".join(lines)))
     if planning.notes:
         parts.append(section("Notes", bullets([clean(note) for note in planning.notes])))
     return Report(*parts)

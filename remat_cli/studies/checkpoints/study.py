@@ -165,6 +165,7 @@ class _Eager:
         self._reference, self._options = reference, options
         self._reading = reading
         self._measured: Measurements | None = None
+        self._ratio: float | None = None  # of measured times to estimates, from the first run: the same for all
         if options.measurements is not None:
             self._measured = load_measurements(Path(options.measurements))
             self._measured.check(reading.graph, options.dims, options.measurements)
@@ -184,7 +185,14 @@ class _Eager:
             return step, prepare_reading(reading, self._reference, options)
         without = replace(options, cost_model=None)
         estimated = prepare_reading(reading, self._reference, without)
-        measured = _carried_over(self._measured, self._reading, step, estimated)
+        times = _by_kind(self._measured.times_ns, self._reading)
+        if self._ratio is None:
+            keyed = [(_key(op.operator), estimated.graph.op[op.name].time) for op in step.ops]
+            ratios = [times[key] / time for key, time in keyed if key in times and time]
+            self._ratio = median(ratios) if ratios else 1.0
+        workspace = _by_kind(self._measured.workspace_bytes, self._reading)
+        measured = _carried_over(times, workspace, self._ratio, step, estimated)
+        measured = replace(measured, machine=self._measured.machine)
         return step, prepare_reading(reading, self._reference, options, measured=measured)
 
     def trace(self, checkpoints: Sequence[str] = ()) -> tuple[Trace, Prepared]:
@@ -193,30 +201,31 @@ class _Eager:
         return simulate(prepared.graph, step.schedule), prepared
 
 
-def _carried_over(measured: Measurements, captured: Reading, step: EagerStep, estimated: Prepared) -> Measurements:
-    """Return what was measured of the captured ops for those of eager mode that are given, and make, the same.
+def _by_kind(measured: Mapping[str, int], captured: Reading) -> Mapping[object, int]:
+    """Return what was measured of captured ops by what they have in common."""
+    found: dict[object, int] = {}
+    for name, operator in captured.operators.items():
+        if name in measured:
+            found.setdefault(_key(operator), measured[name])
+    return found
+
+
+def _carried_over(
+    times: Mapping[object, int], workspace: Mapping[object, int], ratio: float, step: EagerStep, estimated: Prepared
+) -> Measurements:
+    """Return what was measured of captured ops for those of eager mode that are given, and make, the same.
 
     Others take the estimated time, in the measure of those that are known.
     """
-    times: dict[object, int] = {}
-    workspace: dict[object, int] = {}
-    for name, operator in captured.operators.items():
-        if name in measured.times_ns:
-            times.setdefault(_key(operator), measured.times_ns[name])
-        if name in measured.workspace_bytes:
-            workspace.setdefault(_key(operator), measured.workspace_bytes[name])
-    known = {op.name: _key(op.operator) for op in step.ops if _key(op.operator) in times}
-    ratios = [times[key] / time for name, key in known.items() if (time := estimated.graph.op[name].time)]
-    ratio = median(ratios) if ratios else 1.0
+    keys = {op.name: _key(op.operator) for op in step.ops}
     return Measurements(
         times_ns={
-            op.name: times[known[op.name]] if op.name in known else round(ratio * estimated.graph.op[op.name].time)
-            for op in step.ops
+            name: times[key] if key in times else round(ratio * estimated.graph.op[name].time)
+            for name, key in keys.items()
         }
         if times
         else {},
-        workspace_bytes={op.name: workspace[key] for op in step.ops if (key := _key(op.operator)) in workspace},
-        machine=measured.machine,
+        workspace_bytes={name: workspace[key] for name, key in keys.items() if key in workspace},
     )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from textwrap import fill
 
 from remat_cli.studies.checkpoints.memory import Candidate, Memory
 
-_WIDTH = 100
+_WIDTH = 76  # of lines of code, as far as names allow
 # What Megatron calls parts of a layer, of those that a model may have under the same names.
 _MEGATRON_MODULES = ("core_attn", "mlp", "moe", "shared_experts")
 
@@ -34,18 +33,28 @@ class TrainerSetting:
 
 def code(paths: Sequence[str]) -> str:
     """Return lines of Python that wrap these modules; `model` is theirs."""
-    names = fill(", ".join(f'"{path}"' for path in paths), _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    lines = [""]
+    for path in paths:
+        item = f" {_quoted(path)},"
+        if lines[-1] and len(lines[-1]) + len(item) > _WIDTH:
+            lines.append("")
+        lines[-1] += item
+    names = "\n".join(f"   {line}" for line in lines)
     return f"""\
 from functools import partial
 from torch.utils.checkpoint import checkpoint
 
 names = [
-{names},
+{names}
 ]
 for name in names:
     module = model.get_submodule(name)
     module.forward = partial(checkpoint, module.forward, use_reentrant=False)
 """
+
+
+def _quoted(path: str) -> str:
+    return f'"{path}"' if path.isprintable() and path.isascii() and not set(path) & set('"\\') else ascii(path)
 
 
 def settings(memory: Memory, budget: int) -> tuple[TrainerSetting, ...]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from remat_cli.reports.safe_text import Name, Report, clean, shorten, shorten_path
+from remat_cli.reports.safe_text import Name, Report, Verbatim, clean, shorten, shorten_path
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,13 @@ def test_names_in_a_table_share_its_width_without_wrapping() -> None:
     assert isinstance(console.file, io.StringIO)
     (line,) = console.file.getvalue().splitlines()
     assert line.count("…") == 2
+
+
+def test_what_is_to_be_copied_is_whole_in_a_narrow_terminal() -> None:
+    console, text = Console(width=20, file=io.StringIO()), "names = [\n    " + "x" * 50 + ",\n]\n"
+    console.print(Report(Text("before"), Verbatim("In code", text), Text("after")), crop=False)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == f"before\n\nIn code\n{text}\nafter\n"
 
 
 def test_a_report_leaves_one_blank_line_between_parts_and_no_trailing_space() -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import cache
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from remat_cli.config import GraphOptions, PlannerChoice, Request
+from remat_cli.config import GraphOptions, PlannerChoice, Request, measurements_bytes
+from remat_cli.core.graph import Phase
 from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
+from remat_cli.costs import Measurements
 from remat_cli.formats import read_graph
 from remat_cli.formats.reader import ReadOptions
 from remat_cli.formats.torch.eager import EagerStep, run_eagerly
@@ -132,6 +136,35 @@ def test_code_wraps_the_modules_and_gives_the_same_gradients() -> None:
         assert one.grad is not None
         assert other.grad is not None
         assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("name", ["a-b", "one two", 'quo"te', "back\\slash", "é", "x" * 90, "new\nline"])
+def test_code_names_modules_whatever_they_are_called(name: str) -> None:
+    model = nn.ModuleDict({name: nn.Linear(2, 2), "other": nn.Linear(2, 2)})
+    written = code((name, "other"))
+    exec(written, {"model": model})
+    assert all("forward" in vars(part) for part in model.values())
+    assert written.isascii()
+    assert [line for line in written.splitlines() if "names" not in line and len(line) > 80] == (
+        [f'    "{name}",'] if len(name) > 80 else []
+    )
+
+
+def test_measured_times_of_a_choice_are_those_of_its_run_whatever_was_not_measured(tmp_path: Path) -> None:
+    reading = read_graph(Path(STAGES), GraphOptions())
+    # Measured beside its estimate, the forward pass takes longer, and it is that which runs again; of what eager runs
+    # for dropout nothing was measured.
+    times = {op.name: 9000 if op.phase is Phase.FORWARD else 10 for op in reading.graph.ops}
+    path = tmp_path / "measured.json"
+    path.write_bytes(measurements_bytes(Measurements(times), "step"))
+    options, request = (
+        GraphOptions(measurements=str(path)),
+        Request(BudgetSpec(share=Fraction(7, 10)), PlannerChoice("dtr")),
+    )
+    found = plan_checkpoints(Path(STAGES), options, request, Observer())
+    assert found.wrapped is not None
+    assert found.wrapped.paths
+    assert found.wrapped.trace.time == found.plain.time + found.wrapped.least_time
 
 
 def test_settings_are_the_ones_that_run_least_again_and_fit() -> None:
