@@ -81,8 +81,8 @@ class CutModel:
         at: dict[tuple[int, int], int] = {}
         for place in np.flatnonzero(values[run.first : run.end])[::-1].tolist():  # readers before makers
             op, k = int(run.member[place]), int(run.interval[place])
-            if op >= begins[k]:
-                continue  # here it runs for the first time
+            if op >= begins[k] or not stages.recomputable[op]:
+                continue  # here it runs for the first time, or, in another order than this one, later than here
             readers = [r for x in stages.outputs[op] for r in stages.read_stage[start[x] : start[x + 1]].tolist()]
             first = [r for r in readers if begins[k] <= r < ends[k]]
             at[op, k] = min([*first, *(at[r, k] for r in readers if (r, k) in at)], default=int(ends[k]))

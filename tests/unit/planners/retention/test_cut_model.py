@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from remat_cli.core.problem import Basis
+from remat_cli.core.simulate import simulate
 from remat_cli.planners.retention import any_order_bound
 from remat_cli.planners.retention.any_order_bound import Ancestry
 from remat_cli.planners.retention.cover_bound import NO_BOUND, RerunBound
@@ -20,7 +21,7 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Stages
-from tests.graphs import diamond, training_chain
+from tests.graphs import diamond, graph_of, op, training_chain
 
 AMPLE = Limits.of(1e5)
 
@@ -58,6 +59,14 @@ def test_the_sequence_of_a_solution_runs_again_what_it_says(make: Callable[[Stag
     assert sequence.time - CHAIN.total_time == outcome.bound - model.counted > 0
     at_cuts = sequence.memory[~sequence.is_rerun][cuts]
     assert at_cuts.max() <= ROOM + CHAIN.fixed_bytes < sequence.peak
+
+
+def test_an_op_that_runs_once_and_may_do_so_after_the_cut_is_not_run_again_there() -> None:
+    graph = graph_of(op("a", "", "x"), op("b", "x", "y", recomputable=False), op("c", "", "z", recomputable=False))
+    model = CutModel.in_any_order(Stages.of(graph), 2, np.array([2]))
+    outcome = first_opinion(model.build(), AMPLE)
+    assert outcome.values is not None
+    assert simulate(graph, model.sequence(outcome.values).schedule()).time == graph.total_time
 
 
 def test_only_the_best_of_the_models_gets_a_second_opinion(monkeypatch: pytest.MonkeyPatch) -> None:
