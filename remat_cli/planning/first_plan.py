@@ -1,10 +1,10 @@
-"""The first plan that will do, where only its being there matters."""
+"""The first plan, or the first bound, that will do: where only its being there matters."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-from remat_cli.core.problem import Observer, PassingObserver, Plan
+from remat_cli.core.problem import Bound, Observer, PassingObserver, Plan
 from remat_cli.planning.overhead import exact_overhead
 
 
@@ -44,3 +44,22 @@ class FirstPlan(PassingObserver):
 
     def _is_allowed(self, time: int) -> bool:
         return self._max_overhead is None or exact_overhead(time, self._plain_time) <= self._max_overhead
+
+
+class FirstBound(FirstPlan):
+    """Has enough, too, as soon as the planner proves a time: it does not see at once that no plan fits."""
+
+    def __init__(self, plain_time: int, observe: Observer, max_overhead: Fraction | None) -> None:
+        """Wait for the first plan or bound; arguments as of `FirstPlan`."""
+        super().__init__(plain_time, observe, max_overhead)
+        self._has_bound = False
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether there is a plan, or a bound that says more than the plain run."""
+        return self._has_bound or super().has_enough
+
+    def bound(self, bound: Bound) -> None:
+        """Look at a bound, and pass it on."""
+        self._has_bound |= bound.time > self._plain_time
+        super().bound(bound)

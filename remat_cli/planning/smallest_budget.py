@@ -8,7 +8,7 @@ from fractions import Fraction
 from remat_cli.core.bounds import largest_working_set
 from remat_cli.core.problem import Budget, Observer, Planner, Problem, Scope, Status
 from remat_cli.core.solve import Solution, baseline_of, solve, with_plan_of
-from remat_cli.planning.first_plan import FirstPlan
+from remat_cli.planning.first_plan import FirstBound, FirstPlan
 from remat_cli.planning.given import Given
 from remat_cli.planning.overhead import exact_overhead, within_overhead
 from remat_cli.units import format_bytes
@@ -95,14 +95,18 @@ class _Search:
         self.max_overhead = max_overhead
         self.proven = largest_working_set(plain.graph).bytes
         self.scope = Scope.ANY_PLAN
+        self.has_proven = False  # of its own, that none fits some budget
         self.floor = self.proven
         self.found: Solution | None = None
         self.ended_early = False  # the planner that found it could have run on
         self.fruitless = 0  # refusals in a row that came no closer than what was found
+        self.is_right_below = False  # what is found, the last budget that was asked for
         self.refusal: Solution
 
     def run(self) -> None:
         self.bisect()
+        if self.found is not None and self.has_proven:
+            self.raise_proof()
         if self.found is not None and self.ended_early:
             self.found = self.best_at(self.found)
 
@@ -123,12 +127,31 @@ class _Search:
             self.ask(self.plain.budget.device_bytes)
         while self.goes_on:
             known, peak = self.found, self.found_peak()
-            below = peak if self.floor <= peak < self.found_bytes else (self.floor + self.found_bytes - 1) // 2
+            below = peak if self.floor <= peak < self.found_bytes else self.next_budget()
             self.ask(below)
             if below == peak and self.found_bytes > peak and self.refusal.status is Status.UNKNOWN:
                 # The planner does not find its own plan again, but the plan is known.
                 assert known is not None
                 self.found = at_budget(known, peak)
+
+    def next_budget(self) -> int:
+        """Return a budget to ask for: in turn one right below the smallest found, and the middle.
+
+        A refusal takes a planner far longer than a first plan. Right below what was found, it ends the search.
+        """
+        self.is_right_below = not self.is_right_below
+        if self.is_right_below:
+            return self.found_bytes - 1 - self.near_enough()
+        return (self.floor + self.found_bytes - 1) // 2
+
+    def raise_proof(self) -> None:
+        """Bisect between what is proven and what was refused for the largest budget that is ruled out at once."""
+        high = self.floor - 1
+        while self.proven + self.found_bytes * _TOLERANCE < high:
+            middle = (self.proven + high) // 2
+            self.ask(middle, FirstBound)
+            if self.proven <= middle:
+                high = middle
 
     @property
     def goes_on(self) -> bool:
@@ -150,10 +173,15 @@ class _Search:
     def near_enough(self) -> int:
         return 0 if self.floor == self.proven else int(self.found_bytes * _TOLERANCE)
 
-    def ask(self, budget: int) -> int | None:
-        """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says."""
+    def ask(self, budget: int, first: type[FirstPlan] = FirstPlan) -> int | None:
+        """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says.
+
+        Args:
+            budget: in bytes.
+            first: what the planner may end at.
+        """
         self.observe.phase(f"trying {format_bytes(budget)}")
-        observe = FirstPlan(baseline_of(self.plain.graph).time, self.observe, self.max_overhead)
+        observe = first(baseline_of(self.plain.graph).time, self.observe, self.max_overhead)
         solution = solve(replace(self.plain, budget=Budget(budget)), self.planner, observe)
         taken = within_overhead(solution, self.max_overhead)
         if taken.trace is not None:
@@ -167,7 +195,7 @@ class _Search:
         self.refusal = taken
         # Of a budget that the closest schedule of another refusal fits, the planner can speak for its own plans only.
         if self.refusal.status is Status.INFEASIBLE and (self.found is None or budget < self.found_bytes):
-            self.proven, self.scope = self.floor, self.refusal.scope
+            self.proven, self.scope, self.has_proven = budget + 1, self.refusal.scope, True
         closest = None if solution.closest is None else solution.closest.peak_bytes
         self.fruitless = self.fruitless + 1 if self.comes_no_closer(closest) else 0
         self.take_closest(solution)

@@ -281,19 +281,19 @@ class _Search:
     def _largest_planned(self, plain: int, limit: int) -> int:
         """Return the largest number with a plan: a plan is carried as far as it fits, then the planner is asked.
 
-        A refusal takes a planner long, a first plan does not. So the first refusal comes late, and after it the planner
-        is asked for one more than its best plan reaches: often that settles it.
+        A refusal takes a planner far longer than a first plan. So, once there is a plan, the planner is asked in turn
+        for one more than that reaches, where a refusal ends the search, and for the middle.
         """
-        low, high, was_refused = plain, limit + 1, False
+        low, high, after = plain, limit + 1, False
         while low + 1 < high and not self._interrupted:
-            number = low + 1 if was_refused and low > plain else (low + high) // 2
+            after = not after and low > plain
+            number = low + 1 if after else (low + high) // 2
             if high > limit:
                 number = max(low + 1, min(number, 2 * low))
             if self._has_plan(number):
                 low = self._carried(number, self._plans[number].schedule, number, high)
-                was_refused = False
             else:
-                high, was_refused = number, True
+                high = number
                 low = self._carried(number, self._plans[number].solution.result.closest, low, high)
         return low
 

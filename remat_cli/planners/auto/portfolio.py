@@ -180,6 +180,11 @@ RECOMPUTING = (
         "a better bound, and often the best plan",
     ),
     Stage(
+        lambda s: s.is_small and s.is_training and s.gap > NEAR,
+        (Turn("rotor", Members.plan_chain, _QUICK),),
+        "the best plan of many chains, in some hundredths of a second",
+    ),
+    Stage(
         lambda s: s.is_small and s.is_training and s.ops <= 40,
         (Turn("shortest_path", Members.settle, _QUICK, work=20_000),),
         "settles most of them sooner than those below; of more ops, the others are sooner",

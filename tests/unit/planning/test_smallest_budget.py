@@ -86,13 +86,45 @@ class ComesNoCloser(Threshold):
     schedule: Schedule = RECOMPUTING
 
 
-def test_a_planner_that_comes_no_closer_twice_is_asked_no_more() -> None:
+def test_a_refusal_right_below_what_was_found_ends_the_search() -> None:
     # As above, with tensors a thousand times as large: there are many budgets between what is proven and what is found.
     graph = training_chain(4, size=1000)
     planner = ComesNoCloser(4000, Status.UNKNOWN)
     assert smallest_budget(graph, planner).found_bytes == 4000
     below = [budget for budget in planner.asked if budget < 4000]
-    assert len(below) == 3, "what no plan can fit, and two between that and what was found"
+    assert below == [3000, 3995], "what no plan can fit, and one nearer to what was found than matters"
+
+
+def test_what_is_proven_to_the_byte_is_asked_for_few_budgets() -> None:
+    """By halves it takes as many as there are bits in the bytes between."""
+    planner = Threshold(4_000_000, Status.INFEASIBLE)
+    search = smallest_budget(training_chain(4, size=1_000_000), planner)
+    assert (search.proven_bytes, search.found_bytes) == (4_000_000, 4_000_000)
+    assert len(planner.asked) < 6
+
+
+@dataclass(frozen=True)
+class ProvesSoon(ComesNoCloser):
+    """Proves at once that nothing fits below 3.5 bytes; above, it proves a time, and then searches in vain."""
+
+    went_on: list[int] = field(default_factory=list)
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        budget = problem.budget.device_bytes
+        if budget < 3500:
+            return PlanResult(Status.INFEASIBLE, scope=Scope.ANY_ORDER)
+        observe.bound(Bound(problem.graph.total_time + 1, Scope.ANY_ORDER))
+        if not observe.has_enough:
+            self.went_on.append(budget)
+        return super().plan(problem, observe)
+
+
+def test_what_is_ruled_out_at_once_is_proven_after_a_search_in_vain() -> None:
+    planner = ProvesSoon(4000, Status.UNKNOWN)
+    search = smallest_budget(training_chain(4, size=1000), planner)
+    assert (search.found_bytes, search.scope) == (4000, Scope.ANY_ORDER)
+    assert 3490 < search.proven_bytes <= 3500
+    assert [budget for budget in planner.went_on if budget < 4000] == [3999], "one search in vain"
 
 
 def test_no_budget_is_asked_for_twice() -> None:

@@ -297,7 +297,8 @@ def test_a_plan_is_carried_as_far_as_it_fits_before_the_planner_is_asked_again()
     planner = Recomputing()
     found = searched(100_000, planner, at_most=10**6)
     assert values(found) == (20_000, 25_000, 33_333)
-    assert planner.asked == [26_667, 23_333, 25_833, 25_001, 25_000]
+    # After the first plan, one more than it reaches: that it is refused is all that is left to know.
+    assert planner.asked == [26_667, 23_333, 25_001, 25_000]
     assert found.solution.problem.graph.tensors["a1"].bytes == 25_000
 
 

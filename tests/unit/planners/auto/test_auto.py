@@ -167,6 +167,20 @@ def test_a_residual_step_that_others_leave_open_is_settled_by_trying_everything(
     assert told.asked[-1] == "shortest_path"
 
 
+def test_a_small_training_graph_is_planned_as_a_chain_before_searches_begin_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class UntilRotor(Told):
+        @property
+        def has_enough(self) -> bool:
+            return "rotor" in self.asked
+
+    monkeypatch.setattr(CutSearch, "turn", lambda *_, **__: CutProof())
+    told = UntilRotor()
+    solve(Problem(training_chain(18), Budget(6)), Auto(time_limit=NO_CLOCK), told)
+    assert told.asked == ["keep_all", "dtr", "min_cut", "retention", "rotor"]
+
+
 def test_where_any_plan_will_do_a_small_graph_is_not_settled() -> None:
     """It would take each refusal of a search for the smallest budget seconds."""
     graph = residual_step(4)
