@@ -177,7 +177,7 @@ def test_a_small_training_graph_is_planned_as_a_chain_before_searches_begin_anew
 
     monkeypatch.setattr(CutSearch, "turn", lambda *_, **__: CutProof())
     told = UntilRotor()
-    solve(Problem(training_chain(18), Budget(6)), Auto(time_limit=NO_CLOCK), told)
+    solve(Problem(training_chain(12), Budget(4)), Auto(time_limit=NO_CLOCK), told)
     assert told.asked == ["keep_all", "dtr", "min_cut", "retention", "rotor"]
 
 
