@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from remat_cli.errors import GraphError
 from remat_cli.formats.torch.internals import SIZE, Captured, Primal, input_index, primals_of
 from remat_cli.formats.torch.joint import Joint, rewritten
-from remat_cli.formats.torch.ops import storage_key
+from remat_cli.formats.torch.ops import storage_key, tensors_of
 from remat_cli.formats.torch.places import readable, root_of
 
 # The value of each symbol, in the order of `Sizes.symbols`.
@@ -275,19 +275,44 @@ class _Fixed:
             return self._known[expression]
         return self.tensor(value) if isinstance(value, torch.Tensor) else value
 
+    def _storage_bytes(self, tensor: torch.Tensor) -> Any:
+        """Return the bytes of the memory that a tensor is in, as an expression, or a number.
+
+        An input may be a view of a tensor that is no input: its sizes are symbols of their own. Then what is seen of it
+        counts.
+        """
+        size = _expression(tensor.untyped_storage().nbytes())
+        if getattr(size, "free_symbols", frozenset()) <= self.at.keys():
+            return size
+        key = storage_key(tensor)
+        values = (value for node in self.whole.module.graph.nodes for value in tensors_of(node.meta.get("val")))
+        strided = (value for value in values if value.layout is torch.strided)
+        return sympy.Max(*(_extent(value) for value in strided if storage_key(value) == key))
+
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor at these sizes."""
         if tensor.layout is not torch.strided:
             return tensor
-        key, size = storage_key(tensor), tensor.untyped_storage().nbytes()
+        key = storage_key(tensor)
         if key not in self._storages:
-            memory = torch.empty(self.value(size), dtype=torch.uint8, device="meta")
+            size = self._storage_bytes(tensor)
+            memory = torch.empty(int(_number(size, self.at)), dtype=torch.uint8, device="meta")
             self._storages[key] = memory.untyped_storage()
-            self.bytes[storage_key(memory)] = _expression(size)
+            self.bytes[storage_key(memory)] = size
         shape, strides = tuple(map(self.value, tensor.shape)), tuple(map(self.value, tensor.stride()))
         bare = torch.empty(0, dtype=tensor.dtype, device="meta")
         bare.set_(self._storages[key], self.value(tensor.storage_offset()), shape, strides)
         # As if it had been made in the mode, which would look at each of these calls for longer than they take.
         return FakeTensor(self._mode, bare, tensor.device)
+
+
+def _extent(tensor: torch.Tensor) -> Any:
+    """Return the bytes from the begin of the memory that a tensor is in to its last number."""
+    steps = (
+        (_expression(size) - 1) * _expression(stride)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (_expression(tensor.storage_offset()) + 1 + sum(steps)) * tensor.element_size()
 
 
 def _number(expression: Any, at: Mapping[sympy.Symbol, Any]) -> int | float:

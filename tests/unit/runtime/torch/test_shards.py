@@ -112,7 +112,7 @@ def _train(rank: int, folder: Path) -> None:
         twin = parallel(plain) if is_parallel else sharded(plain, reshard_after_forward="once" not in name)
         model = way(model, rank)
         equal = []
-        models = {each: torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, twin)}
+        models = {each: torch.optim.SGD(each.parameters(), lr=0.01, momentum=0.9) for each in (model, twin)}
         if "once" in name:  # before the first call, too
             _gather(model)
         try:

@@ -237,3 +237,22 @@ def test_captures_of_one_model_do_not_count_against_another(monkeypatch: pytest.
         part = planned(nn.Linear(4, 4), budget="100%")
         part(torch.ones(2, 4)).sum().backward()
         assert plan_of(part).calls == 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_inputs_that_are_views_of_what_is_no_input_are_captured_with_symbols(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    before = nn.Linear(8, 8)
+    eager, inner = twins(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)))
+    model = planned(inner, budget="1MB")
+    for length in (10, 14, 12, 18):
+        x = before(torch.randn(length + 3, 8))[2:-1]
+        loss = model(x).sum()
+        assert same(
+            torch.autograd.grad(loss, (x, *inner.parameters())),
+            torch.autograd.grad(eager(x).sum(), (x, *eager.parameters())),
+        )
+    record = plan_of(model)
+    assert record is not None
+    assert len(record.graphs) == 2, "the others run by the second"
+    assert "cannot be captured as symbols" not in caplog.text
