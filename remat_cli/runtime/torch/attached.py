@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import ref
 
@@ -17,9 +17,14 @@ _NAME = "_remat_attached"
 
 _NOT_CALLED = (
     "gradients arrived at a planned {kind}, and no call of it ran as planned: the budget does not hold. What trains "
-    "must call the module itself, model(...). Calls of model.forward(), of a method that does not call self(...), as a "
-    "training_step may be, and of parts of the model do not run as planned, nor do any after model.compile(). Plan the "
-    "part that is called, or a function that computes the loss"
+    "must call the module itself, model(...), in training mode. Calls of model.forward(), of a method that does not "
+    "call self(...), as a training_step may be, of parts of the model, and of a model in eval() do not run as planned, "
+    "nor do any after model.compile(). Plan the part that is called, or a function that computes the loss"
+)
+_NOT_ALL_CALLED = (
+    "gradients arrived at a planned {kind} that no planned call of it has made: what made them is not in the budget. "
+    "Calls of model.forward(), of parts of the model, and of a model in eval() do not run as planned, nor do any after "
+    "model.compile()"
 )
 
 
@@ -35,12 +40,16 @@ class Attached:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attached | None:
         """Have a copy of the module run as planned, too, by plans of its own."""
-        copy = memo.get(id(self.call.module))
-        if not isinstance(copy, nn.Module):  # this is copied without its module
+        module = self.call.module
+        copy = memo.get(id(module))
+        if module is None or not isinstance(copy, nn.Module):  # this is copied without its module
             return None
-        call = PlannedCall(copy, self.call.source, self.call.record.budget)
+        call = PlannedCall(copy, self.call.source, self.call.record.budget, fused=self.call.fused)
         call.otherwise = self.call.otherwise
         copy.__dict__["_compiled_call_impl"] = call
+        # The copy has no parameters of its own yet: they are in the memo only.
+        copies = (memo.get(id(parameter)) for parameter in module.parameters())
+        _watch_each(copy, call, [each for each in copies if isinstance(each, nn.Parameter)])
         return Attached(call)
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
@@ -68,8 +77,12 @@ def attached_record(module: nn.Module) -> PlanRecord | None:
 
 
 def watch_gradients(module: nn.Module, call: PlannedCall) -> None:
-    """Warn once where gradients of a module's parameters arrive, and no call of the module has run as planned."""
-    for parameter in module.parameters():
+    """Warn once where gradients of a module's parameters arrive that no planned call of the module has made."""
+    _watch_each(module, call, module.parameters())
+
+
+def _watch_each(module: nn.Module, call: PlannedCall, parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
         if parameter.requires_grad and parameter.is_leaf:
             parameter.register_post_accumulate_grad_hook(_Watch(module, call))  # type: ignore[no-untyped-call]
 
@@ -93,5 +106,5 @@ class _Watch:
             return  # planned anew, or as a part of another model
         if not record.gradients_unplanned:
             record.gradients_unplanned = True
-            if record.last is None:
-                warnings.warn(_NOT_CALLED.format(kind=type(module).__name__), stacklevel=2)
+            said = _NOT_CALLED if record.last is None else _NOT_ALL_CALLED
+            warnings.warn(said.format(kind=type(module).__name__), stacklevel=2)

@@ -40,8 +40,6 @@ from remat_cli.runtime.torch.sized import SizedStep
 from remat_cli.runtime.torch.waiting import DIVIDING, TRACING
 from remat_cli.runtime.torch.watch import MeasuredStep, StepWatch
 
-_log = logging.getLogger("remat")
-
 # Hooks that run in the calls of all modules, which torch does not look at before it runs what it has captured.
 _GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
     module_hooks._global_forward_pre_hooks,
@@ -103,14 +101,7 @@ class PlannedCall:
             return self.function(*args, **kwargs)
         self._modules, self._given = modules, (args, kwargs)
         try:
-            return self._explained(args, kwargs)
-        except DoesNotFit as refusal:
-            if self._former is None:
-                self.record.refused += 1
-                raise
-            self._compiled, self._former = self._former, None
-            self._holding.gives_up(refusal.message)
-            return self._explained(args, kwargs)
+            return self._within_reach(args, kwargs)
         except GraphError as refusal:
             if self.otherwise is None or self.module is None or self.record.graphs:
                 raise
@@ -118,6 +109,23 @@ class PlannedCall:
             return self.module(*args, **kwargs)
         finally:
             self._former, self._given = None, ()
+
+    def _within_reach(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model as planned; where no plan leaves free what measured steps took, leave less free.
+
+        Raises:
+            DoesNotFit: no plan fits the budget, either.
+        """
+        while True:
+            try:
+                return self._explained(args, kwargs)
+            except DoesNotFit as refusal:
+                if self._former is not None:
+                    self._compiled, self._former = self._former, None
+                elif not self.source.has_reserved:
+                    self.record.refused += 1
+                    raise
+                self._holding.gives_up(refusal.message)
 
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as planned; raise what remat and torch.compile say in words for the user."""
@@ -233,7 +241,7 @@ class PlannedCall:
             return self._noting(joint, captured, fused.planned, fused.forward.run, fused.backward.run)
         planned = self.source.planned(joint, captured, self._modules)
         if planned.schedule.has_transfers and joint.device == "cpu":
-            _log.warning("the plan moves tensors to the host, which is the device here: that saves no memory")
+            told(logging.WARNING, "the plan moves tensors to the host, which is the device here: that saves no memory")
         return self._noting(joint, captured, planned)
 
     def _noting(

@@ -37,7 +37,7 @@ from remat_cli.planning import Request, plan
 from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.runtime.torch.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.runtime.torch.memory import profiler_runs
-from remat_cli.runtime.torch.record import PlannedGraph
+from remat_cli.runtime.torch.record import PlannedGraph, told
 from remat_cli.runtime.torch.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.runtime.torch.watch import standing_bytes
 from remat_cli.training import OPTIMIZERS
@@ -64,6 +64,16 @@ class ScheduleSource(ABC):
     takes_sizes = False
     has_room = False
     is_smallest = False
+
+    @property
+    def has_reserved(self) -> bool:
+        """Whether something is left free that measured steps took."""
+        return False
+
+    @property
+    def counts_state(self) -> bool:
+        """Whether the optimizer's state is in the plans, as far as is known."""
+        return True
 
     @cached_property
     def waiting(self) -> Waiting:
@@ -290,22 +300,36 @@ class WithinBudget(ScheduleSource):
         return True
 
     def release(self) -> None:
-        """Take back what was left free last."""
-        self.missed_bytes = self.before_bytes
+        """Take back what was left free last; when that is done again, all that was."""
+        self.missed_bytes, self.before_bytes = self.before_bytes, 0
+
+    @property
+    def has_reserved(self) -> bool:
+        """Whether something is left free that measured steps took."""
+        return self.missed_bytes > 0
+
+    @property
+    def counts_state(self) -> bool:
+        """Whether the optimizer's state is in the plans."""
+        return self.optimizer is not None or self.graph_options.optimizer is not None
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that plans leave free."""
+        return self.reserve_bytes + self.missed_bytes
 
     def prepared(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Prepared:
         """Return the graph that is planned."""
         used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
         self.standing_bytes = self.standing(modules)
-        free = self.reserve_bytes + self.missed_bytes
-        resident = unused_bytes(modules, used) + self.state_bytes() + self.standing_bytes + free
+        resident = unused_bytes(modules, used) + self.state_bytes() + self.standing_bytes + self.free_bytes
         optimizer = None if self.optimizer is None else type(self.optimizer).__name__
         reading = reading_of(joint, captured, _NAME, resident, optimizer)
         prepared = prepare_reading(reading, _NAME, self.graph_options)
         if not self.measures or joint.device not in MEASURED_DEVICES:
             return prepared
         if profiler_runs():
-            _log.warning("the workspace of kernels is not counted: another profiler runs")
+            told(logging.WARNING, "the workspace of kernels is not counted: another profiler runs")
             return prepared
         measured = self.measured(joint, prepared)
         if self.times_given:
@@ -323,7 +347,7 @@ class WithinBudget(ScheduleSource):
                 found = load_measurements(path)
                 found.check(prepared.graph, {}, str(path))
             except UsageError as fault:
-                _log.warning("what is kept in %s does not hold, and is measured anew: %s", path, fault.message)
+                told(logging.WARNING, f"what is kept in {path} does not hold, and is measured anew: {fault.message}")
             else:
                 return found
         known, before = len(self.kernels), self.waiting.spent_ns[MEASURING]
@@ -360,7 +384,7 @@ class WithinBudget(ScheduleSource):
                 peak = format_bytes(trace.peak_bytes)
                 raise InvalidSchedule(f"its peak of {peak} is above the budget, {format_bytes(budget)}")
         except (ScheduleFileError, InvalidSchedule) as fault:
-            _log.warning("the plan kept in %s does not hold, and is made anew: %s", path, fault.message)
+            told(logging.WARNING, f"the plan kept in {path} does not hold, and is made anew: {fault.message}")
             return None
         return self.granting(PlannedGraph.of(prepared.graph, file.schedule, trace, budget))
 
@@ -370,7 +394,7 @@ class WithinBudget(ScheduleSource):
         with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
             planning = plan(prepared, request)
         if planning.schedule is None or planning.trace is None:
-            raise no_plan(planning.solution)
+            raise no_plan(planning.solution, self.free_bytes)
         self.keep(self.path("plan", key), planning.schedule_file)
         planned = PlannedGraph.of(prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
         return self.granting(planned)
@@ -421,7 +445,7 @@ class WithinBudget(ScheduleSource):
                 path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, content)
         except UsageError as fault:
-            _log.warning("nothing is kept for the next time: %s", fault.message)
+            told(logging.WARNING, f"nothing is kept for the next time: {fault.message}")
 
     def path(self, what: str, key: str) -> Path | None:
         """Return where something is kept between runs, by its key."""
@@ -437,8 +461,13 @@ def _up_to(request: Request, graph: Graph) -> str:
     return f'{text}, and a plan may take {limit} (options={{"time_limit": N}}, in seconds, sets another limit)'
 
 
-def no_plan(solution: Solution) -> DoesNotFit:
-    """Return the error that says that no plan fits, what the floor is, and why."""
+def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
+    """Return the error that says that no plan fits, what the floor is, and why.
+
+    Args:
+        solution: without a plan.
+        free_bytes: of what is always in memory: left free for what the model does not see.
+    """
     graph, working_set = solution.problem.graph, solution.working_set
     gradients = sum(graph.tensors[name].bytes for name in graph.outputs if name in graph.producer)
     budget = format_bytes(solution.problem.budget.device_bytes)
@@ -449,14 +478,15 @@ def no_plan(solution: Solution) -> DoesNotFit:
         own = f", of which {format_bytes(op.workspace_bytes)} are workspace of its kernel" if op.workspace_bytes else ""
         why = f"op {op.name!r}{f' ({op.source})' if op.source else ''} alone needs that{own}"
     proven = solution.status.value == "infeasible"
+    left = f", and {format_bytes(free_bytes)} are left free for what the model does not see" if free_bytes else ""
     found = (
         "" if solution.closest is None else f"; the closest that was found needs {_exact(solution.closest.peak_bytes)}"
     )
     return DoesNotFit(
         f"no plan {'fits' if proven else 'was found for'} a budget of {budget}. No plan at all needs less than "
-        f"{_exact(working_set.bytes)}: {why}{found}. Always in memory are {format_bytes(graph.fixed_bytes)} of "
-        f"parameters, inputs and optimizer state; at the end, {format_bytes(gradients)} of gradients and outputs; the "
-        f"plain run needs {format_bytes(baseline_of(graph).peak_bytes)}",
+        f"{_exact(working_set.bytes)}: {why}{found}. Always in memory are "
+        f"{format_bytes(graph.fixed_bytes - free_bytes)} of parameters, inputs and optimizer state{left}; at the end, {format_bytes(gradients)} of gradients and "
+        f"outputs; the plain run needs {format_bytes(baseline_of(graph).peak_bytes)}",
         hint='give a larger budget (budget="min" takes the smallest that is found), or smaller inputs',
     )
 

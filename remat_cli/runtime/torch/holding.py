@@ -46,8 +46,7 @@ class Holding:
         above = f"the measured step peaks at {format_bytes(measured.peak_bytes)}, above the budget of "
         above += format_bytes(budget)
         if measured.passes_bytes > most and missing > 0:
-            more = f"{format_bytes(missing)} more than the plan has, of what the model does not see (a loss outside, "
-            more += "gradients that are kept, several forward passes)"
+            more = f"{format_bytes(missing)} more than the plan has, {self._what(missing)}"
             if self._replanned < _MOST_REPLANNED and self.source.reserve(missing, modules):
                 told(logging.WARNING, f"{above}: {more}; planned again with that left free")
                 self._replanned += 1
@@ -57,6 +56,15 @@ class Holding:
         elif measured.optimizer_bytes > most:
             self.warn(f"{above}, in the optimizer's step, which no plan changes: foreach=False may take less")
         return False
+
+    def _what(self, missing: int) -> str:
+        """Return what may have taken memory that the plan does not have."""
+        unseen = "of what the model does not see (a loss outside, gradients that are kept, several forward passes)"
+        state = 0 if self.source.counts_state else self.watch.state_bytes
+        if not state:
+            return unseen
+        named = f"{format_bytes(state)} of it for the optimizer's state, which planned(..., optimizer=...) counts"
+        return named if missing - state <= _SLACK_BYTES else f"{named}, the rest {unseen}"
 
     def gives_up(self, refusal: str) -> None:
         """Go on with the former plan, as there is none that leaves so much free."""

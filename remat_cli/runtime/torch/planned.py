@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 
 from remat_cli.config import Request, load_device, load_measurements, named_planner
 from remat_cli.errors import UsageError
@@ -18,7 +19,7 @@ from remat_cli.runtime.torch.call import PlannedCall
 from remat_cli.runtime.torch.choice import FromFile, ScheduleSource, WithinBudget, graph_options
 from remat_cli.runtime.torch.record import PlanRecord
 from remat_cli.runtime.torch.regions import attach_regions, plan_blocks, regions_record
-from remat_cli.units import BudgetSpec, parse_budget, parse_bytes, parse_rate
+from remat_cli.units import BudgetSpec, format_bytes, parse_budget, parse_bytes, parse_rate
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -94,7 +95,7 @@ def planned(
     within = _within(model)
     source: ScheduleSource
     if schedule is not None:
-        from_file = source = FromFile.at(Path(schedule), fused=fused)
+        from_file = source = FromFile.at(_path(schedule, "schedule"), fused=fused)
         offload = from_file.file.schedule.has_transfers
     else:
         assert budget is not None
@@ -146,14 +147,20 @@ def source_within(
         UsageError: one is wrong.
     """
     if measurements is not None:
-        load_measurements(Path(measurements))
+        load_measurements(_path(measurements, "measurements"))
     elif device is not None:
-        load_device(device)
+        load_device(str(_path(device, "device")))
     if link_bandwidth is not None:
         parse_rate(str(link_bandwidth))
-    made_by = named_planner(planner, "planner").with_options(options or {}, "options")
+    made_by = named_planner(str(planner), "planner").with_options(_options(options), "options")
     request = Request(_budget(budget), made_by, offload=offload)
     request.check()
+    reserve_bytes, budget_bytes = _reserve(reserve), _budget(budget).device_bytes
+    if budget_bytes is not None and reserve_bytes >= budget_bytes:
+        raise UsageError(
+            f"reserve: {format_bytes(reserve_bytes)} leave nothing of a budget of {format_bytes(budget_bytes)}",
+            hint="reserve less, or give a larger budget",
+        )
     return WithinBudget(
         request,
         graph_options(
@@ -164,9 +171,9 @@ def source_within(
             link_bandwidth=link_bandwidth,
         ),
         optimizer=None if optimizer is None or isinstance(optimizer, str) else checked_optimizer(optimizer),
-        folder=None if plans is None else Path(plans),
+        folder=None if plans is None else _path(plans, "plans"),
         measures=measurements is None,
-        reserve_bytes=_reserve(reserve),
+        reserve_bytes=reserve_bytes,
         times_given=device is not None,
     )
 
@@ -190,7 +197,22 @@ def _plan_by_regions(
 def _reserve(size: int | str) -> int:
     if isinstance(size, bool) or not isinstance(size, int | str):
         raise UsageError(f"reserve {size!r} is no size", hint="give bytes as an int, or text such as '2GB'")
-    return parse_bytes(str(size))
+    try:
+        return parse_bytes(str(size))
+    except UsageError as error:
+        raise UsageError(f"reserve: {error.message}", hint=error.hint) from None
+
+
+def _path(given: object, name: str) -> Path:
+    if not isinstance(given, str | Path):
+        raise UsageError(f"{name}: {given!r} is no path", hint="give text, or a pathlib.Path")
+    return Path(given)
+
+
+def _options(given: object) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(f"options: {given!r} is no mapping", hint='give {"time_limit": 60}')
+    return given or {}
 
 
 def _budget(budget: int | str) -> BudgetSpec:
@@ -216,6 +238,8 @@ def plan_of(model: Callable[..., Any]) -> PlanRecord:
         UsageError: it is not planned.
     """
     within = _within(model)
+    if isinstance(within, OptimizedModule):  # torch.compile(planned(model))
+        within = _within(within._orig_mod)
     record = getattr(model, "record", None)
     if isinstance(within, nn.Module):
         record = regions_record(within) or attached_record(within)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -79,7 +79,9 @@ def regions_of(model: nn.Module, regions: str | Sequence[Any]) -> dict[str, nn.M
         UsageError: one is no part of the model, none is named, or one is inside another.
     """
     known = {path: part for path, part in model.named_modules() if path}
-    asked = [regions] if isinstance(regions, str) else list(regions)
+    asked = [regions] if isinstance(regions, str) or not isinstance(regions, Iterable) else list(regions)
+    if not asked:
+        raise UsageError("regions: none is named", hint="leave it out, or name parts of the model, such as 'layers.*'")
     found: dict[str, nn.Module] = {}
     for item in asked:
         if isinstance(item, str):

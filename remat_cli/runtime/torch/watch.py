@@ -53,10 +53,12 @@ class StepWatch:
 
     Attributes:
         left: how many steps are still to be measured.
+        state_bytes: of the state that optimizers had when the last measured step began.
     """
 
     def __init__(self) -> None:
         self.left = _FIRST_STEPS
+        self.state_bytes = 0
         self._live: LiveBytes | None = None
         self._is_begun = False
         self._step = 0
@@ -96,6 +98,7 @@ class StepWatch:
         state = [tensor for optimizer in self._optimizers for tensor in kept_state(optimizer)]
         if self._live is None:
             return
+        self.state_bytes = bytes_in(state)
         self._live.begin((*parameters, *gathered, *buffers, *gradients, *inputs, *state))
         self._parameters = {id(parameter) for parameter in parameters}
         if not self._hooks:

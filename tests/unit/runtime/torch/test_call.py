@@ -74,6 +74,17 @@ def test_training_past_the_plan_is_warned_of_once(train: Callable[[nn.Module], t
     assert "gradients arrived that no planned backward pass had made" in str(plan_of(model))
 
 
+@pytest.mark.parametrize("train", [lambda model: model.forward(batch()), lambda model: model.eval()(batch())])
+def test_call_past_the_plan_is_warned_of_after_planned_ones_too(train: Callable[[nn.Module], torch.Tensor]) -> None:
+    model = planned(Unplanned(), budget="100%")
+    with silence():
+        backward(model(batch()))
+    with pytest.warns(UserWarning, match="at a planned Unplanned that no planned call of it has made"):
+        backward(train(model))
+    with silence():
+        backward(train(model))
+
+
 def test_method_that_calls_the_module_trains_as_planned() -> None:
     model = planned(Trained(), budget="100%")
     with silence():
@@ -106,6 +117,13 @@ def test_copy_of_a_planned_module_runs_by_plans_of_its_own(called_before: bool) 
     assert (plan_of(twin).calls, plan_of(model).calls) == (1, int(called_before))
     assert all(gradient is None for gradient in gradients(model))
     assert all(gradient is not None for gradient in gradients(twin))
+    with pytest.warns(UserWarning, match="at a planned MLP that no planned call"):
+        backward(twin.forward(batch()))
+
+
+def test_copy_of_a_model_with_fused_kernels_is_fused() -> None:
+    copied: Any = copy.deepcopy(planned(MLP(), budget="100%", fused=True))._compiled_call_impl
+    assert copied.fused
 
 
 def test_saved_module_has_nothing_of_the_plan_in_it() -> None:
@@ -129,6 +147,7 @@ def test_compiled_around_a_planned_module_leaves_it_to_the_plan() -> None:
     for _ in range(2):
         backward(compiled(x))
         backward(twin(x))
+    assert plan_of(compiled) is plan_of(model)
     assert plan_of(model).calls == 2
     assert same(gradients(model), gradients(twin))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,12 +118,19 @@ def test_a_kept_plan_that_does_not_hold_is_made_again(
 
 
 def test_a_plan_that_cannot_be_written_is_used_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     model = train(tmp_path / "file" / "plans")
     assert "nothing is kept for the next time" in caplog.text
     assert "file" in caplog.text
+    with monkeypatch.context() as alone:  # nobody listens to the log: stderr is where it is read
+        alone.setattr(logging.root, "handlers", [])
+        train(tmp_path / "file" / "plans")
+    assert "remat: nothing is kept for the next time" in capsys.readouterr().err
     assert model.layers[0].weight.grad is not None
 
 

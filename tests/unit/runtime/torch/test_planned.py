@@ -405,6 +405,14 @@ def test_self_test_sees_wrong_gradients(monkeypatch: pytest.MonkeyPatch) -> None
         ({"budget": "lots"}, "lots"),
         ({"budget": True}, "no size"),
         ({"budget": 1, "optimizer": "adamm"}, "unknown optimizer"),
+        ({"budget": 1, "device": 3}, "device: 3 is no path"),
+        ({"budget": 1, "measurements": 3}, "measurements: 3 is no path"),
+        ({"budget": 1, "plans": 3}, "plans: 3 is no path"),
+        ({"schedule": 3}, "schedule: 3 is no path"),
+        ({"budget": 1, "options": "fast"}, "options: 'fast' is no mapping"),
+        ({"budget": 1, "planner": None}, "there is no 'None'"),
+        ({"budget": 1, "regions": []}, "regions: none is named"),
+        ({"budget": 1, "regions": 3}, "regions: the model has no part 3"),
     ],
 )
 def test_wrong_call(arguments: dict[str, Any], message: str) -> None:

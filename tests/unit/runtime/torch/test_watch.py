@@ -97,8 +97,13 @@ def test_what_is_said_to_be_reserved_is_left_free_from_the_start() -> None:
 
 @pytest.mark.parametrize("wrong", [None, True, 2.5, "lots", [1]])
 def test_a_reserve_that_is_no_size_is_refused(wrong: Any) -> None:
-    with pytest.raises(UsageError, match="size"):
+    with pytest.raises(UsageError, match=r"reserve.*size"):
         planned(MLP(), budget="80%", reserve=wrong)
+
+
+def test_a_reserve_of_the_whole_budget_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"2.000 GB leave nothing of a budget of 2.000 GB"):
+        planned(MLP(), budget="2GB", reserve="2GB")
 
 
 def test_a_step_that_no_plan_can_bring_below_the_budget_goes_on_with_one_warning(
@@ -110,6 +115,32 @@ def test_a_step_that_no_plan_can_bring_below_the_budget_goes_on_with_one_warning
     assert caplog.text.count("planned again") == 1
     assert plan_of(model).calls == 6
     assert all(map(torch.equal, losses, train(made())))
+
+
+def test_what_was_left_free_at_one_size_does_not_refuse_another(caplog: pytest.LogCaptureFixture) -> None:
+    model = made(budget=620_000)
+    for rows, beside in ((64, 30_000), (64, 30_000), (144, 0)):
+        loss = model(torch.randn(rows, 32)).square().mean()
+        (loss * torch.ones(beside)).mean().backward() if beside else loss.backward()
+        model.zero_grad()
+    assert [call.calls for call in plan_of(model).graphs] == [1, 1, 1]
+    assert caplog.text.count("no plan that leaves that much free") == 1
+    assert "235.4 kB are left free for what the model does not see" in caplog.text
+
+
+def test_state_of_an_optimizer_that_was_not_named_is_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    for named in (False, True):
+        model = made(lambda: nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 1)))
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+        planned(model, budget="100%", optimizer=optimizer if named else None, planner="dtr")
+        for _ in range(4):
+            model(torch.randn(64, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state = 2 * sum(parameter.nbytes for parameter in model.parameters())
+        told = f"{state / 1000:.1f} kB of it for the optimizer's state, which planned(..., optimizer=...) counts"
+        assert (told in caplog.text) is not named
+        caplog.clear()
 
 
 def test_gradients_that_are_there_at_the_call_are_counted() -> None:
