@@ -482,11 +482,12 @@ def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
     found = (
         "" if solution.closest is None else f"; the closest that was found needs {_exact(solution.closest.peak_bytes)}"
     )
+    fixed = format_bytes(graph.fixed_bytes - free_bytes)
     return DoesNotFit(
         f"no plan {'fits' if proven else 'was found for'} a budget of {budget}. No plan at all needs less than "
-        f"{_exact(working_set.bytes)}: {why}{found}. Always in memory are "
-        f"{format_bytes(graph.fixed_bytes - free_bytes)} of parameters, inputs and optimizer state{left}; at the end, {format_bytes(gradients)} of gradients and "
-        f"outputs; the plain run needs {format_bytes(baseline_of(graph).peak_bytes)}",
+        f"{_exact(working_set.bytes)}: {why}{found}. Always in memory are {fixed} of parameters, inputs and optimizer "
+        f"state{left}; at the end, {format_bytes(gradients)} of gradients and outputs; the plain run needs "
+        f"{format_bytes(baseline_of(graph).peak_bytes)}",
         hint='give a larger budget (budget="min" takes the smallest that is found), or smaller inputs',
     )
 
