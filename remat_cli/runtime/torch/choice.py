@@ -108,14 +108,15 @@ class ScheduleSource(ABC):
         del planned, graph, schedule
         return None
 
-    def reserve(self, missing_bytes: int, modules: Sequence[nn.Module]) -> bool:
+    def reserve(self, missing_bytes: int, gradient_bytes: int, modules: Sequence[nn.Module]) -> bool:
         """Leave this much of the budget free in what is planned from now on; return whether that can be.
 
         Args:
             missing_bytes: what a measured step took beyond the plan's peak.
+            gradient_bytes: of gradients that were there when that step began.
             modules: that are called; of what is known of them by now, nothing is reserved.
         """
-        del missing_bytes, modules
+        del missing_bytes, gradient_bytes, modules
         return False
 
     def release(self) -> None:  # noqa: B027  # where nothing is left free, there is nothing to take back
@@ -291,12 +292,14 @@ class WithinBudget(ScheduleSource):
         """Return the bytes of gradients and buckets in memory, without those that `accumulate` counts."""
         return standing_bytes(modules, gradients=not self.graph_options.accumulate)
 
-    def reserve(self, missing_bytes: int, modules: Sequence[nn.Module]) -> bool:
+    def reserve(self, missing_bytes: int, gradient_bytes: int, modules: Sequence[nn.Module]) -> bool:
         """Leave this much of the budget free; see `ScheduleSource.reserve`. The smallest budget leaves nothing free."""
         if self.request.budget is None or self.request.budget.smallest:
             return False
         self.before_bytes = self.missed_bytes
-        self.missed_bytes += max(0, missing_bytes - max(0, self.standing(modules) - self.standing_bytes))
+        # Gradients that are there by now, and were not in that step, are no part of what it missed.
+        known = min(gradient_bytes, max(0, self.standing(modules) - self.standing_bytes))
+        self.missed_bytes += max(0, missing_bytes - known)
         return True
 
     def release(self) -> None:

@@ -47,7 +47,7 @@ class Holding:
         above += format_bytes(budget)
         if measured.passes_bytes > most and missing > 0:
             more = f"{format_bytes(missing)} more than the plan has, {self._what(missing)}"
-            if self._replanned < _MOST_REPLANNED and self.source.reserve(missing, modules):
+            if self._replanned < _MOST_REPLANNED and self.source.reserve(missing, measured.gradient_bytes, modules):
                 told(logging.WARNING, f"{above}: {more}; planned again with that left free")
                 self._replanned += 1
                 self.watch.again()
@@ -63,8 +63,8 @@ class Holding:
         state = 0 if self.source.counts_state else self.watch.state_bytes
         if not state:
             return unseen
-        named = f"{format_bytes(state)} of it for the optimizer's state, which planned(..., optimizer=...) counts"
-        return named if missing - state <= _SLACK_BYTES else f"{named}, the rest {unseen}"
+        named = f"the optimizer's state, {format_bytes(state)}, which planned(..., optimizer=...) counts"
+        return f"for {named}" if missing - state <= _SLACK_BYTES else f"for {named}, and the rest {unseen}"
 
     def gives_up(self, refusal: str) -> None:
         """Go on with the former plan, as there is none that leaves so much free."""

@@ -37,10 +37,12 @@ class MeasuredStep:
         passes_bytes: the most at one time before the optimizer's step: forward pass, what the caller computes, backward
             pass.
         optimizer_bytes: the most at one time in the optimizer's step; 0 where there was none.
+        gradient_bytes: of gradients that were there when it began.
     """
 
     passes_bytes: int
     optimizer_bytes: int
+    gradient_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -59,6 +61,7 @@ class StepWatch:
     def __init__(self) -> None:
         self.left = _FIRST_STEPS
         self.state_bytes = 0
+        self._gradient_bytes = 0
         self._live: LiveBytes | None = None
         self._is_begun = False
         self._step = 0
@@ -98,7 +101,7 @@ class StepWatch:
         state = [tensor for optimizer in self._optimizers for tensor in kept_state(optimizer)]
         if self._live is None:
             return
-        self.state_bytes = bytes_in(state)
+        self.state_bytes, self._gradient_bytes = bytes_in(state), bytes_in(gradients)
         self._live.begin((*parameters, *gathered, *buffers, *gradients, *inputs, *state))
         self._parameters = {id(parameter) for parameter in parameters}
         if not self._hooks:
@@ -162,7 +165,7 @@ class StepWatch:
         if self._is_begun and self._live is not None:
             self._is_begun = False
             self.left -= 1
-            self._measured = MeasuredStep(*self._live.end())
+            self._measured = MeasuredStep(*self._live.end(), self._gradient_bytes)
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._is_begun and self._live is not None and self._is_ours(optimizer) and not self._is_in_optimizer:

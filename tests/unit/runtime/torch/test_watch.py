@@ -138,7 +138,7 @@ def test_state_of_an_optimizer_that_was_not_named_is_told_apart(caplog: pytest.L
             optimizer.step()
             optimizer.zero_grad()
         state = 2 * sum(parameter.nbytes for parameter in model.parameters())
-        told = f"{state / 1000:.1f} kB of it for the optimizer's state, which planned(..., optimizer=...) counts"
+        told = f"for the optimizer's state, {state / 1000:.1f} kB, which planned(..., optimizer=...) counts"
         assert (told in caplog.text) is not named
         caplog.clear()
 
@@ -171,6 +171,19 @@ def test_accumulated_gradients_are_seen_beside_the_optimizers_state() -> None:
     assert len(first.measured_peak_bytes) == 5
     assert first.measured_peak_bytes[-1] > 5 * parameters  # with one that is there before the call, too
     assert last.predicted_peak_bytes > 5 * parameters
+
+
+def test_state_and_gradients_that_are_kept_are_both_left_free() -> None:
+    """Two calls to a step: the state is missed in a first one, gradients are there at each second one."""
+    model = made(lambda: MLP(depth=5, width=64), budget="80%")
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    for _ in range(6):
+        for _ in range(2):
+            model(torch.randn(256, 64)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    last = plan_of(model).graphs[-1]
+    assert max(last.measured_peak_bytes) <= (last.budget_bytes or 0)
 
 
 def test_a_watch_that_no_optimizer_ends_goes_with_its_model() -> None:
