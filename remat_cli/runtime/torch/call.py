@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo import exc
+from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
@@ -77,6 +78,7 @@ class PlannedCall:
         self._takes_sizes = source.takes_sizes and not fused
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks for all modules
         self._given: Any = ()
+        self._told_of_graph = False
         self._watch = StepWatch()
         self._holding = Holding(source, self._watch)
         self._former: dict[tuple[int, ...], Callable[..., Any]] | None = None
@@ -151,7 +153,21 @@ class PlannedCall:
         except RematError as error:
             raise _with_hint(error) from error.__cause__
         self._watch.resume(result)
+        if not self._told_of_graph:
+            for node in {getattr(leaf, "grad_fn", None) for leaf in pytree.tree_leaves(result)}:
+                if isinstance(node, BackwardCFunction):
+                    node.register_prehook(self._see_graph)
         return result
+
+    def _see_graph(self, _: Any) -> None:
+        """Warn once where gradients are to have gradients: torch.compile raises an error then, or has them be zero."""
+        if torch.is_grad_enabled() and not self._told_of_graph:
+            self._told_of_graph = True
+            told(
+                logging.WARNING,
+                "gradients of a planned call are computed with create_graph=True, and have no gradients of their own: "
+                "leave it out, or compute second derivatives with a model that is not planned",
+            )
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as planned; raise what its own code raises as it is."""

@@ -177,7 +177,7 @@ def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int, *, 
         GraphError: inductor does not compile it.
         UsageError: there is no compiler.
     """
-    made = halves(joint, planned.schedule)
+    made = halves(joint, planned.schedule, fused=True)
     # Modes of the user's, and the one that measures a step, are not to see what the compiler does.
     with _disable_current_modes():
         forward = CompiledGraph(

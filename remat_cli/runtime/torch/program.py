@@ -26,6 +26,7 @@ from remat_cli.formats.torch.internals import save_without_version_check
 from remat_cli.formats.torch.joint import BOUNDARY, Joint, JointOp
 from remat_cli.formats.torch.ops import tensors_of
 from remat_cli.runtime.torch import transfers
+from remat_cli.runtime.torch.group_norm import AS_EAGER
 
 # Is told after each run of an op: its name, and what it made.
 Watch = Callable[[str, tuple[Any, ...]], None]
@@ -60,13 +61,14 @@ def divided(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> tup
     return made.forward, made.backward
 
 
-def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> Halves:
+def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None, *, fused: bool = False) -> Halves:
     """Return the forward and the backward graph that carry out a schedule.
 
     Args:
         joint: what was planned.
         schedule: verified on its graph.
         watch: is told what runs, in order, if given.
+        fused: a compiler is to run them, which lays out memory by itself.
 
     Raises:
         UsageError: the schedule offloads what cannot be: on this kind of device, or after it was returned.
@@ -78,7 +80,7 @@ def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> Halv
     _check_transfers(joint, steps, backward_steps)
     told = None if watch is None else _as_function(watch)
     moved = frozenset(step.tensor for step in steps if isinstance(step, Offload))
-    forward, backward = _Half(joint, told, moved), _Half(joint, told, moved)
+    forward, backward = _Half(joint, told, moved, fused), _Half(joint, told, moved, fused)
     for node in (*joint.primals, *joint.sizes):
         forward.input(node)
     forward.run(forward_steps)
@@ -217,6 +219,7 @@ class _Half:
         joint: what is copied from.
         watch: see `divided`.
         moved: names of the storages that go to the host.
+        fused: see `halves`.
         graph: what is written.
         values: for each value of the joint graph that is there, its copy.
         hosts: for each value that was offloaded, its copy on the host.
@@ -226,6 +229,7 @@ class _Half:
     joint: Joint
     watch: Watch | None
     moved: frozenset[str]
+    fused: bool
     graph: fx.Graph = field(default_factory=fx.Graph)
     values: dict[fx.Node, fx.Node] = field(default_factory=dict)
     hosts: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -264,6 +268,8 @@ class _Half:
         run = self.copy(op.node)
         if run.target in recurrent.WITH_FLAT_RESERVE and any(storage.name in self.moved for storage in op.makes):
             run.target = recurrent.WITH_FLAT_RESERVE[run.target]
+        if not self.fused:
+            run.target = AS_EAGER.get(run.target, run.target)
         for value in op.values:
             self.values[value] = run if value is op.node else self.item(value, run)
         if self.watch is not None:

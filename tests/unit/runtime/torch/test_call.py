@@ -152,6 +152,15 @@ def test_compiled_around_a_planned_module_leaves_it_to_the_plan() -> None:
     assert same(gradients(model), gradients(twin))
 
 
+def test_gradients_that_are_to_have_gradients_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = planned(MLP(), budget="100%"), batch().requires_grad_()
+    backward(model(x))
+    assert "create_graph" not in caplog.text
+    for _ in range(2):
+        torch.autograd.grad(model(x), x, create_graph=True)
+    assert caplog.text.count("create_graph=True") == 1
+
+
 def doubled(output: Any) -> Any:
     return tuple(value * 2 for value in output) if isinstance(output, tuple) else output * 2
 

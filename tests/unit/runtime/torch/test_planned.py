@@ -59,6 +59,27 @@ def test_all_that_may_run_again_changes_no_bit(case: Case) -> None:
     assert outcome(case, Again()).differences(outcome(case)) == []
 
 
+class NormedViews(nn.Module):
+    """Normalizes a view through another order of dimensions: of one sample, its strides are not those traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm = nn.Linear(16, 16), nn.GroupNorm(4, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = self.mix(x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
+        return self.norm(mixed + x).square().square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_group_norm_of_views_changes_no_bit(samples: int) -> None:
+    model, twin = twins(NormedViews)
+    x = torch.randn(samples, 16, 4, 4)
+    again(model)(x).backward()
+    twin(x).backward()
+    assert same(gradients(model), gradients(twin))
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_keep_the_dropout_between_them(kind: Callable[..., nn.Module]) -> None:
     one, other = twins(lambda: kind(4, 4, 2, dropout=0.5, batch_first=True, bidirectional=True))

@@ -1,0 +1,39 @@
+"""Group norm on the memory that eager gives it.
+
+Eager first brings what it normalizes into one of two layouts. A capture leaves that copy out where a tensor without
+data has such a layout. Of a batch of 1, the strides of a view are others than those of the tensor with data: the kernel
+raises an error, or reads other elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+_aten = torch.ops.aten
+
+
+def group_norm(x: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    """Run the forward op."""
+    return _aten.native_group_norm.default(_laid_out(x, x), *rest, **named)
+
+
+def group_norm_backward(gradient: torch.Tensor, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    """Run the backward op."""
+    return _aten.native_group_norm_backward.default(_laid_out(gradient, x), _laid_out(x, x), *rest, **named)
+
+
+def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a value in the layout that eager takes for `like`; as it is where it has that."""
+    on_cpu = like.device.type == "cpu"
+    return value.contiguous(memory_format=suggest_memory_format(like) if on_cpu else torch.contiguous_format)
+
+
+# What runs in place of an op.
+AS_EAGER: Mapping[Any, Callable[..., Any]] = {
+    _aten.native_group_norm.default: group_norm,
+    _aten.native_group_norm_backward.default: group_norm_backward,
+}
