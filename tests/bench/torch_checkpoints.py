@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import torch
 from rich.box import MARKDOWN
@@ -25,7 +26,7 @@ from remat_cli.core.problem import Observer
 from remat_cli.formats.reader import ReadOptions
 from remat_cli.formats.torch.reader import callable_of, modules_of, take_step
 from remat_cli.formats.torch.reference import load_function
-from remat_cli.formats.torch.step import as_step
+from remat_cli.formats.torch.step import as_step, loss_in
 from remat_cli.runtime.torch.execution import StepRuns
 from remat_cli.runtime.torch.measure import measure_joint
 from remat_cli.studies.checkpoints import CheckpointPlanning, plan_checkpoints
@@ -44,8 +45,14 @@ def measured_peak(reference: str, graph: Graph, paths: tuple[str, ...]) -> int:
     for path in paths:
         part = whole.get_submodule(path)
         part.forward = partial(checkpoint, part.forward, use_reentrant=False)
-    runs = StepRuns(step, reference, graph, 0, accumulate=False)
-    return runs.peak(callable_of(step.model))
+    runs, call = StepRuns(step, reference, graph, 0, accumulate=False), callable_of(step.model)
+    held: list[Any] = []
+
+    def loss(*args: Any, **kwargs: Any) -> Any:  # that people call backward() on, while they hold the rest
+        held[:] = [call(*args, **kwargs)]
+        return loss_in(held[0]) or held[0]
+
+    return runs.peak(loss)
 
 
 def planned(reference: str, measured: Path, budget: BudgetSpec) -> CheckpointPlanning:

@@ -7,6 +7,7 @@ the step itself. It runs on tensors without data; ops are seen below autograd, m
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,7 +29,7 @@ from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.torch.ops import storage_key, tensors_of
 from remat_cli.formats.torch.reader import built_step, explaining_failure, modules_of, resident_bytes
-from remat_cli.formats.torch.step import Step
+from remat_cli.formats.torch.step import Step, loss_in
 from remat_cli.formats.torch.weightless import with_fake_tensors
 
 
@@ -167,6 +168,8 @@ def run_eagerly(
 ) -> EagerStep:
     """Run a training step on tensors without data, as eager PyTorch would.
 
+    The backward pass is that of the loss, where the model returns it by this name; else of all that it returns.
+
     Args:
         reference: FILE.py:NAME or package.module:NAME.
         options: its dims are the function's keyword arguments.
@@ -193,10 +196,11 @@ def run_eagerly(
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     looking = recorder.looking(module) if looked_at else nullcontext()
     with explaining_failure(reference), mode, recorder, looking:
-        returned = step.model(*step.inputs, **step.keyword_inputs)
+        with _masks_as_eager_makes_them(step):
+            returned = step.model(*step.inputs, **step.keyword_inputs)
         results = [value for value in pytree.tree_leaves(returned) if isinstance(value, torch.Tensor)]
         recorder.phase = Phase.BACKWARD
-        ends = [value for value in results if value.requires_grad]
+        ends = loss_in(returned) or [value for value in results if value.requires_grad]
         if not ends:
             raise GraphError(
                 f"{reference}: nothing in the step needs a gradient",
@@ -206,6 +210,31 @@ def run_eagerly(
     trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
     held = [*results, *(parameter.grad for parameter in trained if parameter.grad is not None)]
     return recorder.finished(step, held, trained)
+
+
+@contextmanager
+def _masks_as_eager_makes_them(step: Step) -> Iterator[None]:
+    """While it is entered, transformers makes no attention masks that it leaves out where tensors have data.
+
+    Without a mask from the user, it looks at position ids for sequences that are packed into one row. In eager mode it
+    sees that there are none in those that it made itself; of tensors without data it takes it that there may be.
+    """
+    masking: Any = sys.modules.get("transformers.masking_utils")
+    if masking is None or not hasattr(masking, "find_packed_sequence_indices"):
+        yield
+        return
+    looks = masking.find_packed_sequence_indices
+    leaves = pytree.tree_leaves((step.inputs, step.keyword_inputs))
+    given = {storage_key(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+    def found(position_ids: torch.Tensor) -> Any:
+        return looks(position_ids) if storage_key(position_ids) in given else None
+
+    masking.find_packed_sequence_indices = found
+    try:
+        yield
+    finally:
+        masking.find_packed_sequence_indices = looks
 
 
 def _whole_model(step: Step, where: str) -> nn.Module:

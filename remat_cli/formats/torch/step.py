@@ -29,6 +29,12 @@ class Step:
     optimizer: Any = None
 
 
+def loss_in(returned: Any) -> list[Any]:
+    """Return the loss where a model returns it by that name beside other results, as those of transformers do."""
+    loss = returned.get("loss") if isinstance(returned, Mapping) else None
+    return [loss] if getattr(loss, "requires_grad", False) else []
+
+
 def as_step(returned: Any, where: str) -> Step:
     """Return what a function returned as a `Step`.
 

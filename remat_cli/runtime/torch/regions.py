@@ -30,6 +30,7 @@ from remat_cli.formats.torch.capture_errors import drawing_again
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.sizes import Values
+from remat_cli.formats.torch.step import loss_in
 from remat_cli.prepare import Prepared
 from remat_cli.runtime.torch.attached import detach
 from remat_cli.runtime.torch.call import check_not_sharded
@@ -634,6 +635,7 @@ class RegionsCall:
                 returned = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 leaves = pytree.tree_leaves(_plain(returned))
                 ends = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+                ends = loss_in(returned) or ends
                 rehearsal.begin_backward()
                 if not ends:
                     raise UsageError(

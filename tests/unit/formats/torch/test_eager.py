@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.config import GraphOptions
@@ -86,3 +90,50 @@ def two() -> object:
         return result
 
     return loss, (torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.randn(2, 4))
+
+
+class Masked(nn.Module):
+    """Looks for packed sequences as models of transformers do, and returns more than its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        if position_ids is None:
+            position_ids = torch.arange(x.shape[1])[None]
+        masking = sys.modules["transformers.masking_utils"]
+        logits = self.layer(x)
+        if masking.find_packed_sequence_indices(position_ids.expand(len(x), -1)) is not None:
+            logits = logits.cos()
+        return {"loss": logits.square().mean(), "logits": logits}
+
+
+def masked() -> Any:
+    return Masked(), torch.randn(2, 3, 4)
+
+
+def packed() -> Any:
+    return Masked(), (torch.randn(2, 3, 4), torch.arange(3)[None])
+
+
+@pytest.mark.parametrize(("reference", "masks"), [("masked", False), ("packed", True)])
+def test_transformers_masks_are_those_of_eager_where_no_positions_are_given(
+    monkeypatch: pytest.MonkeyPatch, reference: str, masks: bool
+) -> None:
+    def looks(position_ids: torch.Tensor) -> torch.Tensor:  # what it says of tensors without data
+        return position_ids
+
+    masking = SimpleNamespace(find_packed_sequence_indices=looks)
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", masking)
+    step = run_eagerly(f"{__name__}:{reference}", ReadOptions())
+    assert any(op.operator.type == "aten.cos" for op in step.ops) == masks
+    assert masking.find_packed_sequence_indices is looks
+
+
+def test_backward_pass_is_that_of_the_loss_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", SimpleNamespace())
+    monkeypatch.setattr(Masked, "forward", lambda self, x: {"loss": self.layer(x).mean(), "logits": self.layer(x)})
+    step = run_eagerly(f"{__name__}:masked", ReadOptions())
+    assert [step.bytes[op.makes[0]] for op in step.ops if op.operator.type == "aten.ones_like"] == [4]
+    assert sum(op.operator.type == "aten.addmm" for op in step.ops) == 2
