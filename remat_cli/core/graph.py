@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -273,9 +273,11 @@ class GraphArrays:
         names = tuple(graph.tensors)
         index = {name: number for number, name in enumerate(names)}
         producer = np.full(len(names), -1, dtype=np.int64)
-        for number, op in enumerate(graph.ops):
-            for name in op.outputs:
-                producer[index[name]] = number
+        numbers_of = index.__getitem__
+        inputs = tuple(tuple(map(numbers_of, op.inputs)) for op in graph.ops)
+        outputs = tuple(tuple(map(numbers_of, op.outputs)) for op in graph.ops)
+        made = np.fromiter(chain.from_iterable(outputs), dtype=np.int64)
+        producer[made] = np.repeat(np.arange(len(outputs)), np.fromiter(map(len, outputs), dtype=np.int64))
         inplace_bytes = np.zeros(len(graph.ops), dtype=np.int64)
         for number, op in enumerate(graph.ops):
             if op.inplace is not None:
@@ -290,8 +292,8 @@ class GraphArrays:
             op_time=np.fromiter((op.time for op in graph.ops), dtype=np.int64, count=len(graph.ops)),
             workspace_bytes=np.fromiter((op.workspace_bytes for op in graph.ops), dtype=np.int64, count=len(graph.ops)),
             producer=producer,
-            inputs=tuple(tuple(map(index.__getitem__, op.inputs)) for op in graph.ops),
-            outputs=tuple(tuple(map(index.__getitem__, op.outputs)) for op in graph.ops),
+            inputs=inputs,
+            outputs=outputs,
             recomputable=np.fromiter((op.recomputable for op in graph.ops), dtype=np.bool_, count=len(graph.ops)),
             inplace=tuple(-1 if op.inplace is None else index[op.inplace] for op in graph.ops),
             inplace_bytes=inplace_bytes,
@@ -402,15 +404,24 @@ def _with_bases(names: Sequence[str], base: Mapping[str, str]) -> tuple[str, ...
 
 def _with_bases_read(op: Op, base: Mapping[str, str]) -> Op:
     """Make aliasing explicit: who reads a view reads its base too."""
-    if base.keys().isdisjoint(op.inputs) and base.keys().isdisjoint(op.outputs):
+    if _has_bases_read(op, base):
         return op
     read = _with_bases(op.inputs, base)
     # An op that makes a view reads the view's base, unless it makes the base itself.
     pointed_to = dict.fromkeys(base[name] for name in op.outputs if name in base)
     inputs = (*read, *(name for name in pointed_to if name not in read and name not in op.outputs))
     saves = None if op.saves is None else _with_bases(op.saves, base)
-    # Most often all is resolved already; a replacement takes longer than the rest.
-    return op if (inputs, saves) == (op.inputs, op.saves) else op.edited(inputs=inputs, saves=saves)
+    return op.edited(inputs=inputs, saves=saves)
+
+
+def _has_bases_read(op: Op, base: Mapping[str, str]) -> bool:
+    """Tell whether all is explicit already, as in most ops of a file that remat wrote."""
+    owner = base.get
+    return (
+        set(map(owner, op.inputs, op.inputs)).issubset(op.inputs)
+        and set(map(owner, op.outputs, op.outputs)).issubset((*op.inputs, *op.outputs))
+        and (op.saves is None or set(map(owner, op.saves, op.saves)).issubset(op.saves))
+    )
 
 
 def _bases(tensors: Mapping[str, Tensor]) -> dict[str, str]:

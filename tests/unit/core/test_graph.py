@@ -275,10 +275,10 @@ def test_output_that_is_a_view_keeps_its_base() -> None:
     assert graph_of(op("a", "", "x"), op("view", "x", "v"), views={"v": "x"}).outputs == ("v", "x")
 
 
-def test_saved_view_saves_its_base() -> None:
-    graph = graph_of(
-        op("a", "", "x"), op("view", "x", "v"), op("b", "v", "y", saves=("v",)), views={"v": "x"}, kind=Kind.FORWARD
-    )
+@pytest.mark.parametrize("reads", ["v", "v x"])
+def test_saved_view_saves_its_base(reads: str) -> None:
+    reader = op("b", reads, "y", saves=("v",))
+    graph = graph_of(op("a", "", "x"), op("view", "x", "v"), reader, views={"v": "x"}, kind=Kind.FORWARD)
     assert graph.op["b"].saves == ("v", "x")
 
 
