@@ -513,10 +513,9 @@ def check_work(op: Op) -> None:
 
 def _check_texts(graph: Graph) -> None:
     tensors, ops = graph.tensors.values(), graph.ops
-    names = (graph.name, *(tensor.name for tensor in tensors), *(op.name for op in ops))
-    for text in filterfalse(
-        str.isascii, (*names, *(tensor.dtype or "" for tensor in tensors), *(op.type for op in ops))
-    ):
+    names = chain((graph.name,), map(attrgetter("name"), tensors), map(attrgetter("name"), ops))
+    kinds = chain(filter(None, map(attrgetter("dtype"), tensors)), map(attrgetter("type"), ops))
+    for text in filterfalse(str.isascii, chain(names, kinds)):
         try:
             text.encode()
         except UnicodeEncodeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase, Tensor
 from remat_cli.training.annotate import is_differentiable
@@ -52,11 +53,11 @@ def kept_for_backward(training: Graph) -> KeptForBackward:
     Parameters and graph inputs do not count: they are resident. Nor does what only the loss, or the op between the
     passes, reads.
     """
-    backward = (op for op in training.ops if op.phase is Phase.BACKWARD and op.type not in _BETWEEN_PASSES)
-    read = dict.fromkeys(name for op in backward for name in op.inputs)
-    storages = dict.fromkeys(training.tensors[name].view_of or name for name in read)
-    makers = ((name, training.producer.get(name)) for name in storages)
-    kept = [training.tensors[name] for name, op in makers if op is not None and op.phase is Phase.FORWARD]
+    tensors, producer = training.tensors, training.producer
+    reads = (op.inputs for op in training.ops if op.phase is Phase.BACKWARD and op.type not in _BETWEEN_PASSES)
+    read = dict.fromkeys(chain.from_iterable(reads))
+    storages = dict.fromkeys(tensors[name].view_of or name for name in read)
+    kept = [tensors[name] for name in storages if name in producer and producer[name].phase is Phase.FORWARD]
     return KeptForBackward(
         float_bytes=sum(tensor.bytes for tensor in kept if is_differentiable(tensor.dtype)),
         integer_bytes=sum(tensor.bytes for tensor in kept if not is_differentiable(tensor.dtype)),
