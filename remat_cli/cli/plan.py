@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,9 @@ from remat_cli.cli.stopwatch import Stopwatch, Timed
 from remat_cli.config import RunConfig
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import prepare
+
+if TYPE_CHECKING:
+    from remat_cli.planning import Planning
 
 
 @click.command("plan", cls=Verb)
@@ -92,12 +95,23 @@ def command(
 
             streams.write(html, plan_page(planning))
     written = None if output == STDOUT else output
-    steps = next_steps(planning.solution, in_a_call(graph), written, fused=config.graph.fused)
+    steps = next_steps(
+        planning.solution, in_a_call(graph), written, fused=config.graph.fused, is_compiled=_is_compiled(planning)
+    )
     streams.report(
         lambda: plan_report(planning, shown=config.report, next_steps=steps, seconds=watch.seconds),
         lambda: {**planning.summary(), "seconds": watch.seconds},
     )
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
+
+
+def _is_compiled(planning: Planning) -> bool:
+    """Tell whether the planner that found the plan runs compiled, if it can be."""
+    if (planning.solution.result.found_by or planning.planner.name) != "annealing":
+        return True
+    from remat_cli.planners.annealing.flat import is_ready
+
+    return is_ready()
 
 
 def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:

@@ -32,6 +32,10 @@ _LARGEST_SHOWN = 3
 # Below this ratio of the plain peak to the largest working set, a plan can save next to nothing.
 _LITTLE_ROOM = 1.05
 # Nobody asks where less than this went: a plan may take its time, a look at a graph should not.
+_COMPILE = (
+    "annealing found this plan uncompiled. It tries many more moves in the same time after `pip install 'remat[fast]'` "
+    "and `remat planners --compile`."
+)
 _LONG_SECONDS = 10
 LONG_LOOK_SECONDS = 2
 
@@ -205,7 +209,9 @@ def _budget_that_fits(solution: Solution) -> str:
     return f"The smallest peak found is {format_bytes(peak)}: plan with {', '.join(budgets)}, or with --budget min."
 
 
-def next_steps(solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool = False) -> list[str]:
+def next_steps(
+    solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool = False, is_compiled: bool = True
+) -> list[str]:
     """Return what to do with a plan; empty where there is none.
 
     Args:
@@ -213,7 +219,13 @@ def next_steps(solution: Solution, graph_file: Path, schedule_file: Path | None,
         graph_file: what was planned.
         schedule_file: where the plan was written; None where it was not, or not to a file.
         fused: the plan is for inductor's kernels.
+        is_compiled: the planner that found the plan runs as fast as it can.
     """
+    faster = [] if is_compiled or solution.status is Status.OPTIMAL else [_COMPILE]
+    return [*_uses(solution, graph_file, schedule_file, fused=fused), *faster]
+
+
+def _uses(solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool) -> list[str]:
     if solution.trace is None or solution.result.schedule is None:
         return []
     if solution.arena is not None:

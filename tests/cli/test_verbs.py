@@ -20,6 +20,7 @@ from remat_cli.core.problem import Bound, Observer, PlanResult, Problem, Scope, 
 from remat_cli.core.schedule import plain_run
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.planners import PLANNERS
+from remat_cli.planners.annealing import kernel
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.prepare import prepare
 from tests.cli.calls import Ended, Remat
@@ -36,6 +37,17 @@ def graph(tmp_path: Path) -> Path:
 
 
 class TestPlan:
+    @pytest.mark.parametrize(("planner", "budget", "says"), [("annealing", "70%", True), ("min_cut", "100%", False)])
+    def test_says_where_annealing_ran_uncompiled(
+        self, remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planner: str, budget: str, says: bool
+    ) -> None:
+        monkeypatch.setattr(kernel, "IS_COMPILED", False)
+        tangled = tmp_path / "tangled.json"
+        remat("generate", "layered", "--ops", "120", "--seed", "3", "-o", str(tangled))
+        ended = remat("plan", str(tangled), "--budget", budget, "--planner", planner, "--time-limit", "2s")
+        assert ended.code == 0
+        assert ("annealing found this plan uncompiled" in ended.out) == says
+
     def test_writes_a_schedule_that_fits_and_says_so(self, remat: Remat, graph: Path, tmp_path: Path) -> None:
         output = tmp_path / "s.json"
         ended = remat("plan", graph, "--budget", "70%", "-o", output)
