@@ -233,6 +233,8 @@ def attach_regions(
     Raises:
         UsageError: as `regions_of`.
     """
+    if isinstance(former := model.__dict__.get(_NAME), AttachedRegions):
+        former.call.let_go()
     call = RegionsCall(model, regions_of(model, regions), source, budget, fused=fused)
     model._compiled_call_impl = call
     model.__dict__[_NAME] = AttachedRegions(call)
@@ -330,6 +332,14 @@ class RegionsCall:
         for path, part in regions.items():
             part.forward = _Forward(self, path)
 
+    def let_go(self) -> None:
+        """Have the regions run as they are again, as they are to be planned anew."""
+        for path, part in self.regions.items():
+            if getattr(self._forwards[path], "__func__", None) is type(part).forward:
+                del part.__dict__["forward"]
+            else:
+                part.forward = self._forwards[path]
+
     def run_region(self, path: str, *args: Any, **kwargs: Any) -> Any:
         """Run the forward method of a region: as planned, in a checkpoint while rehearsing, or as it is."""
         forward, module = self._forwards[path], self.regions[path]
@@ -361,6 +371,8 @@ class RegionsCall:
         Raises:
             RematError: see `planned`.
         """
+        if torch.compiler.is_compiling():
+            return _left_alone(self, args, kwargs)
         if (measured := self._watch.end()) is not None:
             self._hold(measured)
         reason = "without gradients" if not torch.is_grad_enabled() else None
@@ -781,6 +793,11 @@ def _kept_in_any_case(graph: Graph) -> int:
     read = {name for op in graph.ops if op.phase is Phase.BACKWARD for name in op.inputs}
     once = (op for op in graph.ops if op.phase is Phase.FORWARD and not op.recomputable and op.type != BOUNDARY_TYPE)
     return sum(graph.tensors[name].bytes for op in once for name in op.outputs if name in read)
+
+
+@torch.compiler.disable(reason="plans run its parts")  # type: ignore[no-untyped-call,untyped-decorator]
+def _left_alone(call: RegionsCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return call(*args, **kwargs)
 
 
 def _kinds(count: int) -> str:

@@ -377,6 +377,25 @@ class Twice(nn.Module):
         return total
 
 
+def test_torch_compile_leaves_the_call_to_the_plans() -> None:
+    torch.manual_seed(0)
+    model, given = Masked(1, 16, 50, 0.1), tokens()
+    plain = copy.deepcopy(model)
+    compiled = torch.compile(by_regions(model, "75%", "blocks.*"), backend="eager")
+    assert same(step(compiled, given), step(plain, given))
+    assert record_of(model).calls == 1
+
+
+def test_model_that_is_planned_anew_runs_by_the_new_plans_alone() -> None:
+    torch.manual_seed(0)
+    model, given = Masked(1, 16, 50, 0.1), tokens()
+    plain = copy.deepcopy(model)
+    by_regions(model, "75%", "blocks.*")
+    by_regions(model, "95%", "blocks.*")
+    assert [same(step(model, given), step(plain, given)) for _ in range(2)] == [True, True]
+    assert (record_of(model).budget, record_of(model).calls) == ("95%", 2)
+
+
 def test_region_that_is_called_twice_has_a_plan_for_each_call() -> None:
     torch.manual_seed(0)
     model, x = Twice(), torch.randn(2, 4)
