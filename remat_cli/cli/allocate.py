@@ -125,7 +125,7 @@ def _of_schedule(
     file = replace(read_schedule(schedule), arena=None)  # addresses in the file are replaced, right or wrong
     with streams.progress() as observe:
         observe.phase("replaying the schedule")
-        prepared, _ = replay(graph, merge_config(given).graph, file, schedule)
+        prepared, _ = replay(graph, merge_config(given).said, file, schedule)
         found, arena = arena_of(
             prepared.graph,
             file.schedule,

@@ -19,6 +19,7 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.formats.writing import check_writes
+from remat_cli.settings import over
 
 
 @click.command("apply", cls=Verb)
@@ -53,13 +54,13 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, schedule, *config.files))
     file = read_schedule(schedule)
-    planned = as_planned(config.graph, file)
+    planned = as_planned(config.said, file)
     options = replace(planned, mode=planned.mode or "inference")
     check_can_apply(model, options, file.schedule)
     if execute:
         check_can_measure()
-    taken = taken_from_file(config.graph, options)
-    prepared, _ = replay(model, options, file, schedule)
+    taken = taken_from_file(config.said, options)
+    prepared, _ = replay(model, over(config.said, {"mode": options.mode}), file, schedule)
     graph = prepared.graph
     # The runtime frees everything as early as can be, whatever the file says.
     run = with_frees(graph, file.schedule.computes)

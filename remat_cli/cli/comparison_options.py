@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from remat_cli.cli.help import PLANNER, SectionedOption
-from remat_cli.cli.options import OFFLOAD, planner_lists
+from remat_cli.cli.options import PLAN_SETTINGS, planner_lists
 from remat_cli.config import (
     DEFAULT_PLANNER,
     PlannerChoice,
@@ -51,7 +51,7 @@ _OPTIONS = (
         metavar="[PLANNER.]KEY=VALUE",
         help="Option of one planner, or of each that has it. Repeatable.",
     ),
-    OFFLOAD,
+    *PLAN_SETTINGS,
     _planner(
         "--time-limit",
         metavar="30s",
@@ -91,11 +91,13 @@ def read_planners(given: Mapping[str, Any], config: RunConfig, *, twice: bool = 
             offloading.append(label)
     given_options = with_given_options(choices, given)
     requests = {
-        label: Request(
+        # All overheads are shown, and so none is too large.
+        label: replace(
+            config.request,
+            budget=None,
+            max_overhead=None,
             planner=with_short_limit(choice),
             offload=label in offloading,
-            arena=config.request.arena,
-            alignment=config.request.alignment,
         )
         for label, choice in given_options.items()
     }

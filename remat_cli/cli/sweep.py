@@ -9,7 +9,7 @@ import click
 
 from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import address_options, graph_argument, graph_options, merge_config, output_options
+from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
 from remat_cli.errors import ExitCode
 from remat_cli.prepare import prepare
@@ -29,7 +29,6 @@ DEFAULT_BUDGETS = "30%..100%:8"
     show_default=True,
     help="Sizes, shares of the plain run's peak, ranges with a number of budgets, and min, separated by commas.",
 )
-@address_options
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write a line for each point; - is stdout.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the curves: a file that ends in .png or .svg.")
 @graph_options
