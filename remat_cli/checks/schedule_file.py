@@ -17,7 +17,7 @@ from remat_cli.errors import GraphError, InvalidSchedule, ScheduleFileError, Usa
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.formats.source import Source
-from remat_cli.prepare import Prepared, prepare
+from remat_cli.prepare import Prepared, link_of, prepare
 from remat_cli.settings import Said, Setting, declared, listed, over
 from remat_cli.units import BudgetSpec, format_bytes, meant_as_share
 
@@ -78,7 +78,7 @@ def replay(graph: Path, said: Said, file: ScheduleFile, schedule: Path) -> tuple
         InvalidSchedule: a step breaks a rule.
     """
     prepared = _read_as_planned(graph, said, file)
-    trace = replay_on(prepared, file, schedule)
+    trace = _replayed(prepared, file, schedule, said)
     return replace(prepared, link=trace.link), trace
 
 
@@ -97,24 +97,35 @@ def _read_as_planned(graph: Path, said: Said, file: ScheduleFile) -> Prepared:
 
 def replay_on(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Trace:
     """Replay a schedule on a graph that has been read already; otherwise the same as `replay`."""
+    return _replayed(prepared, file, schedule, prepared.options.not_default)
+
+
+def _replayed(prepared: Prepared, file: ScheduleFile, schedule: Path, said: Said) -> Trace:
     if file.sha256 is not None and file.sha256 != graph_sha256(prepared.graph):
         raise _other_graph(prepared, file, schedule)
-    trace = simulate(prepared.graph, file.schedule, link=_link(prepared, file, schedule))
+    trace = simulate(prepared.graph, file.schedule, link=_link(prepared, file, schedule, said))
     if file.arena is not None:
         check_arena(prepared.graph, file.schedule, file.arena)
     return trace
 
 
-def _link(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Link | None:
+def _link(prepared: Prepared, file: ScheduleFile, schedule: Path, said: Said) -> Link | None:
     """Return the link that the schedule was planned for; if it names none, the one of the options."""
     if file.link is None or file.link == prepared.link:
         return prepared.link
-    said = [Setting(name, value) for name in _OF_LINK if (value := getattr(prepared.options, name)) is not None]
-    if said:
-        unit = prepared.graph.time_unit
+    unit = prepared.graph.time_unit
+    recorded = link_of(prepared.graph, GraphOptions.of(_recorded(file)))
+    if recorded is not None and recorded != file.link:
+        raise InvalidSchedule(
+            f"the file says that its link moves {file.link.in_words(unit)}, but by the options in it, with which it "
+            f"was planned, that is {recorded.in_words(unit)}",
+            hint="the link or the options were changed after it was planned; plan again",
+        )
+    given = [Setting(name, said[name]) for name in _OF_LINK if name in said]
+    if given:
         raise GraphError(
             f"{schedule} was planned for another link than the one that is given: {file.link.in_words(unit)}",
-            hint=("leave out ", *listed(said), ": the schedule says what it was planned with"),
+            hint=("leave out ", *listed(given), ": the schedule says what it was planned with"),
         )
     return file.link
 
