@@ -11,7 +11,7 @@ import click
 from remat_cli.checks.schedule_file import as_planned, replay, taken_from_file
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option, may_replace
 from remat_cli.cli.stdin import READ
 from remat_cli.core.schedule import with_frees
 from remat_cli.core.simulate import simulate
@@ -31,6 +31,7 @@ from remat_cli.settings import over
 @click.option("--execute", is_flag=True, help="Run the new model too, with session_options() and without.")
 @graph_options
 @output_options
+@force_option
 def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write MODEL with its nodes in the order of SCHEDULE; recomputed nodes are repeated under new names.
 
@@ -91,7 +92,7 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
                 observe=observe,
             )
     if output != STDOUT:
-        check_writes({"-o": output}, external_files(rewritten.proto, model).values())
+        check_writes({"-o": output}, external_files(rewritten.proto, model).values(), force=may_replace())
         rebase(rewritten.proto, model, output)
     streams.write(output, model_bytes(rewritten.proto))
     streams.report(

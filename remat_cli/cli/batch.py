@@ -23,7 +23,7 @@ from remat_cli.cli.options import (
     said_on_command_line,
     setting_option,
 )
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import NameToRead, called, is_stdin
 from remat_cli.config import DEFAULT_PLANNER, Request, RunConfig, load_config
 from remat_cli.cores import usable_cores
@@ -89,6 +89,7 @@ _planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
 @_planner_option("--time-limit", metavar="30s", help="Stop each planner after this time.")
 @_planner_option("--seed", type=int, help="Seed of planners that draw.")
 @output_options
+@force_option
 def command(
     files: tuple[str, ...],
     output: Path | None,

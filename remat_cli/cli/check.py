@@ -13,7 +13,7 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import plan_settings, said_on_command_line
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import READ, called, in_a_call, is_stdin
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.formats.writing import check_writes
@@ -54,6 +54,7 @@ _EXAMPLE = "`remat check --init` writes one; or write  models: [{path: model.onn
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, metavar="N", show_default=True, help="Models at a time."
 )
+@force_option
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def command(
     project: Path,

@@ -12,7 +12,7 @@ import click
 from remat_cli.cli.comparison_options import with_short_limit
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import output_options, planner_options, read_call, searched_graph_options, setting_option
-from remat_cli.cli.output import Output
+from remat_cli.cli.output import Output, force_option
 from remat_cli.cli.stdin import READ
 from remat_cli.config import Request, load_measurements
 from remat_cli.errors import ExitCode, UsageError
@@ -32,6 +32,7 @@ _MOST = 1 << 20
 @searched_graph_options
 @planner_options
 @output_options
+@force_option
 def command(
     model: Path, output: Path | None, multiple_of: int, at_most: int, as_json: bool, quiet: bool, **given: Any
 ) -> int:

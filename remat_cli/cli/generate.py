@@ -10,7 +10,7 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_option, said_on_command_line
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.config import Document, GraphOptions, checked, parse_option, unknown_name
 from remat_cli.core.graph import Kind
 from remat_cli.errors import UsageError
@@ -43,6 +43,7 @@ from remat_cli.synthesis import synthesize
     default=STDOUT,
     help="Write the graph here. [default: - (stdout)]",
 )
+@force_option
 def command(
     family: str | None,
     lists: bool,

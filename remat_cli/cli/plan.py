@@ -16,7 +16,7 @@ from remat_cli.cli.options import (
     read_call,
     setting_option,
 )
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import in_a_call
 from remat_cli.cli.stopwatch import Stopwatch, Timed
 from remat_cli.config import Request, RunConfig
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 @graph_options
 @planner_options
 @output_options
+@force_option
 def command(
     graph: Path, form: str | None, output: Path | None, html: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> int:

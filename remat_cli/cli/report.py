@@ -10,7 +10,7 @@ import click
 from remat_cli.checks.schedule_file import broken_claims, budget_bytes, replay, taken_from_file
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options, setting_option
-from remat_cli.cli.output import Output
+from remat_cli.cli.output import Output, force_option
 from remat_cli.cli.stdin import READ
 from remat_cli.config import Request
 from remat_cli.formats.schedule_json import holds_schedule, read_schedule
@@ -25,6 +25,7 @@ from remat_cli.formats.schedule_json import holds_schedule, read_schedule
 @setting_option(Request, "budget", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
 @graph_options
 @output_options
+@force_option
 def command(graph: Path, schedule: Path, output: Path, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write SCHEDULE, replayed on GRAPH, as one HTML file that needs no network.
 
