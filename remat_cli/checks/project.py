@@ -46,6 +46,7 @@ class ModelCheck:
             of the overhead as a share of the plain run's time.
         execute: the plan, or without a budget the plain run, must run as predicted: in onnxruntime, or in torch.
         files: from which it is read.
+        may_run_code: Python that `path` names is imported and run; else the check of this model is an error.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ModelCheck:
     max_regression: Fraction | None = None
     execute: bool = False
     files: tuple[Path, ...] = ()
+    may_run_code: bool = True
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,16 @@ class _Section:
     sources: tuple[Path, ...] = ()
 
 
-def load_project(path: Path, said: Said | None = None, *, called: Path | None = None) -> Project:
+def load_project(
+    path: Path, said: Said | None = None, *, called: Path | None = None, may_run_code: bool = True
+) -> Project:
     """Read a project file. Paths in it are relative to the folder that it lies in.
 
     Args:
         path: of the file.
         said: settings of all models, whatever the file says.
         called: what it is called, and lies beside, where its content was put elsewhere.
+        may_run_code: of all models, as in `ModelCheck`.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
@@ -133,7 +138,7 @@ def load_project(path: Path, said: Said | None = None, *, called: Path | None = 
                 f"{models[model.name].line}",
                 hint="give one of them another 'name: ...'",
             )
-        models[model.name] = model
+        models[model.name] = replace(model, may_run_code=may_run_code)
     baseline = path.parent / keys["baseline"] if "baseline" in keys else path.with_suffix(".baseline.json")
     return Project(path, baseline, tuple(models.values()))
 

@@ -49,6 +49,7 @@ _EXAMPLE = "`remat check --init` writes one; or write  models: [{path: model.onn
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Check only this model; 'unet*' for several. Repeatable.")
 @plan_settings
+@click.option("--no-code", is_flag=True, help="Run no Python: a model that is a function (train.py:step) is an error.")
 @click.option("--init", "is_first", is_flag=True, help="Write PROJECT for the models in its folder and below.")
 @click.option("--update-baseline", is_flag=True, help="Write the baseline to which max_regression compares.")
 @click.option(
@@ -62,6 +63,7 @@ def command(
     as_json: bool,
     output: Path | None,
     only: tuple[str, ...],
+    no_code: bool,
     is_first: bool,
     update_baseline: bool,
     jobs: int,
@@ -72,6 +74,9 @@ def command(
 
     Exits with 0 if all models hold, and with 3 if one fails or warns that its run takes more than predicted. If a model
     cannot be read or planned, the others are still checked, and the exit code is that of its error (2, 4, 5 or 6).
+
+    A model may be a function of a Python file, which is imported and run; --no-code refuses that. Use it where others
+    may change PROJECT or that file, as in a pull request.
 
     --init writes PROJECT, with each ONNX model and native graph that lies beside or below it, and overwrites nothing.
 
@@ -97,7 +102,7 @@ def command(
     printed, files = _asked_for((*forms, "json") if as_json else forms, output)
     if not exists(project):
         raise UsageError(f"{project}: no such file", hint=_EXAMPLE)
-    loaded = load_project(project, said, called=called(project))
+    loaded = load_project(project, said, called=called(project), may_run_code=not no_code)
     chosen = _chosen(loaded, only)
     baseline = _readable(loaded.baseline, read_baseline, or_none=update_baseline and not only)
     writes = {option: file for option, (_, file) in files.items()}
