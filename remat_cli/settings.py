@@ -30,8 +30,8 @@ class Setting:
 Wording = str | tuple[str | Setting, ...]
 
 
-# The values that somebody gave, by the names of their settings. A setting that is not in it was not given: no value
-# stands for that, so that false, 0 and the default itself can be given, and win.
+# Given values by setting name. A setting that is absent was not given. No value stands for "not given", so that
+# False, 0 and the default itself can be given, and win.
 Said = Mapping[str, Any]
 
 
@@ -95,14 +95,14 @@ class Settings:
     """A frozen dataclass whose fields are settings, each declared by `setting` and nowhere else."""
 
     def __init_subclass__(cls) -> None:
-        """Note the options that are not made of their settings' names, for messages."""
+        """Register each option whose name differs from its setting's."""
         super().__init_subclass__()
         items = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
         _FLAGS.update({name: declared(item).flag for name, item in items.items() if declared(item).flag})
 
     @classmethod
     def of(cls, said: Said) -> Self:
-        """Build it of the values that were given; settings of other classes among them are passed over."""
+        """Build the settings from the given values; values of other classes are ignored."""
         names = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in said.items() if name in names})
 
@@ -122,7 +122,7 @@ _FLAGS: dict[str, str] = {}
 
 
 def over(below: Said, above: Said) -> dict[str, Any]:
-    """Merge two sides' settings: `above` wins, entry by entry in mappings. Every merge in the project is this one."""
+    """Merge two mappings of given settings; `above` wins, entry by entry in mappings. There is no other merge."""
     entries = {
         name: {**below[name], **value}
         for name, value in above.items()

@@ -181,7 +181,7 @@ def _model(document: Document, line: int, defaults: _Section, above: Said, folde
 
 
 def _section(document: Document, below: _Section, folder: Path, **more: type) -> tuple[_Section, dict[str, Any]]:
-    """Put a section's settings on top of its config file's, and those on top of `below`; return its other keys, too."""
+    """Merge a section over its config file, and both over `below`; return its other keys, too."""
     said, keys = said_in(document, Request, GraphOptions, ModelLimits, more={"config": str, **more}, required="path")
     sources = below.sources
     if "config" in keys:

@@ -83,7 +83,7 @@ _COMPLETIONS = {"device": device_names, "planner": planner_names}
 def setting_option(
     owner: type[Settings], name: str, section: str | None = None, **different: Any
 ) -> Callable[[Command], Command]:
-    """Return the option that gives a setting, as it is declared.
+    """Return the click option of a declared setting.
 
     Args:
         owner: the class of which it is a field.
@@ -109,7 +109,7 @@ def setting_option(
 
 
 def graph_option(name: str, **different: Any) -> Callable[[Command], Command]:
-    """Return the option that gives a field of `GraphOptions`; the others: see `setting_option`."""
+    """Return the click option of a field of `GraphOptions`; see `setting_option`."""
     return setting_option(GraphOptions, name, GRAPH, **different)
 
 
@@ -192,18 +192,17 @@ def merge_config(given: dict[str, Any]) -> RunConfig:
     return merged
 
 
-def said_on_command_line(given: Mapping[str, Any], *owners: type[Settings]) -> dict[str, Any]:
-    """Return the settings that a command line gives, those of the planner's options left out.
+def said_on_command_line(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings given on a command line, without the planner's own options.
 
     Args:
         given: the options by their parameter names, as click hands them to a command.
-        owners: the classes whose settings they are; by default those of plans and graphs.
 
     Raises:
         UsageError: a value is not understood.
     """
     said: dict[str, Any] = {}
-    for item in (item for owner in owners or (Request, GraphOptions) for item in fields(owner)):
+    for item in (*fields(Request), *fields(GraphOptions)):
         value, parse = given.get(item.name), declared(item).parse
         try:
             if isinstance(value, str):
@@ -218,7 +217,7 @@ def said_on_command_line(given: Mapping[str, Any], *owners: type[Settings]) -> d
 
 
 def _with_option(option: str, message: str) -> str:
-    """Return a message about a value with the option that gave it, unless it names the option itself."""
+    """Prefix a message with the option, unless it begins with it."""
     if message.startswith(option):
         return message
     return f"{option} {message}" if message.startswith("'") else f"{option}: {message}"

@@ -50,7 +50,7 @@ force_option = click.option(
 
 
 def may_replace() -> bool:
-    """Tell whether the call may replace files that are write-protected."""
+    """Tell whether --force was given."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(_FORCE))
 

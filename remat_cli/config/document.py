@@ -70,7 +70,7 @@ _Key = tuple[str, Any, Any]
 
 @cache
 def _keys(cls: type) -> tuple[_Key, ...]:
-    """Return the fields of a frozen dataclass as keys of a file."""
+    """Return a dataclass's fields as keys of a file."""
     hints = get_type_hints(cls)
     keys: list[_Key] = []
     for item in fields(cls):
@@ -83,7 +83,7 @@ def _keys(cls: type) -> tuple[_Key, ...]:
 
 @cache
 def _keys_in_files(owner: type[Settings]) -> tuple[_Key, ...]:
-    """Return settings as keys of a file, each of the type in which a file has it."""
+    """Return settings as keys of a file, typed as a file has them."""
     keys: list[_Key] = []
     written = {item.name: declared(item).written for item in fields(owner)}
     for name, hint, default in _keys(owner):  # type: ignore[arg-type]  # no hashable type, to mypy
@@ -97,7 +97,7 @@ _MODELS: dict[tuple[tuple[Any, ...], ...], type[BaseModel]] = {}
 
 
 def _model(name: str, keys: Iterable[_Key]) -> type[BaseModel]:
-    """Return a pydantic model of keys, so that dataclasses need no pydantic; one for the same keys."""
+    """Return the pydantic model of these keys, made once."""
     from pydantic import ConfigDict, create_model
 
     known: dict[str, Any] = {key: (hint, default) for key, hint, default in keys}
@@ -130,7 +130,7 @@ def said_in(
     without: Iterable[str] = (),
     required: str | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings that a section of a file gives, and its other keys' values; null gives nothing.
+    """Read a section's settings and its other keys; null counts as not given.
 
     Args:
         document: the section.
@@ -165,7 +165,7 @@ def _read(setting: Declared, value: Any, name: str, document: Document) -> Any:
 
 
 def _valid(model: type[BaseModel], document: Document) -> dict[str, Any]:
-    """Return the values of a document, held to the types of the model's fields."""
+    """Validate a document against a model; return the values that it has."""
     from pydantic import ValidationError
 
     try:

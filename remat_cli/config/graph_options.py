@@ -87,7 +87,7 @@ class GraphOptions(ReadOptions):
 
 
 def beside_file(said: Said, folder: Path) -> dict[str, Any]:
-    """Return settings with the files that they name relative to `folder`, that of the file that gives them."""
+    """Make the file paths in settings relative to `folder`, where the file with these settings lies."""
     files = {item.name: declared(item) for item in fields(GraphOptions) if declared(item).names_file}
     return {
         name: value

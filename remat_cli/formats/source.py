@@ -105,7 +105,7 @@ def parse_json(path: Path, content: bytes, *, error: type[RematError] = GraphErr
 
 
 def _has_each_key_once(document: Any, content: bytes) -> bool:
-    """Tell whether no object of a JSON text gives a key twice; False where a quick look does not tell.
+    """Tell whether each object has each key once; False if a quick look cannot tell.
 
     There are no more keys in the text than colons. Nor, where no space stands before a colon, than colons after a
     quotation mark, of which few are no key's.
@@ -118,7 +118,7 @@ def _has_each_key_once(document: Any, content: bytes) -> bool:
 
 
 def _keys_in(document: Any, *, everywhere: bool) -> int:
-    """Return how many keys there are in a JSON document, or fewer: those in lists of anything else are left out.
+    """Count the keys of a JSON document, or fewer: lists of mixed values are skipped.
 
     Args:
         document: as parsed.

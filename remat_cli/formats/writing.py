@@ -59,7 +59,7 @@ def write_file(path: Path, content: bytes, *, force: bool = False) -> None:
 
 
 def is_protected(path: Path) -> bool:
-    """Tell whether there is a file that its mode says not to write; that holds for the superuser, too."""
+    """Tell whether a file's mode forbids writing it, even to the superuser."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def _protected(path: Path, hint: Wording) -> UsageError:
 
 
 def _keeps_names_and_owner(name: str, old: os.stat_result | None) -> bool:
-    """Give a new file the owner of the old one; tell whether nobody notices that it takes the place of that."""
+    """Copy the old file's owner; return False if a rename would lose its owner or its other names."""
     if old is None:
         return True
     if old.st_nlink > 1:
@@ -88,7 +88,7 @@ def _keeps_names_and_owner(name: str, old: os.stat_result | None) -> bool:
 
 
 def _write_in_place(path: Path, content: bytes) -> None:
-    """Write a file that stays the same file; that there is no room for it is found out before anything is lost."""
+    """Overwrite a file in place; a full disk is noticed before anything is lost."""
     with path.open("r+b") as file:
         before = os.fstat(file.fileno()).st_size
         if len(content) > before and hasattr(os, "posix_fallocate"):
