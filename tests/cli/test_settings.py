@@ -61,6 +61,13 @@ class TestTheCommandLineWins:
         limits = remat("check", project, "--addresses", "--alignment", "256", "--json").json["models"][0]["limits"]
         assert (limits["arena"], limits["alignment"]) == (True, 256)
 
+    def test_over_a_file_among_the_planners(self, remat: Remat, tmp_path: Path) -> None:
+        mine = written(tmp_path, "mine.yaml", "planner: pofo\noffload: true\narena: true\nalignment: 512\n")
+        call = ("sweep", GRAPH, "--budgets", "90%", "--planners", mine, "--link-bandwidth", "1000000")
+        assert remat(*call, "--json").json["curves"][0]["points"][0]["arena_bytes"] % 512 == 0
+        (point,) = remat(*call, "--no-addresses", "--no-offload", "--json").json["curves"][0]["points"]
+        assert "arena_bytes" not in point or point["arena_bytes"] is None
+
     def test_and_an_option_that_means_nothing_without_another_is_refused(self, remat: Remat) -> None:
         ended = remat("budget", GRAPH, "--alignment", "64")
         assert (ended.code, "--alignment goes with --addresses" in ended.err) == (2, True)
