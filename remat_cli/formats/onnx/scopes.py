@@ -15,8 +15,10 @@ _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _STACK_TRACE = "pkg.torch.onnx.stack_trace"
 _LONGEST_NOTE = 10_000
 _TORCH = "torch/"
-# Only what has this form is parsed: Python's own parser runs out of its stack at a note of other nested things.
-_TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+# Only what has this form, which Python's repr makes, is parsed: Python's own parser runs out of its stack at a note of
+# other nested things, and warns of other escapes.
+_ESCAPE = r"""\\(?:[\\'"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"""
+_TEXT = re.compile(rf"""'(?:[^'\\]|{_ESCAPE})*'|"(?:[^"\\]|{_ESCAPE})*\"""")
 _LIST_OF_TEXTS = re.compile(rf"\[(?:(?:{_TEXT.pattern})(?:, *|(?=\])))*\]")
 
 
@@ -56,7 +58,7 @@ def _noted_scopes(node: onnx.NodeProto) -> list[str]:
         return []
     try:
         return [str(literal_eval(text)) for text in _TEXT.findall(note)]
-    except (ValueError, SyntaxError):  # a backslash before what it cannot stand before
+    except (ValueError, SyntaxError):  # a number that is no character's
         return []
 
 
