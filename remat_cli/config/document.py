@@ -142,6 +142,8 @@ def said_in(
     Raises:
         UsageError: for the first thing that is wrong, as `checked` does.
     """
+    if not document.values and required is None:
+        return {}, {}  # and pydantic need not be loaded
     left_out, others = tuple(without), dict(more or {})
     of_owners = (_keys_in_files(owner) for owner in owners)  # type: ignore[arg-type]
     keys = [key for keys in of_owners for key in keys if key[0] not in left_out]
