@@ -65,7 +65,8 @@ def first_project(folder: Path, observe: Observer) -> FirstProject:
             left_out.append(f"{path}: YAML holds no name that is not UTF-8")
             continue
         except RematError as error:
-            left_out.append(error.message)
+            named = shown in error.message or str(path) in error.message
+            left_out.append(error.message if named else f"{shown}: {error.message}")
             continue
         names = (Path(shown).stem, str(Path(shown).with_suffix("")), shown)
         name = next(name for name in names if name not in entries)
