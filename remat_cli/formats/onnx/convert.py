@@ -185,4 +185,4 @@ def _resident_bytes(sized: SizedGraph) -> int:
     read = dict.fromkeys((*(name for node in sized.nodes for name in node.node.reads), *sized.outputs))
     folded = sum(own[name].type.bytes for name in read if name in own and own[name].origin is Origin.FOLDED)
     bodies = sum(_resident_bytes(body) for node in sized.nodes for body in node.bodies)
-    return sized.stored_bytes + folded + bodies
+    return sized.stored_bytes + folded + bodies + sum(node.unread_bytes for node in sized.nodes)

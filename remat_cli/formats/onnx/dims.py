@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.onnx.expressions import expression
+from remat_cli.formats.onnx.given_values import fitted, shapes_of
+from remat_cli.formats.onnx.load import FOLD_LIMIT
 from remat_cli.formats.onnx.values import TensorType, ValueType, checked, shape_text, value_type
 from remat_cli.formats.reader import ALL_OTHER_DIMS, ReadOptions, UnknownDim
 from remat_cli.settings import Setting, Wording
 
 if TYPE_CHECKING:
     import onnx
+
+    from remat_cli.formats.onnx.values import Array
 
 # A dimension as declared: a size, a symbol or an expression of symbols, or None for one without a name.
 Dimension = int | str | None
@@ -35,10 +39,12 @@ class BoundInputs:
     Attributes:
         types: type of each input by name, in the order of the file.
         dims: value of every symbol and expression that the inputs name.
+        data: elements of the inputs that are given a value.
     """
 
     types: Mapping[str, ValueType]
     dims: Mapping[str, int]
+    data: Mapping[str, Array]
 
 
 def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: ReadOptions) -> BoundInputs:
@@ -48,7 +54,8 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: ReadOptions) -> 
 
     Args:
         inputs: the graph inputs that are not initializers.
-        options: sizes by symbol and shapes by input; for a sequence, the shape of all its elements taken together.
+        options: sizes by symbol, shapes and values by input; for a sequence, the shape of all its elements taken
+            together.
 
     Raises:
         UsageError: a symbol without a value (all are listed, with where they occur), an unknown symbol or input,
@@ -56,6 +63,7 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: ReadOptions) -> 
         GraphError: a negative dimension or an unknown element type in the file.
     """
     declared = {value.name: _declared_shape(value.type) for value in inputs}
+    options = _with_shapes_of_values(options, declared)
     _check_known_names(declared, options)
     dims = dict(options.dims)
     for name, size in dims.items():
@@ -70,7 +78,26 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: ReadOptions) -> 
     dims |= _computed(declared, dims)
     _check_all_bound(shapes, dims)
     types = {value.name: _bound_type(value, dims, options) for value in inputs}
-    return BoundInputs(types, {name: size for name, size in dims.items() if not _COUNTED.fullmatch(name)})
+    data = {name: _small(name, fitted(name, value, types.get(name))) for name, value in options.values.items()}
+    return BoundInputs(types, {name: size for name, size in dims.items() if not _COUNTED.fullmatch(name)}, data)
+
+
+def _with_shapes_of_values(options: ReadOptions, declared: _Shapes) -> ReadOptions:
+    """Return the options with the shapes of values that are arrays, too."""
+    for name in options.values:
+        if name not in declared:
+            hint = _one_of(name, declared, "its inputs are")
+            raise UsageError(f"a value is given for {name!r}, and the model has no such input", hint=hint)
+    return replace(options, input_shapes={**shapes_of(options.values), **options.input_shapes})
+
+
+def _small(name: str, data: Array) -> Array:
+    if data.size > FOLD_LIMIT:
+        raise UsageError(
+            f"the value of input {name!r} has {data.size:,} elements: shapes depend on at most {FOLD_LIMIT:,}",
+            hint=("give its shape alone: ", Setting("input_shapes", {name: tuple(data.shape)})),
+        )
+    return data
 
 
 def _declared_shape(proto: onnx.TypeProto) -> tuple[Dimension, ...] | None:

@@ -57,7 +57,7 @@ def read_sized(source: Source, options: ReadOptions, *, keep_data: bool = False)
         overridable=frozenset(stored & listed),
         without_kernel=WITHOUT_KERNEL.get(options.storage, ()),
     )
-    return SizedModel(model, inference.size(model.graph, inputs.types), inference)
+    return SizedModel(model, inference.size(model.graph, inputs.types, inputs.data), inference)
 
 
 def read_model(source: Source, options: ReadOptions) -> Reading:
@@ -100,6 +100,8 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
     if sized.folded:
         total = len(sized.folded) + len(sized.nodes)
         notes.append(f"{len(sized.folded)} of {total} nodes only compute constants or shapes, and are no ops")
+    for branch, reason in inference.left_out.items():
+        notes.append(f"{branch} cannot run at these sizes, and is left out: {reason}")
     strings = [name for name in sized.inputs if sized.values[name].type.element.is_string]
     if strings:
         notes.append(f"inputs that hold strings are counted with 32 bytes an element: {', '.join(map(repr, strings))}")

@@ -15,7 +15,7 @@ from remat_cli.formats.onnx.dtypes import STRING, element_type
 from remat_cli.formats.onnx.errors import onnx_faults
 from remat_cli.formats.onnx.load import FOLD_LIMIT
 from remat_cli.formats.onnx.values import Origin, TensorType, Value, checked
-from remat_cli.formats.onnx.walk import all_nodes
+from remat_cli.formats.onnx.walk import all_graphs, all_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -80,6 +80,16 @@ def stored_values(graph: onnx.GraphProto, weights: Collection[str], overridable:
         total += _tensor_type(sparse.values, sparse.values.dims).bytes
         total += _tensor_type(sparse.indices, sparse.indices.dims).bytes
     return Stored(values, total)
+
+
+def unread_bytes(graph: onnx.GraphProto) -> int:
+    """Return the size of what a body that never runs stores, and of the constants in it."""
+    total = 0
+    for one in all_graphs(graph):
+        total += stored_values(one, (), ()).bytes
+        constants = (node for node in one.node if node.op_type == "Constant" and node.domain == "")
+        total += sum(constant_value(node).type.bytes for node in constants)
+    return total
 
 
 def _initializer(

@@ -85,6 +85,10 @@ class SequenceType:
 ValueType = TensorType | SequenceType
 
 
+class Misfit(GraphError):
+    """A node that cannot run on its inputs: of these sizes, or at all."""
+
+
 class Origin(Enum):
     """Where a value comes from."""
 
@@ -175,7 +179,7 @@ def checked(tensor: TensorType, where: str) -> TensorType:
     if tensor.shape is None:
         return tensor
     if any(size < 0 for size in tensor.shape):
-        raise GraphError(
+        raise Misfit(
             f"{where} has shape {shape_text(tensor.shape)}, with a negative dimension",
             hint="a size that is not fixed must be a symbol (dim_param), which can be bound; export the model again",
         )

@@ -169,7 +169,7 @@ def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[s
         GraphError: what it returns is no training step.
     """
     check_supported()
-    for name in ("input_shapes", "value_shapes"):
+    for name in ("input_shapes", "value_shapes", "values"):
         if getattr(options, name):
             raise UsageError(
                 (Setting(name), f" has no meaning for {reference}"),

@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Compute, Inplace, Schedule, plain_run, with_frees
@@ -22,6 +24,7 @@ from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.onnx.contrib import is_fused
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
+from remat_cli.formats.onnx.given_values import fitted
 from remat_cli.formats.onnx.reader import SizedModel
 from remat_cli.formats.onnx.structure import Node, stored_names
 from remat_cli.formats.onnx.values import TensorType, Value, type_proto
@@ -47,6 +50,8 @@ _ITERATIONS = 2
 _KEEP_NUMBERS = frozenset(("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 # The number of runs, or the size of the results, of these depends on values.
 _SIZED_BY_DATA = frozenset(("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique"))
+
+_NO_KERNEL = ("NOT_IMPLEMENTED", "is not a registered function/op", "Could not find an implementation")
 
 _RANDOM_TYPES = frozenset(
     ("float32", "float64", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -223,6 +228,7 @@ def execute(
     graph: Graph,
     computes: Sequence[str],
     *,
+    fed: Mapping[str, Any] | None = None,
     seed: int = 0,
     time_limit: float = 600,
     beside_usual: bool = False,
@@ -236,6 +242,7 @@ def execute(
         rewritten: the model as rewritten.
         graph: what was planned.
         computes: the schedule that it was rewritten for.
+        fed: values of inputs that are not drawn, by name, as `--input` takes them.
         seed: of the random inputs and, where there are none, weights.
         time_limit: seconds that each process may take.
         beside_usual: run it with onnxruntime's own options, too, and take the time of all three.
@@ -249,7 +256,7 @@ def execute(
     check_can_measure()
     observe, timed_runs = observe or Observer(), _TIMED_RUNS if beside_usual else 0
     with TemporaryDirectory(prefix="remat-") as folder:
-        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        child = _Child(Path(folder), _request(path, model, seed, fed, Path(folder)), time_limit)
         observe.phase("running the model as it is")
         try:
             plain = child.run(path, timed_runs=timed_runs)
@@ -297,6 +304,7 @@ def in_both_sessions(
     schedule: Schedule,
     *,
     rewritten: onnx.ModelProto | None = None,
+    fed: Mapping[str, Any] | None = None,
     seed: int = 0,
     time_limit: float = 600,
     observe: Observer | None = None,
@@ -309,6 +317,7 @@ def in_both_sessions(
         graph: what predicts.
         schedule: by which the model runs.
         rewritten: the model, where it is not the one at `path`.
+        fed: values of inputs that are not drawn, by name, as `--input` takes them.
         seed: of the random inputs and, where there are none, weights.
         time_limit: seconds that each process may take.
         observe: is told what runs.
@@ -321,7 +330,7 @@ def in_both_sessions(
     check_can_measure()
     observe = observe or Observer()
     with TemporaryDirectory(prefix="remat-") as folder:
-        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        child = _Child(Path(folder), _request(path, model, seed, fed, Path(folder)), time_limit)
         run = partial(child.run, path) if rewritten is None else partial(child.run_proto, rewritten)
         try:
             observe.phase("running the model with session_options()")
@@ -357,7 +366,7 @@ def times_of(
     """
     check_can_measure()
     with TemporaryDirectory(prefix="remat-") as folder:
-        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        child = _Child(Path(folder), _request(path, model, seed, None, Path(folder)), time_limit)
         try:
             found = child.run_proto(rewritten.proto, profile=True, runs=runs)
         except _Failed as failed:
@@ -384,7 +393,7 @@ def kernels_of(
     """
     values, found = model.graph.values, {}
     with TemporaryDirectory(prefix="remat-") as folder:
-        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        child = _Child(Path(folder), _request(path, model, seed, None, Path(folder)), time_limit)
         for node in nodes:
             alone = _alone(model, node)
             try:
@@ -438,7 +447,17 @@ def check_can_measure() -> None:
         )
 
 
-def _request(path: Path, model: SizedModel, seed: int) -> dict[str, Any]:
+def _request(
+    path: Path, model: SizedModel, seed: int, fed: Mapping[str, Any] | None, workplace: Path
+) -> dict[str, Any]:
+    """Return what all runs have in common; arrays that are fed lie in files in `workplace`."""
+    values = model.graph.values
+    data = {name: values[name].data for name in model.graph.inputs if values[name].data is not None}
+    for name, value in (fed or {}).items():
+        data[name] = fitted(name, value, values[name].type if name in model.graph.inputs else None)
+    files = {name: str(workplace / f"input-{place}.npy") for place, name in enumerate(data)}
+    for name, array in data.items():
+        np.save(files[name], array)
     folder = Path(os.path.realpath(path.parent))
     read = _read_in(model.model.proto)
     outside = [one for one in model.model.graph.initializer if one.data_location == one.EXTERNAL and one.name in read]
@@ -448,6 +467,7 @@ def _request(path: Path, model: SizedModel, seed: int) -> dict[str, Any]:
         "dims": dict(model.inference.dims),
         "seed": seed,
         "inputs": [_drawn_input(name, model) for name in model.graph.inputs if name not in stored],
+        "files": files,
         "filled": _trip_counts(model),
         "random_weights": [_drawn_weight(one) for one in outside if not (folder / location_of(one)).exists()],
     }
@@ -513,8 +533,13 @@ class _Failed(Exception):
         """Return the error to show: one about the model, or one without a cause."""
         if self.hint:
             return InvalidSchedule(f"the schedule could not be verified: {self.reason}", hint=self.hint)
+        without_kernel = any(text in self.reason for text in _NO_KERNEL)
         return kind(
-            f"{what}: {self.reason}", hint="does this version of onnxruntime have a kernel for each of its ops?"
+            f"{what}: {self.reason}",
+            hint="does this version of onnxruntime have a kernel for each of its ops?"
+            if without_kernel
+            else "numbers are drawn for its inputs, and 0 or 1 for whole ones; give those that have to be others: "
+            "remat verify --execute --input NAME=5, or NAME=FILE.npy",
         )
 
 

@@ -119,9 +119,64 @@ def test_shapes_fold_inside_bodies(tmp_path: Path) -> None:
 
 def test_fault_in_a_body_is_named_with_its_path(tmp_path: Path) -> None:
     broken = body([node("MatMul", ["x", "w"], ["m"], name="inner")], outputs=["m"])
-    model = Model([choose(broken, ONE_RELU)], inputs=[X, CONDITION], stored=[weight("w", 3, 3)])
-    with pytest.raises(GraphError, match="op 'choice/inner'"):
+    model = Model([choose(broken, broken)], inputs=[X, CONDITION], stored=[weight("w", 3, 3)])
+    with pytest.raises(GraphError, match="no branch of op 'choice' fits these sizes: then_branch: op 'choice/inner'"):
         model.read(tmp_path)
+
+
+class TestBranchThatCannotRun:
+    """x has 250 elements, and one branch multiplies it by a matrix of 3 rows: only the other one can run."""
+
+    MISFIT = body(
+        [node("Reshape", ["x", "shape"], ["n"], name="guess"), node("MatMul", ["n", "w"], ["m"], name="inner")],
+        outputs=["m"],
+        stored=[integers("shape", 1, 250), weight("w", 3, 3), weight("unread", 100)],
+    )
+    EQUAL = node("Equal", ["rate", "usual"], ["c"])
+
+    def model(self) -> Model:
+        return Model(
+            [self.EQUAL, choose(THREE_AT_ONCE, self.MISFIT)],
+            inputs=[X, value("rate", [], TensorProto.INT64)],
+            stored=[scalar("usual", 16000)],
+        )
+
+    def test_it_is_left_out_with_a_note(self, tmp_path: Path) -> None:
+        reading = self.model().read(tmp_path)
+        (note,) = (note for note in reading.notes if "left out" in note)
+        assert note.startswith(
+            "the else_branch of op 'choice' cannot run at these sizes, and is left out: op 'choice/in"
+        )
+        assert note.endswith("; --value rate=N says which branch runs")
+        assert op(reading, "If").workspace_bytes == 2000
+
+    def test_what_it_stores_is_in_memory(self, tmp_path: Path) -> None:
+        assert self.model().read(tmp_path).graph.resident_bytes == 8 + 16 + 36 + 400
+
+    def test_nothing_in_it_is_an_estimate_or_asked_for(self, tmp_path: Path) -> None:
+        """A value that depends on data comes before the op that does not fit."""
+        misfit = body([node("NonZero", ["x"], ["z"]), *self.MISFIT.node], outputs=["m"], stored=self.MISFIT.initializer)
+        model = self.model()
+        model.nodes = [self.EQUAL, choose(THREE_AT_ONCE, misfit)]
+        assert model.read(tmp_path).estimated == ("choice",)
+
+    def test_a_given_value_says_which_one_runs(self, tmp_path: Path) -> None:
+        reading = self.model().read(tmp_path, values={"rate": 16000})
+        assert not [note for note in reading.notes if "left out" in note]
+        without = self.model().read(tmp_path).graph
+        assert (reading.graph.ops, reading.graph.resident_bytes) == (without.ops, without.resident_bytes)
+        with pytest.raises(GraphError, match="'choice/inner'") as caught:
+            self.model().read(tmp_path, values={"rate": 8000})
+        assert "--value" in caught.value.hint
+
+    def test_one_in_a_branch_that_fits(self, tmp_path: Path) -> None:
+        outer = body([choose(ONE_RELU, self.MISFIT, "c")], outputs=["y"])
+        model = self.model()
+        model.nodes = [self.EQUAL, node("If", ["c"], ["o"], name="outer", then_branch=outer, else_branch=self.MISFIT)]
+        model.outputs = ("o",)
+        notes = [note for note in model.read(tmp_path).notes if "left out" in note]
+        assert len(notes) == 2
+        assert "op 'outer/choice'" in notes[0]
 
 
 def test_if_without_a_branch(tmp_path: Path) -> None:
