@@ -61,7 +61,8 @@ def command(
     With --execute, onnxruntime (pip install 'remat[run]') runs the model as it is and as 'remat apply' writes it, on
     the same random inputs (--input gives one its value), with random weights if the file has none. The outputs must
     agree bit for bit, the order must be the schedule's, and the measured peak must be the predicted one to within 2 MiB
-    or 3 %, and no higher than that of the model as it is. The report also shows what onnxruntime takes with its own options.
+    or 3 %, and no higher than that of the model as it is; it may be lower where branches and loops make the prediction
+    an upper bound. The report also shows what onnxruntime takes with its own options.
 
     A PyTorch step is run by torch (pip install 'remat[torch]') as it is, by the plain schedule and by SCHEDULE.
     Results, gradients and buffers must agree bit for bit, and the peak as above; it must be within the budget with the

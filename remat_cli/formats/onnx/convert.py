@@ -155,9 +155,14 @@ def operand(name: str, value: Value) -> Operand:
 
 
 def parameters(sized: SizedGraph) -> tuple[Operand, ...]:
-    """Return the trainable weights of a graph and of its bodies, each once."""
+    """Return the trainable weights of a graph and of its bodies, each once; Constant nodes among them."""
     own = [operand(name, sized.values[name]) for name in sized.stored if sized.values[name].trainable]
+    own += [operand(name, one) for name, one in sized.values.maps[0].items() if _is_constant_weight(one)]
     return (*own, *(weight for node in sized.nodes for body in node.bodies for weight in parameters(body)))
+
+
+def _is_constant_weight(value: Value) -> bool:
+    return value.trainable and value.origin is Origin.FOLDED
 
 
 def _given(sized: SizedGraph) -> Iterable[str]:

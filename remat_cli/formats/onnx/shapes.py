@@ -96,6 +96,7 @@ class ShapeInference:
         names: of all values and nodes, also of those that ops without kernel are run as.
         data: elements of the main graph's inputs that are given a value.
         left_out: branches that do not fit the sizes: what they are, and why.
+        constant_weights: names of Constant nodes' values that count as weights.
     """
 
     opsets: OperatorSets
@@ -109,6 +110,7 @@ class ShapeInference:
     names: NodeNames = field(default_factory=NodeNames)
     data: Mapping[str, Array] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    constant_weights: frozenset[str] = frozenset()
     _unsized: dict[str, str] = field(default_factory=dict)
     _known_dims: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
@@ -126,8 +128,9 @@ class ShapeInference:
             data: elements of those that are given a value.
 
         Raises:
-            GraphError: a structural fault, a node that does not fit its inputs, values whose shape cannot be inferred.
-            UsageError: a given shape is for no value of the graph, or contradicts what is inferred.
+            GraphError: a structural fault, a node that does not fit its inputs.
+            UsageError: values whose shape cannot be inferred; a given shape is for no value of the graph, or
+                contradicts what is inferred.
         """
         self.names.take(graph)
         self.data, self._inputs = data or {}, frozenset(inputs)
@@ -142,7 +145,7 @@ class ShapeInference:
             raise self._unknown_shapes(graph, inputs)
         return sized
 
-    def _unknown_shapes(self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType]) -> GraphError:
+    def _unknown_shapes(self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType]) -> UsageError:
         """Return the error that asks for every shape at once: also for those that come up once the first are known."""
         places: dict[str, str] = {}
         examples: dict[str, tuple[int, ...]] = {}
@@ -164,7 +167,7 @@ class ShapeInference:
         shown = [f"{name!r} ({where})" for name, where in list(places.items())[:_SHOWN]]
         more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
         given = dict(list(examples.items())[:_SHOWN])
-        return GraphError(
+        return UsageError(
             f"the shapes of these values depend on data and are not known: {', '.join(shown)}{more}",
             hint=("give them, such as ", Setting("value_shapes", given), f", where each {_EXAMPLE_SIZE} is an example"),
         )
@@ -224,7 +227,7 @@ class ShapeInference:
         """Add what a node produces to the scope; return None where it was computed and is no op."""
         proto, values = node.proto, scope.values
         if _is_own(proto, "Constant") and node.outputs:
-            values[node.outputs[0]] = constant_value(proto)
+            values[node.outputs[0]] = constant_value(proto, self.constant_weights)
             return None
         schema = self.opsets.schema(proto)
         inferred, flow = self._inferred(node, schema, scope)

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from remat_cli.core.operators import Role
-from remat_cli.errors import GraphError
+from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.onnx.structure import captured_names
 from tests.unit.formats.onnx.models import (
     Model,
@@ -218,7 +218,7 @@ def test_workspace_of_a_loop_is_one_iteration(tmp_path: Path) -> None:
 
 
 def test_scans_of_an_unknown_number_of_trips_need_a_shape(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"'all' .* Loop"):
+    with pytest.raises(UsageError, match=r"'all' .* Loop"):
         loop(None, STEP, "last", "all").read(tmp_path)
     reading = loop(None, STEP, "last", "all").read(tmp_path, value_shapes={"all": (9, 250)})
     assert tensor(reading, "all").bytes == 9000
@@ -226,7 +226,7 @@ def test_scans_of_an_unknown_number_of_trips_need_a_shape(tmp_path: Path) -> Non
 
 def test_state_that_grows_needs_a_shape(tmp_path: Path) -> None:
     growing = loop_body(node("Concat", ["s", "x"], ["next"], axis=0), outputs=("next",))
-    with pytest.raises(GraphError, match=r"'last' .* Loop"):
+    with pytest.raises(UsageError, match=r"'last' .* Loop"):
         loop(7, growing, "last").read(tmp_path)
 
 
@@ -275,7 +275,7 @@ def test_scan_takes_slices_and_stacks_them_along_its_axes(tmp_path: Path) -> Non
 
 
 def test_scan_of_opset_8_needs_shapes(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"'last' .* Scan"):
+    with pytest.raises(UsageError, match=r"'last' .* Scan"):
         scan_model(opset=8).read(tmp_path)
 
 
@@ -336,7 +336,7 @@ def detection() -> Model:
 
 
 def test_all_unknown_sizes_are_asked_for_at_once_with_their_ranks(tmp_path: Path) -> None:
-    with pytest.raises(GraphError) as caught:
+    with pytest.raises(UsageError) as caught:
         detection().read(tmp_path)
     assert "'a' (op 'NonZero_0', NonZero), 'inner' (op 'choice/within', NonZero), 'u' (" in caught.value.message
     assert "--value-shape a:2,8 --value-shape inner:2,8 --value-shape u:8," in caught.value.hint
