@@ -43,6 +43,7 @@ def planned(
     reserve: int | str = 0,
     regions: str | Sequence[str | nn.Module] | None = None,
     fused: bool = False,
+    strict: bool = False,
 ) -> Model:
     """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
 
@@ -78,6 +79,8 @@ def planned(
             the first step, its peak is read from the kernels, and it is corrected: at most three compilations (one of
             a schedule, which must have been planned with `--fused`). Of regions, the plans that are chosen are
             compiled, once for each kind of region. Each shape of the inputs is planned and compiled by itself.
+        strict: where no plan fits a later step, as layers are unfrozen or inputs grow, refuse it. Without it, the plan
+            of the least peak runs, and a warning says by how much it is above the budget.
 
     Raises:
         UsageError: neither or both of schedule and budget are given, or another argument is wrong; when called: this
@@ -120,7 +123,7 @@ def planned(
     if regions is not None:
         _plan_by_regions(within, regions, source, str(budget), fused=fused)
         return model
-    call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused)
+    call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused, strict=strict)
     if isinstance(within, nn.Module):
         attach(within, call)
         return model

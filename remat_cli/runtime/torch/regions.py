@@ -29,6 +29,7 @@ from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, RematError
 from remat_cli.formats.torch.capture_errors import drawing_again
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.sizes import Values
 from remat_cli.formats.torch.step import loss_in
 from remat_cli.prepare import Prepared
@@ -420,8 +421,11 @@ class RegionsCall:
 
     def _choose_again(self) -> None:
         self._wants_another, self.record.beyond_bytes = False, 0
+        chosen = [plan.chosen for plan in self._made_plans]
         for plan in self._made_plans:
             self._choose(plan)
+        if chosen != [plan.chosen for plan in self._made_plans]:
+            self._holding.tell_again()
 
     def _take(self, plan: _Plan) -> None:
         self._plan, record = plan, self.record
@@ -648,7 +652,7 @@ class RegionsCall:
                 leaves = pytree.tree_leaves(_plain(returned))
                 ends = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
                 ends = loss_in(returned) or ends
-                rehearsal.begin_backward()
+                rehearsal.begin_backward(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
                 if not ends:
                     raise UsageError(
                         "regions: nothing that the model returns needs a gradient",
@@ -675,7 +679,7 @@ class RegionsCall:
         """Return what runs regions of one kind, with plans that keep less and less, the plain one first."""
         region, sized = None, None
         if group.sizes is not None:
-            region = self._sized_region(call.path, group)
+            region = self._sized_region(call, group)
             if (former := self._former_kind(region, group.values)) is not None:
                 return former
             sized = group.sizes.at(group.values)
@@ -693,7 +697,7 @@ class RegionsCall:
             if schedule is not None:
                 found.append(RegionPoint.of(prepared.graph, schedule, outputs))
         function = shared_forward(self._forwards[call.path], call.module)
-        kind = RegionKind(call.path, function, tuple(found))
+        kind = RegionKind(call.path, function, OutputGradients(known=call.gradients), tuple(found))
         if group.sizes is not None and sized is not None and region is not None:
             plans = tuple(SizedPlan(group.values, prepared.graph, point.planned.schedule) for point in found)
             kind.sized = SizedKind(region, group.sizes, sized, plans, group.values)
@@ -704,13 +708,13 @@ class RegionsCall:
         kind.otherwise = partial(self._ran_otherwise, call.path)
         return kind
 
-    def _sized_region(self, path: str, group: Alike) -> SizedRegion:
+    def _sized_region(self, call: RegionCall, group: Alike) -> SizedRegion:
         """Return what runs regions of one capture at many sizes."""
         if group.captured not in self._sized:
-            region = SizedRegion(path, group.function, group.seen)
+            region = SizedRegion(call.path, group.function, OutputGradients(known=call.gradients), group.seen)
             region.around, region.at_backward = self._watch.looking, self._watch.backward_begins
-            region.otherwise = partial(self._ran_otherwise, path)
-            region.beyond = partial(self._ran_beyond, path)
+            region.otherwise = partial(self._ran_otherwise, call.path)
+            region.beyond = partial(self._ran_beyond, call.path)
             self._sized[group.captured] = region
         return self._sized[group.captured]
 

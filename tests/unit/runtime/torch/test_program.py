@@ -18,11 +18,10 @@ from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, 
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch.convert import graph_of
-from remat_cli.runtime.torch import call as call_module
-from remat_cli.runtime.torch import transfers
+from remat_cli.runtime.torch import slots, transfers
 from remat_cli.runtime.torch.call import PlannedCall
 from remat_cli.runtime.torch.choice import ScheduleSource
-from remat_cli.runtime.torch.program import divided
+from remat_cli.runtime.torch.program import halves
 from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.self_test import self_test
 from tests.streams import LateCopies
@@ -72,11 +71,12 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
     graphs: list[fx.GraphModule] = []
 
     def noted(*arguments: Any) -> Any:
-        graphs.extend(divided(*arguments))
-        return tuple(graphs[-2:])
+        made = halves(*arguments)
+        graphs.extend((made.forward, made.backward))
+        return made
 
     self_test()  # which would be noted, too
-    monkeypatch.setattr(call_module, "divided", noted)
+    monkeypatch.setattr(slots, "halves", noted)
     return graphs
 
 
@@ -117,14 +117,14 @@ def test_tensor_that_is_given_back_while_it_is_copied_gives_wrong_gradients(
     late: LateCopies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def names_nothing(*arguments: Any) -> Any:
-        graphs = divided(*arguments)
-        for node in (node for module in graphs for node in module.graph.nodes):
+        made = halves(*arguments)
+        for node in (node for module in (made.forward, made.backward) for node in module.graph.nodes):
             if node.target is transfers.wait:
                 node.args = (node.args[0], node.args[0])
-        return graphs
+        return made
 
     self_test()
-    monkeypatch.setattr(call_module, "divided", names_nothing)
+    monkeypatch.setattr(slots, "halves", names_nothing)
     assert outcome(mlp, Moved()).differences(outcome(mlp)) != []
 
 
