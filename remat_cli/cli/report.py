@@ -53,9 +53,15 @@ def command(graph: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
     streams.write(output, page)
     streams.report(
         lambda: verify_report(
-            prepared, file.schedule, trace, budget_bytes=budget, taken=taken, link_taken=file.link is not None
+            prepared,
+            file.schedule,
+            trace,
+            budget_bytes=budget,
+            taken=taken,
+            link_taken=file.link is not None,
+            file=file,
         ),
-        lambda: verify_summary(prepared, trace, budget_bytes=budget, taken=taken) | {"report": str(output)},
+        lambda: verify_summary(prepared, trace, budget_bytes=budget, taken=taken, file=file) | {"report": str(output)},
     )
     # The page is there to see what is wrong.
     if (broken := broken_claims(file, prepared, trace, budget)) is not None:
