@@ -9,9 +9,10 @@ import click
 
 from remat_cli.checks.schedule_file import broken_claims, budget_bytes, replay, taken_from_file
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options, setting_option
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import READ
+from remat_cli.config import Request
 from remat_cli.formats.schedule_json import holds_schedule, read_schedule
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     type=click.Choice(["html", "trace", "snapshot", "nodes", "onnx"]),
     help="The form of the report. [default: that of FILE's name, else html]",
 )
-@click.option("--budget", metavar="SIZE", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
+@setting_option(Request, "budget", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
 @graph_options
 @output_options
+@force_option
 def command(
     graph: Path, schedule: Path, output: Path, form: str | None, as_json: bool, quiet: bool, **given: Any
 ) -> None:
@@ -71,8 +73,8 @@ def command(
     if written_as is Form.ONNX:
         check_can_annotate(graph)
     file = read_schedule(schedule)
-    prepared, trace = replay(graph, config.graph, file, schedule)
-    taken = taken_from_file(config.graph, prepared.options)
+    prepared, trace = replay(graph, config.said, file, schedule)
+    taken = taken_from_file(config.said, prepared.options)
     budget = budget_bytes(config.request.budget, file, prepared)
     streams.write(output, _content(written_as, graph, output, prepared, file, trace, budget))
     streams.report(
