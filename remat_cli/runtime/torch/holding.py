@@ -89,19 +89,27 @@ class Holding:
         budget = self.source.budget_bytes(planned.graph)
         if budget is None:
             raise refusal
+        self.tell_of_least(planned.predicted_peak_bytes, budget)
+        return runs, replace(planned, budget_bytes=budget)
+
+    def tell_of_least(self, predicted: int, budget: int) -> None:
+        """Warn, once, that no plan fits, though others have run, and the one of the least peak runs.
+
+        Args:
+            predicted: its peak, in bytes.
+            budget: in bytes.
+        """
         above, self._above = self._above, ""
-        beyond = planned.predicted_peak_bytes - budget
         self._replanned = _MOST_REPLANNED
         if self._tells_of_least:
-            return runs, replace(planned, budget_bytes=budget)
+            return
         self._tells_of_least = True
         told(
             logging.WARNING,
             f"{above and f'{above}. '}No plan fits the budget of {format_bytes(budget)} here: the one of the least "
-            f"peak runs, which is to peak at {format_bytes(planned.predicted_peak_bytes)}, {format_bytes(beyond)} "
-            "above it (planned(..., strict=True) refuses such a step)",
+            f"peak runs, which is to peak at {format_bytes(predicted)}, {format_bytes(predicted - budget)} above it "
+            "(planned(..., strict=True) refuses such a step)",
         )
-        return runs, replace(planned, budget_bytes=budget)
 
     def tell_again(self) -> None:
         """Tell that another plan has been made for what a measured step took."""
