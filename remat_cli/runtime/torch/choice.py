@@ -59,9 +59,11 @@ class ScheduleSource(ABC):
         takes_sizes: its plans can be carried over to other sizes.
         has_room: it may plan for larger sizes than asked for, as the budget does not grow with them.
         is_smallest: the budget is the smallest that a plan is found for.
+        is_given: the schedule is there already, and no other one is made.
     """
 
     takes_sizes = False
+    is_given = False
     has_room = False
     is_smallest = False
 
@@ -143,6 +145,8 @@ class FromFile(ScheduleSource):
         path: of the file.
         file: what it says.
     """
+
+    is_given = True
 
     path: Path
     file: ScheduleFile

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from remat_cli.errors import DoesNotFit
+from remat_cli.errors import DoesNotFit, InvalidSchedule, RematError
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.runtime.torch.choice import ScheduleSource
 from remat_cli.runtime.torch.record import PlannedGraph, told
@@ -68,13 +68,13 @@ class Holding:
         """
         try:
             made = make(self.source, joint)
-        except DoesNotFit as error:
-            refusal = error
+        except (DoesNotFit, InvalidSchedule) as error:  # invalid: a file's, where an output is to be let go of
+            refusal: RematError = error
         else:
             self.tell_again()
             return made
         if possible > joint.released:
-            with suppress(DoesNotFit):
+            with suppress(DoesNotFit, InvalidSchedule):
                 made = make(self.source, joint.releasing(possible))
                 _log.info("the plan fits as long as outputs without a gradient are let go of before the backward pass")
                 return made

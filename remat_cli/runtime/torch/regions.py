@@ -32,7 +32,7 @@ from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.model_state import ModelState
 from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.sizes import Values
-from remat_cli.formats.torch.step import loss_in
+from remat_cli.formats.torch.step import losses_in
 from remat_cli.prepare import Prepared
 from remat_cli.runtime.torch.attached import detach
 from remat_cli.runtime.torch.call import check_not_sharded
@@ -665,7 +665,7 @@ class RegionsCall:
                 returned = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 leaves = pytree.tree_leaves(_plain(returned))
                 ends = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-                ends = loss_in(returned) or ends
+                ends = losses_in(returned, ends)
                 rehearsal.begin_backward(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
                 if not ends:
                     raise UsageError(
