@@ -117,6 +117,25 @@ class Holding:
         if above:
             told(logging.WARNING, f"{above}; planned again with that left free")
 
+    @staticmethod
+    def is_above(measured: MeasuredStep, budget: int) -> bool:
+        """Tell whether a measured step is above the budget before its optimizer's step."""
+        return measured.passes_bytes > budget + _SLACK_BYTES
+
+    def note_old_gradients(self, measured: MeasuredStep, budget: int, old: int) -> None:
+        """Note that another plan is to be made, as gradients of the step before are there in the forward pass.
+
+        Args:
+            measured: a step.
+            budget: in bytes.
+            old: these, in bytes.
+        """
+        self._above = (
+            f"the measured step peaks at {format_bytes(measured.peak_bytes)}, above the budget of "
+            f"{format_bytes(budget)}: {format_bytes(old)} of gradients of the step before are there in the forward pass"
+        )
+        self.watch.again()
+
     def needs_another(self, measured: MeasuredStep, predicted: int, budget: int, modules: Sequence[nn.Module]) -> bool:
         """Tell whether another plan is to be made, with more left free; warn of a step above the budget.
 

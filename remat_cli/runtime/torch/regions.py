@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.core.schedule import Schedule, plain_run
@@ -43,7 +43,7 @@ from remat_cli.runtime.torch.live import bytes_in
 from remat_cli.runtime.torch.record import PlanRecord, beyond, told, waited
 from remat_cli.runtime.torch.region_choice import Choice, RegionPoint, WholeStep
 from remat_cli.runtime.torch.region_kinds import Alike, Captures, RegionKind, SizedKind, shared_forward
-from remat_cli.runtime.torch.rehearsal import RegionCall, Rehearsal, named_call
+from remat_cli.runtime.torch.rehearsal import RegionCall, Rehearsal, RunsOnce, checkpointed, named_call
 from remat_cli.runtime.torch.shards import (
     Ranks,
     arrived,
@@ -355,7 +355,8 @@ class RegionsCall:
         forward, module = self._forwards[path], self.regions[path]
         if not module.training or not torch.is_grad_enabled() or path in self._left or torch.compiler.is_compiling():
             return forward(*args, **kwargs)
-        args, kwargs = pytree.tree_map(arrived, (args, kwargs))
+        if self._ranks.groups:
+            args, kwargs = pytree.tree_map(arrived, (args, kwargs))
         if self._rehearsal is not None:
             return self._rehearsal.call(path, module, forward, *args, **kwargs)
         self._times[path] += 1
@@ -365,7 +366,7 @@ class RegionsCall:
             return forward(*args, **kwargs)
         if name not in plan.chosen:
             self.record.unplanned[f"{name}, which the rehearsal did not call: it runs in a checkpoint"] += 1
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+            return checkpointed(path, module, forward, args, kwargs)
         kind, way = plan.chosen[name]
         if not self._watch.left:
             return kind.run(way, module, args, kwargs)
@@ -425,7 +426,13 @@ class RegionsCall:
         assert plan is not None
         self.record.measured_peak_bytes.append(measured.peak_bytes)
         self.record.beyond_bytes = max(self.record.beyond_bytes, measured.peak_bytes - plan.peak)
-        if self._holding.needs_another(measured, plan.peak, plan.budget, [self.module]):
+        old = measured.gradient_bytes - plan.standing
+        if old > plan.step.old_gradients and self._holding.is_above(measured, plan.budget):
+            for other in self._made_plans:
+                other.step = replace(other.step, old_gradients=max(other.step.old_gradients, old))
+            self._wants_another = True
+            self._holding.note_old_gradients(measured, plan.budget, old)
+        elif self._holding.needs_another(replace(measured, gradient_bytes=0), plan.peak, plan.budget, [self.module]):
             self._wants_another = True
 
     def _choose_again(self) -> None:
@@ -508,7 +515,13 @@ class RegionsCall:
             self._captures = Captures(takes_sizes=self.source.takes_sizes, fused=self.fused)
         refused: dict[int, GraphError] = {}
         while True:
-            rehearsal, always = self._rehearse(args, kwargs)
+            try:
+                rehearsal, always = self._rehearse(args, kwargs)
+            except RunsOnce as error:
+                if self._ranks.groups:
+                    raise
+                self._leave({error.path: error.message})
+                continue
             if not rehearsal.calls:
                 raise next(iter(refused.values()), None) or UsageError(
                     "regions: none of them was called in the first training step",
@@ -519,11 +532,7 @@ class RegionsCall:
             left = {path: why for others in self._ranks.all(left) for path, why in others.items()}
             if not left:
                 break
-            for path, why in left.items():
-                if path not in self._left:
-                    self._left.add(path)
-                    self.record.left[path] = why
-                    told(logging.WARNING, f"{path} is left to eager: {why}")
+            self._leave(left)
         kinds: dict[int, RegionKind] = {}
         for group in groups:
             kind = self._kind(rehearsal.calls[group.calls[0]], group)
@@ -534,7 +543,16 @@ class RegionsCall:
         for former in self._made_plans:
             self._dimensions |= inputs.differing(former.inputs) or frozenset()
         dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
-        return _Plan(inputs, dimensions, step, step.plain, ordered, frozenset(rehearsal.untrained))
+        untrained = frozenset(rehearsal.untrained)
+        return _Plan(inputs, dimensions, step, step.plain, ordered, untrained, self.source.standing([self.module]))
+
+    def _leave(self, reasons: Mapping[str, str]) -> None:
+        """Leave regions to eager from now on, and say why."""
+        for path, why in reasons.items():
+            if path not in self._left:
+                self._left.add(path)
+                self.record.left[path] = why
+                told(logging.WARNING, f"{path} is left to eager: {why}")
 
     def _choose(self, plan: _Plan) -> None:
         """Choose among the plans of each region; what steps took beyond a plan is left free as far as that can be.
@@ -681,6 +699,8 @@ class RegionsCall:
                     made = torch.autograd.grad(ends, inputs, begins, allow_unused=True)
                     del made
                 del ends, leaves, returned
+        except CheckpointError as error:
+            raise rehearsal.runs_once(error) from None
         finally:
             self._rehearsal = None
             before.restore()
@@ -762,6 +782,7 @@ class _Plan:
         plain: the plain plan of each region, before anything is compiled.
         kinds: of the calls of regions.
         untrained: names of calls in which nothing needs a gradient.
+        standing: bytes of gradients and buckets that were there in the rehearsal.
         is_common: all ranks have the same plans, and the same choice.
         chosen: what runs each call, and the place of its plan, by name.
         peak: predicted, in bytes.
@@ -776,6 +797,7 @@ class _Plan:
     plain: Sequence[RegionPoint]
     kinds: Sequence[RegionKind]
     untrained: frozenset[str]
+    standing: int
     is_common: bool = False
     chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
     peak: int = 0
