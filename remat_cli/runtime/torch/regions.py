@@ -513,6 +513,7 @@ class RegionsCall:
     def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
         if self._captures is None:
             self._captures = Captures(takes_sizes=self.source.takes_sizes, fused=self.fused)
+        groups: list[Alike] = []
         refused: dict[int, GraphError] = {}
         while True:
             try:
@@ -522,6 +523,8 @@ class RegionsCall:
                     raise
                 self._leave({error.path: error.message})
                 continue
+            if not rehearsal.calls and rehearsal.untrained and not refused:  # they are frozen, for now
+                break
             if not rehearsal.calls:
                 raise next(iter(refused.values()), None) or UsageError(
                     "regions: none of them was called in the first training step",
