@@ -127,7 +127,7 @@ class Conversion:
         )
         (body,) = node.bodies
         pieces = sum(body.values[name].type.bytes for name in body.outputs[1 + states :])
-        return collected + made + max(0, body_peak - pieces)
+        return collected + made + _growth_bytes(node, values) + max(0, body_peak - pieces)
 
     def _body_peak_bytes(self, body: SizedGraph, name: str) -> int:
         if not body.nodes:
@@ -145,6 +145,22 @@ class Conversion:
             attributes=plain_attributes(proto),
             opset=self.opsets.version(proto.domain),
         )
+
+
+def _growth_bytes(node: SizedNode, values: Mapping[str, Value]) -> int:
+    """Return what a loop's last iteration takes beyond its first, as its state is larger by then.
+
+    The next state is that of the end, and the last one is smaller by what an iteration adds.
+    """
+    proto, (body,) = node.node.proto, node.bodies
+    beyond = 0
+    for before, after, end in zip(proto.input[2:], body.outputs[1:], proto.output, strict=False):
+        if not before or not end:
+            continue
+        first, second = values[before].type, body.values[after].type
+        if first.shape != second.shape:
+            beyond += values[end].type.bytes - second.bytes - max(0, second.bytes - first.bytes)
+    return max(0, beyond)
 
 
 def operand(name: str, value: Value) -> Operand:

@@ -204,6 +204,30 @@ def test_less_than_the_most_that_it_may_take_is_no_failure(high: float, off: str
     assert found.broken(planned(tmp_path / "model.onnx")) is None
 
 
+def test_a_loop_whose_state_grows_takes_what_was_predicted(tmp_path: Path) -> None:
+    part, times = 2**18, 10
+    inner = body(
+        [node("Concat", ["state", "x"], ["next"], axis=0), node("Identity", ["go"], ["more"])],
+        [value("i", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), value("state")],
+        ["more", "next"],
+    )
+    inner.output[0].type.tensor_type.elem_type = TensorProto.BOOL
+    model = Model(
+        [
+            node("Neg", ["x"], ["start"]),
+            node("Loop", ["n", "", "start"], ["all"], "loop", body=inner),
+            node("ReduceSum", ["all"], ["y"], keepdims=0),
+        ],
+        inputs=[float_input("x", part)],
+        stored=[numpy_helper.from_array(np.int64(times), "n")],
+    )
+    found = run(model.save(tmp_path), value_shapes={"all": ((times + 1) * part,)})
+    assert found.upper_bounds == ()
+    # The start, the state of the last iteration and the one before, and what the loop hands out.
+    assert found.plain.predicted == pytest.approx((1 + times + 2 * (times + 1)) * MIB, abs=1000)
+    assert abs(found.plain.measured - found.plain.predicted) < 0.5 * MIB
+
+
 def test_more_than_the_most_that_it_may_take_is_a_failure() -> None:
     assert ProcessPeak(50 * MIB, MIB, at_most=True).agrees
     assert not ProcessPeak(50 * MIB, MIB).agrees
