@@ -466,7 +466,8 @@ def _request(
 ) -> dict[str, Any]:
     """Return what all runs have in common; arrays that are fed lie in files in `workplace`."""
     values = model.graph.values
-    data = {name: values[name].data for name in model.graph.inputs if values[name].data is not None}
+    given = {name: values[name].data for name in model.graph.inputs}
+    data = {name: array for name, array in given.items() if array is not None}
     for name, value in (fed or {}).items():
         data[name] = fitted(name, value, values[name].type if name in model.graph.inputs else None)
     files = {name: str(workplace / f"input-{place}.npy") for place, name in enumerate(data)}

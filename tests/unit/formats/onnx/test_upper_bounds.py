@@ -41,7 +41,7 @@ def loop(
     trips: str = "n", condition: str = "", again: str = "go", more: Sequence[onnx.NodeProto] = (), step: str = "Neg"
 ) -> onnx.NodeProto:
     """Return a loop over a state that begins as x; `again` is the body's condition."""
-    made = node(step, ["s", "x"] if step == "Concat" else ["s"], ["s1"], **({"axis": 0} if step == "Concat" else {}))
+    made = node("Concat", ["s", "x"], ["s1"], axis=0) if step == "Concat" else node(step, ["s"], ["s1"])
     inner = body(
         [made, *more, node("Identity", [again], ["again"])],
         [value("i", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), value("s")],

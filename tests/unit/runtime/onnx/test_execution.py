@@ -25,7 +25,7 @@ from remat_cli.runtime.onnx.apply import apply_schedule, read_for
 from remat_cli.runtime.onnx.execution import NOISE_BYTES, ModelExecution, ProcessPeak, UsualRun, execute
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from tests.places import GRAPHS
-from tests.unit.formats.onnx.models import Model, body, elsewhere, float_input, integers, node, value
+from tests.unit.formats.onnx.models import Model, body, elsewhere, float_input, integers, node, scalar, value
 from tests.unit.runtime.onnx.rewriting import planned
 
 LONG_SKIP = GRAPHS / "long_skip.onnx"
@@ -195,7 +195,7 @@ def test_less_than_the_most_that_it_may_take_is_no_failure(high: float, off: str
             node("If", ["c"], ["y"], "choice", then_branch=large, else_branch=small),
         ],
         inputs=[value("x", [256, 1024])],
-        stored=[integers("four", 4, 256, 1024), numpy_helper.from_array(np.float32(high), "high")],
+        stored=[integers("four", 4, 256, 1024), numpy_helper.from_array(np.array(high, dtype=np.float32), "high")],
     )
     found = run(model.save(tmp_path))
     assert found.upper_bounds == ("choice",)
@@ -219,7 +219,7 @@ def test_a_loop_whose_state_grows_takes_what_was_predicted(tmp_path: Path) -> No
             node("ReduceSum", ["all"], ["y"], keepdims=0),
         ],
         inputs=[float_input("x", part)],
-        stored=[numpy_helper.from_array(np.int64(times), "n")],
+        stored=[scalar("n", times)],
     )
     found = run(model.save(tmp_path), value_shapes={"all": ((times + 1) * part,)})
     assert found.upper_bounds == ()
