@@ -164,6 +164,11 @@ class Holding:
     def _what(self, missing: int) -> str:
         """Return what may have taken memory that the plan does not have."""
         unseen = "of what the model does not see (a loss outside, gradients that are kept, several forward passes)"
+        if (calls := self.watch.calls) > 1:
+            unseen = (
+                f"as {calls} calls came before a backward pass, and a plan is for one: plan a function that makes all "
+                "of them and returns the loss, planned(loss_of_all, budget=...)"
+            )
         state = 0 if self.source.counts_state else self.watch.state_bytes
         if not state:
             return unseen

@@ -36,7 +36,7 @@ from remat_cli.formats.torch.step import losses_in
 from remat_cli.prepare import Prepared
 from remat_cli.runtime.torch.attached import detach
 from remat_cli.runtime.torch.call import check_not_sharded
-from remat_cli.runtime.torch.choice import WithinBudget
+from remat_cli.runtime.torch.choice import WithinBudget, larger_share
 from remat_cli.runtime.torch.described import Dimension, Inputs
 from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.live import bytes_in
@@ -161,9 +161,8 @@ class RegionsRecord(PlanRecord):
         if self.overhead > self.least_overhead:
             lines.append(f"  no other choice among their plans takes less than {format_share(self.least_overhead)}")
         if self.measured_peak_bytes:
-            lines.append(
-                f"  measured peak of the first steps: {', '.join(map(format_bytes, self.measured_peak_bytes))}"
-            )
+            measured = ", ".join(map(format_bytes, self.measured_peak_bytes))
+            lines.append(f"  measured peak of the first steps{self.without}: {measured}")
         lines += beyond(self.beyond_bytes, self.predicted_peak_bytes)
         for path, point in self.points.items():
             lines.append(
@@ -425,6 +424,7 @@ class RegionsCall:
         plan = self._plan
         assert plan is not None
         self.record.measured_peak_bytes.append(measured.peak_bytes)
+        self.record.without = self._watch.without
         self.record.beyond_bytes = max(self.record.beyond_bytes, measured.peak_bytes - plan.peak)
         old = measured.gradient_bytes - plan.standing
         if old > plan.step.old_gradients and self._holding.is_above(measured, plan.budget):
@@ -513,6 +513,7 @@ class RegionsCall:
     def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
         if self._captures is None:
             self._captures = Captures(takes_sizes=self.source.takes_sizes, fused=self.fused)
+        groups: list[Alike] = []
         refused: dict[int, GraphError] = {}
         while True:
             try:
@@ -522,6 +523,8 @@ class RegionsCall:
                     raise
                 self._leave({error.path: error.message})
                 continue
+            if not rehearsal.calls and rehearsal.untrained and not refused:  # they are frozen, for now
+                break
             if not rehearsal.calls:
                 raise next(iter(refused.values()), None) or UsageError(
                     "regions: none of them was called in the first training step",
@@ -577,10 +580,12 @@ class RegionsCall:
         found, refusal = self._compiled_choice(plan, choose, free)
         step = plan.step
         if refusal is None and found is None:
+            least, beside = step.least(free), step.always + free
+            share = larger_share(least, beside, step.judged(plan.plain, free).peak_bytes - beside)
             refusal = DoesNotFit(
                 f"no plans of the regions fit a budget of {format_bytes(budget)} together: the least peak of the step "
-                f"that was found is {format_bytes(step.least(free))}",
-                hint='give a larger budget (budget="min" takes the smallest that is found), or more regions',
+                f"that was found is {format_bytes(least)}",
+                hint=f'give a larger budget ({share}budget="min" takes the smallest that is found), or more regions',
             )
         self._ranks.all_or_none(refusal)
         assert found is not None
