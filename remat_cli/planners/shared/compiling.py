@@ -1,11 +1,11 @@
-"""Functions compiled by numba. A compiler that cannot be used, or cannot keep its work, is a note and never an error."""
+"""Functions that numba compiles; where it cannot, or cannot keep its work, that is a note and never an error."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -76,7 +76,7 @@ def _compiler() -> ModuleType | Trouble:
         import numba
     except Exception as error:  # it refuses releases of numpy, and its library those of the system
         return Trouble(f"numba cannot be imported: {error}", "install releases of numba and numpy that go together")
-    return cast(ModuleType, numba)
+    return numba
 
 
 def _cache_of(function: Callable[..., Any]) -> Any:
@@ -100,54 +100,57 @@ def _has_code(cache: Any) -> bool:
 
 
 @cache
-def _cache_class() -> Any:
-    """Return the class of caches, which needs numba."""
+def _cache_class() -> Callable[..., Any]:
+    """Return what makes caches, which needs numba."""
     from numba.core import caching
 
-    class Installed(caching.InTreeCacheLocator):  # type: ignore[misc]
+    class Installed(caching.InTreeCacheLocator):
         """Beside the source, even where this user cannot write: what was compiled as an image was built."""
 
         @classmethod
         def from_function(cls, py_func: Any, py_file: str) -> Any:
             return cls(py_func, py_file)
 
-    class InstalledCode(caching.CompileResultCacheImpl):  # type: ignore[misc]
-        _locator_classes = (Installed,)
+    class InstalledCode(caching.CompileResultCacheImpl):
+        _locator_classes = [Installed]
 
-    class InstalledCache(caching.FunctionCache):  # type: ignore[misc]
+    class InstalledCache(caching.FunctionCache):
         _impl_class = InstalledCode
 
-    class FunctionCaches:
-        """The code of a function on disk, beside the source and of this user; a file that fails is passed over."""
+    return partial(_FunctionCaches, of_user=caching.FunctionCache, installed=InstalledCache)
 
-        def __init__(self, function: Callable[..., Any]) -> None:
-            self._written = None
-            with suppress(RuntimeError):  # no folder can be written
-                self._written = caching.FunctionCache(function)
-            self.readable = [each for each in (self._written, InstalledCache(function)) if each is not None]
-            if self._written is None:
-                _note("no folder can be written in which compiled functions are kept")
 
-        @property
-        def cache_path(self) -> str:
-            return str(self.readable[0].cache_path)
+class _FunctionCaches:
+    """The code of a function on disk, beside the source and of this user; a file that fails is passed over."""
 
-        def load_overload(self, signature: Any, context: Any) -> Any:
-            for each in self.readable:
-                try:
-                    code = each.load_overload(signature, context)
-                except Exception as error:  # half a file, or another user's
-                    _note(f"compiled functions in {each.cache_path} cannot be used: {error}")
-                else:
-                    if code is not None:
-                        return code
-            return None
+    def __init__(
+        self, function: Callable[..., Any], of_user: Callable[..., Any], installed: Callable[..., Any]
+    ) -> None:
+        self._written = None
+        with suppress(RuntimeError):  # no folder can be written
+            self._written = of_user(function)
+        self.readable = [each for each in (self._written, installed(function)) if each is not None]
+        if self._written is None:
+            _note("no folder can be written in which compiled functions are kept")
 
-        def save_overload(self, signature: Any, code: Any) -> None:
+    @property
+    def cache_path(self) -> str:
+        return str(self.readable[0].cache_path)
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        for each in self.readable:
             try:
-                if self._written is not None:
-                    self._written.save_overload(signature, code)
-            except Exception as error:  # the disk is full
-                _note(f"compiled functions cannot be written to {self.cache_path}: {error}")
+                code = each.load_overload(signature, context)
+            except Exception as error:  # half a file, or another user's
+                _note(f"compiled functions in {each.cache_path} cannot be used: {error}")
+            else:
+                if code is not None:
+                    return code
+        return None
 
-    return FunctionCaches
+    def save_overload(self, signature: Any, code: Any) -> None:
+        try:
+            if self._written is not None:
+                self._written.save_overload(signature, code)
+        except Exception as error:  # the disk is full
+            _note(f"compiled functions cannot be written to {self.cache_path}: {error}")
