@@ -44,11 +44,12 @@ def _compile() -> None:
     """Compile what is called too often to be compiled within a time limit."""
     from remat_cli.generate.layered import Layered
     from remat_cli.planners.annealing.flat import compile_for, is_ready
-    from remat_cli.planners.annealing.kernel import IS_COMPILED
+    from remat_cli.planners.shared.compiling import can_compile, trouble
     from remat_cli.synthesis import synthesize
 
-    if not IS_COMPILED:
-        raise UsageError("numba, which compiles, is not installed", hint="pip install 'remat[fast]'")
     was_ready = is_ready()
-    compile_for(synthesize(Layered(), ops=40).graph)
+    if can_compile() and trouble() is None:
+        compile_for(synthesize(Layered(), ops=40).graph)
+    if found := trouble():
+        raise UsageError(found.reason, hint=found.remedy)
     click.echo("annealing: was compiled before" if was_ready else "annealing: compiled, and kept for later runs")
