@@ -1,12 +1,22 @@
-"""Functions that numba compiles."""
+"""Functions that numba compiles when they are first called, and keeps on disk for the next time."""
+
 from __future__ import annotations
+
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, TypeVar, cast
+
 Function = TypeVar("Function", bound=Callable[..., Any])
-IS_COMPILED = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+
+# NUMBA_DISABLE_JIT=1 leaves functions as they are, and so do tests.
+IS_COMPILED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+
+
 def compiled(function: Function) -> Function:
+    """Return the function, compiled when it is first called if numba is there."""
     if not IS_COMPILED:
         return function
     import numba
+
     return cast(Function, numba.njit(cache=True)(function))

@@ -1,9 +1,10 @@
 """Depth-first search of offsets over flat arrays of whole numbers, for a compiler.
 
 Each step places one buffer at the lowest offset that the placed ones leave it. Offsets never fall from step to step,
-and equal ones follow an order given beforehand: each arrangement is reached once. Where the buffers that are left fall
-into groups that share no section, each group is searched alone: if one has no solution, the others' other solutions
-are not tried.
+and equal ones follow an order given beforehand: each arrangement is reached once. Or a step fills the lowest section
+with a buffer that can lie on its floor, or leaves room empty there. Of equal buffers the first one is placed first.
+Where the buffers that are left fall into groups that share no section, each group is searched alone: if one has no
+solution, the others' other solutions are not tried.
 
 Source: Moffitt, MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning, ASPLOS 2023.
 """
@@ -23,13 +24,13 @@ NOWHERE = np.int64(2**62)
 FOUND, NONE, GOES_ON, LOST = range(4)
 RAISE = -2
 # Rows of the tables of buffers, sections, frames, and what is noted to be undone; single values.
-LOWER, UPPER, SIZE, RANK, OFFSET, LEAST = range(6)
+LOWER, UPPER, SIZE, RANK, TWIN, OFFSET, LEAST = range(7)
 FLOOR, LOAD, CROSSING, STAMP = range(4)
-START, STOP, FIRST, LAST, BACK, WAITING, CHOSEN, SINCE, SINCE_RANK, TRIED, TRIED_RANK, CEILING, OLD_LEAST, OLD_FLOOR, CORNER, SKIPS = (
-    range(16)
-)
+START, STOP, FIRST, LAST, BACK, WAITING, CHOSEN, SINCE, SINCE_RANK, TRIED, TRIED_RANK = range(11)
+CEILING, OLD_LEAST, OLD_FLOOR, CORNER, SKIPS, ROWS_OF_FRAME = range(11, 17)
 OF, VALUE = range(2)
-DEPTH, LEASTS, FLOORS, GROUPS, IS_ENTERED, STAMPS, BY_CORNER, MOST_SKIPS, HAS_LEFT_OUT = range(9)
+LEAST_OF, SIZE_OF = range(2)
+DEPTH, LEASTS, FLOORS, GROUPS, IS_ENTERED, STAMPS, BY_CORNER, MOST_SKIPS, HAS_LEFT_OUT, VALUES = range(10)
 
 
 class Neighbours(NamedTuple):
@@ -52,18 +53,21 @@ class State(NamedTuple):
     """A search that can be left and gone on with.
 
     Attributes:
-        values: depth, lengths of the two lists and of the waiting groups, whether the frame was entered, stamps used.
-        buffers: [6, N] first section, the one after the last, size, rank in the order, offset (-1: not placed), and
-            the least offset that the placed ones leave.
+        values: depth, lengths of the two lists and of the waiting groups, whether the frame was entered, stamps used,
+            whether corners are filled, how many of them may stay empty, whether more could have.
+        buffers: [7, N] first section, the one after the last, size, rank in the order, the next earlier one of the same
+            life and size, offset (-1: not placed), and the least offset that the placed ones leave.
         sections: [4, S + 1] floor below which nothing is left to fill, load of what is not placed, how many buffers
             not placed cross into the section from the one before, a stamp.
         order: [N] the buffers; those of a group stand together.
-        frames: [14, 2 N + 2] of each step: its group in `order`, its sections, the step to return to where it fails,
-            the next waiting group (-1 for none), the buffer chosen, offset and rank of the step before, offset and
-            rank tried last, the offset that is too high to begin at, and the lengths of the lists before it.
+        frames: [16, D] of each step: its group in `order`, its sections, the step to return to where it fails, the
+            next waiting group (-1 for none), the buffer chosen, offset and rank of the step before, offset and rank
+            tried last, the offset that is too high to begin at, the lengths of the lists before it, the section that
+            is filled, and how many corners stayed empty.
         leasts: [2, L] buffers, and their least offsets before a step changed them.
         floors: [2, L] the same of sections' floors.
         groups: [6, N + 1] groups that wait: as in frames, to `WAITING`.
+        sorted: [2, N] offsets and sizes of what is left in one section: scratch.
     """
 
     values: Ints
@@ -74,6 +78,7 @@ class State(NamedTuple):
     leasts: Ints
     floors: Ints
     groups: Ints
+    sorted: Ints
 
 
 @compiled
@@ -87,53 +92,57 @@ def go_on(near: Neighbours, s: State, capacity: int, steps: int) -> tuple[int, i
                 if not _next_group(s, depth):
                     return FOUND, made
                 continue
-            if s.values[BY_CORNER]:
-                _enter_corner(near, s, depth)
-            else:
-                _enter(s, depth)
+            _enter(s, depth)
         if made >= steps:
             return GOES_ON, made
+        if depth + 3 >= s.frames.shape[1]:
+            return LOST, made
         made += 1
-        buffer = _next_at_corner(near, s, depth) if s.values[BY_CORNER] else _next(s, depth)
-        if buffer == RAISE:
-            if _raise(near, s, depth, capacity):
-                if depth + 3 >= s.frames.shape[1]:
-                    return LOST, made
-                _frame(
-                    s,
-                    depth + 1,
-                    s.frames[START, depth],
-                    s.frames[STOP, depth],
-                    s.frames[FIRST, depth],
-                    s.frames[LAST, depth],
-                    depth,
-                    s.frames[WAITING, depth],
-                    depth,
-                )
-                s.frames[SKIPS, depth + 1] += 1
-            else:
-                _undo(s, depth)
-        elif buffer < 0:
-            if s.frames[BACK, depth] < 0:
-                return NONE, made
-            s.values[DEPTH] = s.frames[BACK, depth]
-            _undo(s, s.values[DEPTH])
-        elif _place(near, s, depth, buffer, capacity):
-            _descend(s, depth)
+        if not _step(near, s, depth, capacity):
+            return NONE, made
+
+
+@compiled
+def _step(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
+    """Place the next buffer, or leave a corner empty, or go back where neither is left; False: nothing is left."""
+    buffer = _next_at_corner(near, s, depth) if s.values[BY_CORNER] else _next(s, depth)
+    if buffer == -1:
+        back = s.frames[BACK, depth]
+        if back < 0:
+            return False
+        s.values[DEPTH] = back
+        _undo(s, back)
+    elif buffer == RAISE:
+        if _raise(near, s, depth, capacity):
+            _descend_empty(s, depth)
         else:
             _undo(s, depth)
+    elif _place(near, s, depth, buffer, capacity):
+        _descend(s, depth)
+    else:
+        _undo(s, depth)
+    return True
 
 
 @compiled
 def _enter(s: State, depth: int) -> None:
-    """Begin a step: offsets from the least height on at which a buffer could end leave room below for that one."""
+    """Begin a step."""
+    if s.values[BY_CORNER]:
+        _enter_corner(s, depth)
+    else:
+        _enter_group(s, depth)
+    s.values[IS_ENTERED] = 1
+
+
+@compiled
+def _enter_group(s: State, depth: int) -> None:
+    """Set the ceiling: offsets from the least height on at which a buffer could end leave room below for that one."""
     ceiling = NOWHERE
     for at in range(s.frames[START, depth], s.frames[STOP, depth]):
         buffer = s.order[at]
         ceiling = min(ceiling, s.buffers[LEAST, buffer] + s.buffers[SIZE, buffer])
     s.frames[CEILING, depth] = ceiling
     s.frames[TRIED, depth], s.frames[TRIED_RANK, depth] = s.frames[SINCE, depth], s.frames[SINCE_RANK, depth]
-    s.values[IS_ENTERED] = 1
 
 
 @compiled
@@ -146,7 +155,8 @@ def _next(s: State, depth: int) -> int:
         offset = s.buffers[LEAST, buffer]
         if tried <= offset <= least:
             rank = s.buffers[RANK, buffer]
-            if (offset < least or rank < least_rank) and (offset > tried or rank > tried_rank):
+            is_next = (offset < least or rank < least_rank) and (offset > tried or rank > tried_rank)
+            if is_next and _is_first_twin(s, buffer):
                 best, least, least_rank = at, offset, rank
     if best < 0:
         return -1
@@ -158,6 +168,13 @@ def _next(s: State, depth: int) -> int:
     s.frames[TRIED, depth], s.frames[TRIED_RANK, depth] = least, least_rank
     s.frames[CHOSEN, depth] = buffer
     return buffer
+
+
+@compiled
+def _is_first_twin(s: State, buffer: int) -> bool:
+    """Tell whether every buffer of the same life and size that comes earlier in the order is placed."""
+    twin = s.buffers[TWIN, buffer]
+    return twin < 0 or s.buffers[OFFSET, twin] >= 0
 
 
 @compiled
@@ -179,10 +196,7 @@ def _place(near: Neighbours, s: State, depth: int, buffer: int, capacity: int) -
         other = near.other[at]
         if s.buffers[OFFSET, other] < 0 and s.buffers[LEAST, other] < top:
             fits = fits and top + s.buffers[SIZE, other] <= capacity
-            noted = s.values[LEASTS]
-            s.leasts[OF, noted], s.leasts[VALUE, noted] = other, s.buffers[LEAST, other]
-            s.values[LEASTS] += 1
-            s.buffers[LEAST, other] = top
+            _raise_least(s, other, top)
             s.sections[STAMP, s.buffers[LOWER, other] : s.buffers[UPPER, other]] = stamp
     return fits and _fit_sections(near, s, depth, offset, top, capacity, stamp)
 
@@ -194,14 +208,11 @@ def _fit_sections(near: Neighbours, s: State, depth: int, offset: int, top: int,
         load = s.sections[LOAD, section]
         if load > 0:
             if s.sections[STAMP, section] == stamp:
-                least, above = NOWHERE, 0
-                for at in range(near.member_start[section], near.member_start[section + 1]):
-                    other = near.member[at]
-                    if s.buffers[OFFSET, other] < 0:
-                        least = min(least, s.buffers[LEAST, other])
-                        if s.buffers[LEAST, other] >= top:
-                            above += s.buffers[SIZE, other]
-                if top + above > capacity:
+                if s.values[BY_CORNER]:
+                    least = _least_left(near, s, section, offset, capacity)
+                else:
+                    least = _least_above(near, s, section, top, capacity)
+                if least < 0:
                     return False
                 if least > s.sections[FLOOR, section]:
                     _raise_floor(s, section, least)
@@ -211,12 +222,60 @@ def _fit_sections(near: Neighbours, s: State, depth: int, offset: int, top: int,
 
 
 @compiled
+def _least_above(near: Neighbours, s: State, section: int, top: int, capacity: int) -> int:
+    """Return the least offset of what is not placed in a section; -1 where what begins above a top cannot fit."""
+    least, above = NOWHERE, 0
+    for at in range(near.member_start[section], near.member_start[section + 1]):
+        other = near.member[at]
+        if s.buffers[OFFSET, other] < 0:
+            least = min(least, s.buffers[LEAST, other])
+            if s.buffers[LEAST, other] >= top:
+                above += s.buffers[SIZE, other]
+    return -1 if top + above > capacity else least
+
+
+@compiled
+def _least_left(near: Neighbours, s: State, section: int, offset: int, capacity: int) -> int:
+    """Return the least offset of what is not placed in a section; -1 where that cannot fit.
+
+    From any offset upwards there has to be room for all that cannot begin below.
+    """
+    count = 0
+    for at in range(near.member_start[section], near.member_start[section + 1]):
+        buffer = near.member[at]
+        if s.buffers[OFFSET, buffer] < 0:
+            least, size, place = s.buffers[LEAST, buffer], s.buffers[SIZE, buffer], count
+            while place > 0 and s.sorted[LEAST_OF, place - 1] < least:
+                s.sorted[LEAST_OF, place] = s.sorted[LEAST_OF, place - 1]
+                s.sorted[SIZE_OF, place] = s.sorted[SIZE_OF, place - 1]
+                place -= 1
+            s.sorted[LEAST_OF, place], s.sorted[SIZE_OF, place] = least, size
+            count += 1
+    above, least = 0, 0
+    for place in range(count):
+        least = s.sorted[LEAST_OF, place]
+        above += s.sorted[SIZE_OF, place]
+        if max(least, offset) + above > capacity:
+            return -1
+    return least
+
+
+@compiled
 def _raise_floor(s: State, section: int, floor: int) -> None:
     """Set a section's floor, and note what it was."""
     noted = s.values[FLOORS]
     s.floors[OF, noted], s.floors[VALUE, noted] = section, s.sections[FLOOR, section]
     s.values[FLOORS] += 1
     s.sections[FLOOR, section] = floor
+
+
+@compiled
+def _raise_least(s: State, buffer: int, least: int) -> None:
+    """Set a buffer's least offset, and note what it was."""
+    noted = s.values[LEASTS]
+    s.leasts[OF, noted], s.leasts[VALUE, noted] = buffer, s.buffers[LEAST, buffer]
+    s.values[LEASTS] += 1
+    s.buffers[LEAST, buffer] = least
 
 
 @compiled
@@ -258,6 +317,16 @@ def _descend(s: State, depth: int) -> None:
                     break
             last, stop = section, middle
     _frame(s, depth + 1, start, stop, first, last, depth, waiting, depth)
+
+
+@compiled
+def _descend_empty(s: State, depth: int) -> None:
+    """Go on with the same group, one corner of which stays empty."""
+    start, stop = s.frames[START, depth], s.frames[STOP, depth]
+    _frame(
+        s, depth + 1, start, stop, s.frames[FIRST, depth], s.frames[LAST, depth], depth, s.frames[WAITING, depth], depth
+    )
+    s.frames[SKIPS, depth + 1] += 1
 
 
 @compiled
@@ -312,7 +381,7 @@ def _frame(
 
 
 @compiled
-def _enter_corner(near: Neighbours, s: State, depth: int) -> None:
+def _enter_corner(s: State, depth: int) -> None:
     """Choose the section to fill next: one of the lowest floor, with the least slack."""
     floor, best, load = NOWHERE, -1, 0
     for section in range(s.frames[FIRST, depth], s.frames[LAST, depth]):
@@ -322,11 +391,11 @@ def _enter_corner(near: Neighbours, s: State, depth: int) -> None:
                 floor, best, load = f, section, s.sections[LOAD, section]
     s.frames[CORNER, depth] = best
     s.frames[TRIED_RANK, depth] = -1
-    s.values[IS_ENTERED] = 1
 
 
 @compiled
 def _next_at_corner(near: Neighbours, s: State, depth: int) -> int:
+    """Return the buffer to try next on the floor of the corner; RAISE to leave it empty, -1 for none."""
     corner = s.frames[CORNER, depth]
     floor, tried = s.sections[FLOOR, corner], s.frames[TRIED_RANK, depth]
     if tried == NOWHERE:
@@ -334,9 +403,9 @@ def _next_at_corner(near: Neighbours, s: State, depth: int) -> int:
     best, rank = RAISE, NOWHERE
     for at in range(near.member_start[corner], near.member_start[corner + 1]):
         buffer = near.member[at]
-        if s.buffers[OFFSET, buffer] < 0 and s.buffers[LEAST, buffer] == floor:
-            if tried < s.buffers[RANK, buffer] < rank:
-                best, rank = buffer, s.buffers[RANK, buffer]
+        can_lie = s.buffers[OFFSET, buffer] < 0 and s.buffers[LEAST, buffer] == floor
+        if can_lie and tried < s.buffers[RANK, buffer] < rank and _is_first_twin(s, buffer):
+            best, rank = buffer, s.buffers[RANK, buffer]
     s.frames[TRIED_RANK, depth] = rank
     s.frames[CHOSEN, depth] = best
     if best >= 0:
@@ -376,10 +445,7 @@ def _raise(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
         if s.buffers[OFFSET, other] < 0 and s.buffers[LEAST, other] < raised:
             if raised + s.buffers[SIZE, other] > capacity:
                 return False
-            noted = s.values[LEASTS]
-            s.leasts[OF, noted], s.leasts[VALUE, noted] = other, s.buffers[LEAST, other]
-            s.values[LEASTS] += 1
-            s.buffers[LEAST, other] = raised
+            _raise_least(s, other, raised)
     return True
 
 
