@@ -108,11 +108,19 @@ def command(
     streams.report(
         lambda: executed_report(
             verify_report(
-                prepared, file.schedule, trace, budget_bytes=budget, taken=taken, link_taken=file.link is not None
+                prepared,
+                file.schedule,
+                trace,
+                budget_bytes=budget,
+                taken=taken,
+                link_taken=file.link is not None,
+                file=file,
             ),
             execution,
         ),
-        lambda: verify_summary(prepared, trace, budget_bytes=budget, taken=taken) | execution_summary(execution),
+        lambda: (
+            verify_summary(prepared, trace, budget_bytes=budget, taken=taken, file=file) | execution_summary(execution)
+        ),
     )
     if execution is not None:
         broken = execution.broken(prepared.graph)

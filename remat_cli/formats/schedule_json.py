@@ -194,6 +194,7 @@ class ScheduleFile:
         bound_overhead: no plan in `bound_scope` has less.
         bound_scope: as in `Scope`.
         bound_transfers: that scope has plans that move tensors to the host, too.
+        bound_basis: as in `Basis`.
         link: over which the transfers of the plan go; None where the file says none.
         arena: where everything lies; None where the file says nothing of it.
         figures: further whole numbers and names, by their places in the file ("baseline.time"): those in `FIGURES`.
@@ -211,6 +212,7 @@ class ScheduleFile:
     bound_overhead: float | None
     bound_scope: str | None
     bound_transfers: bool | None
+    bound_basis: str | None
     link: Link | None
     arena: Arena | None
     figures: Mapping[str, int | str]
@@ -253,6 +255,7 @@ def read_schedule(path: Path) -> ScheduleFile:
         bound_overhead=_said(document, "bound.overhead", float, path),
         bound_scope=_said(document, "bound.scope", str, path),
         bound_transfers=_said(document, "bound.transfers", bool, path),
+        bound_basis=_said(document, "bound.basis", str, path),
         link=_link(document, path),
         arena=_arena(document, path),
         figures={place: value for place, value in figures.items() if value is not None},

@@ -380,6 +380,14 @@ class TestVerify:
                 {"status": "feasible", "bound": {"overhead": 0, "scope": "all"}},
                 "the file says bound.scope 'all', but there are only any-order",
             ),
+            (
+                {"status": "feasible", "bound": {"overhead": 0, "basis": "god"}},
+                "the file says bound.basis 'god', but there are only counted, two-solvers, one-solver",
+            ),
+            (
+                {"planner": {"name": "nobody"}},
+                "the file says planner.name 'nobody', which is none of those that 'remat planners' lists",
+            ),
             ({"baseline": {"peak_bytes": 7}}, "the file says baseline.peak_bytes 7, but the replay gives 1500"),
             ({"baseline": {"time": 7}}, "the file says baseline.time 7, but the replay gives "),
             ({"graph": {}}, "graph.sha256 is missing"),
@@ -395,6 +403,27 @@ class TestVerify:
         assert message in ended.err
         differences = ended.err.partition("hint")[0].splitlines()
         assert len(differences) == 1, "and nothing else is false"
+
+    def test_says_that_a_bound_is_the_files_own_word(self, remat: Remat, graph: Path, schedule: Path) -> None:
+        def boast(document: dict[str, Any]) -> None:
+            document["status"] = "optimal"
+            document["bound"] = {"overhead": document["overhead"], "scope": "any-order", "basis": "two-solvers"}
+
+        boastful = changed(schedule, boast)
+        ended = remat("verify", graph, boastful)
+        assert ended.code == 0
+        assert "any-order · the bound is the file's own word" in ended.out
+        claimed = remat("verify", graph, boastful, "--json").json["unchecked_bound"]
+        assert claimed == {
+            "overhead": json.loads(boastful.read_text())["overhead"],
+            "scope": "any-order",
+            "basis": "two-solvers",
+        }
+
+    def test_says_nothing_of_a_bound_where_the_file_has_none(self, remat: Remat, graph: Path, schedule: Path) -> None:
+        plain = changed(schedule, lambda document: document.update(status="feasible", bound=None))
+        assert "own word" not in remat("verify", graph, plain).out
+        assert remat("verify", graph, plain, "--json").json["unchecked_bound"] is None
 
     @pytest.mark.parametrize(("key", "said"), [("name", "other"), ("kind", "inference"), ("ops", 7)])
     def test_does_not_believe_what_the_file_says_of_the_graph(

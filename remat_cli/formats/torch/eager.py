@@ -42,6 +42,7 @@ class EagerOp:
         operator: what it was given and made; the names of its tensors are those of their storages.
         reads: storages, each once.
         makes: storages, each once; none where it wrote into what it was given.
+        writes: storages that it was given and wrote into.
         phase: forward or backward.
         again: the module whose checkpoint ran it a second time; None for an op of the step itself.
     """
@@ -50,6 +51,7 @@ class EagerOp:
     operator: Operator
     reads: tuple[str, ...]
     makes: tuple[str, ...]
+    writes: tuple[str, ...]
     phase: Phase
     again: str | None
 
@@ -320,7 +322,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._born(tensor, f"{name}:{place}" if place else name) for place, tensor in enumerate(new.values())
         )
         operator = _operator(func, kind[: -1 if writes and kind.endswith("_") else None], args, kwargs, results)
-        self._ops.append(EagerOp(name, operator, reads, makes, self.phase, self._again))
+        written = tuple(dict.fromkeys(self._name(tensor) for tensor in _written(func, args, kwargs)))
+        self._ops.append(EagerOp(name, operator, reads, makes, written, self.phase, self._again))
 
     def _name(self, tensor: torch.Tensor) -> str:
         """Return the name of a tensor's memory; what is met first as an operand was there before."""
@@ -456,6 +459,14 @@ def _resident_bytes(step: Step, known: set[int]) -> int:
     unread: int = sum(value.untyped_storage().nbytes() for key, value in inputs.items() if key not in known)
     parts = [value for module in modules_of(step) for value in (*module.parameters(), *module.buffers())]
     return unread + resident_bytes(step, [value for value in parts if storage_key(value) in known])
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that an op changes in place."""
+    changed = {item.name for item in func._schema.arguments if item.alias_info is not None and item.alias_info.is_write}
+    names = [argument.name for argument in func._schema.arguments]
+    given = [value for name, value in (*zip(names, args, strict=False), *kwargs.items()) if name in changed]
+    return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
 
 
 def _operator(func: Any, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Sequence[Any]) -> Operator:

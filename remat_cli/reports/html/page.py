@@ -33,7 +33,7 @@ from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.reports.terminal.comparison import Row, comparison_rows
 from remat_cli.reports.terminal.layout import Cell
 from remat_cli.reports.terminal.memory_chart import largest_per_column
-from remat_cli.reports.terminal.plan import link_facts, plan_facts, plan_rows, shown_run
+from remat_cli.reports.terminal.plan import claim_facts, link_facts, plan_facts, plan_rows, shown_run
 from remat_cli.reports.timeline import Lifetime, Run
 from remat_cli.reports.transfers import moved_tensors
 from remat_cli.units import format_bytes, format_share, format_time
@@ -126,7 +126,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
     ]
     if file.planner is not None:
         facts.append(("planner", f"{shorten(file.planner, _LONGEST_NAME)}, as the file says"))
-    facts += link_facts(run, taken=file.link is not None)
+    facts += link_facts(run, taken=file.link is not None) + claim_facts(file)
     if budget_bytes is not None:
         share = phrasing.share_of_plain_peak(budget_bytes, plain.trace.peak_bytes, plain.graph)
         facts.append(("budget", f"{format_bytes(budget_bytes)} · {share}"))

@@ -15,6 +15,7 @@ from remat_cli.core.problem import Status
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution
+from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.planning import Planning
 from remat_cli.prepare import Prepared
 from remat_cli.reports import phrasing
@@ -387,6 +388,7 @@ def verify_report(
     budget_bytes: int | None = None,
     taken: Sequence[Setting] = (),
     link_taken: bool = False,
+    file: ScheduleFile | None = None,
 ) -> Report:
     """Return the report of `remat verify` on a schedule that replays; it may still exceed the budget.
 
@@ -397,6 +399,7 @@ def verify_report(
         budget_bytes: what the schedule should keep to; None where that is not known.
         taken: options that the schedule gave.
         link_taken: the schedule gave the link, too.
+        file: what the schedule's file says of itself; None where it came from no file.
     """
     plain, run = Run.plain(prepared.graph), Run(prepared.graph, schedule, trace)
     style = "red" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "green"
@@ -407,6 +410,7 @@ def verify_report(
                 ("schedule", f"{len(schedule.steps):,} steps"),
                 *taken_facts(taken),
                 *link_facts(run, taken=link_taken),
+                *claim_facts(file),
             ]
         ),
         Text(phrasing.verdict_on_schedule(trace.peak_bytes, budget_bytes), f"bold {style}"),
@@ -414,6 +418,14 @@ def verify_report(
         _chart(MemoryTimeline(run, behind=plain, budget_bytes=budget_bytes), "schedule", "plain run"),
         *notes_section(prepared),
     )
+
+
+def claim_facts(file: ScheduleFile | None) -> list[tuple[str, Cell]]:
+    """Return a row of the bound that a schedule file claims; none where it claims none."""
+    if file is None or file.bound_overhead is None:
+        return []
+    over = f" · {file.bound_scope}" if file.bound_scope is not None else ""
+    return [("bound", f"{format_share(file.bound_overhead)}{clean(over)} · the bound is the file's own word")]
 
 
 def taken_facts(taken: Sequence[Setting]) -> list[tuple[str, Cell]]:

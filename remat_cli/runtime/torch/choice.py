@@ -41,7 +41,7 @@ from remat_cli.runtime.torch.record import PlannedGraph, told
 from remat_cli.runtime.torch.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.runtime.torch.watch import standing_bytes
 from remat_cli.training import OPTIMIZERS
-from remat_cli.units import format_bytes, format_count, format_time
+from remat_cli.units import format_bytes, format_count, format_time, parse_budget
 
 _log = logging.getLogger("remat")
 
@@ -96,6 +96,18 @@ class ScheduleSource(ABC):
         """Return what `planned` does, for another budget where this source plans for one."""
         del budget_bytes
         return self.planned(joint, captured, modules)
+
+    def least(self) -> ScheduleSource | None:
+        """Return a source of plans of the least peak that is found; None where this one plans for no budget."""
+        return None
+
+    def budget_bytes(self, graph: Graph) -> int | None:
+        """Return the budget for a graph in bytes, as far as it is known before it is planned."""
+        del graph
+        return None
+
+    def regrant(self) -> None:  # noqa: B027  # only a share has been granted
+        """Let a share be one of what is planned from now on, as former graphs held more than they had to."""
 
     def carried(self, planned: PlannedGraph, graph: Graph, schedule: Schedule) -> PlannedGraph | None:
         """Return a schedule as a plan for the graph at other sizes; None where it is above the budget there.
@@ -283,6 +295,20 @@ class WithinBudget(ScheduleSource):
         source = replace(self, request=self.request.at(budget_bytes))
         source.waiting = self.waiting
         return source.planned(joint, captured, modules)
+
+    def least(self) -> ScheduleSource | None:
+        """Return a source of plans of the least peak that is found; what was measured is shared."""
+        source = replace(self, request=replace(self.request, budget=parse_budget("min")))
+        source.waiting = self.waiting
+        return source
+
+    def budget_bytes(self, graph: Graph) -> int | None:
+        """Return the budget for a graph in bytes; None where it is the smallest that is found."""
+        return self.request_for(graph).budget_bytes(graph)
+
+    def regrant(self) -> None:
+        """Let a share be one of what is planned from now on."""
+        self.granted = 0
 
     def state_bytes(self) -> int:
         """Return the bytes of the optimizer's state: of what it has by now, else of what its first step will make."""

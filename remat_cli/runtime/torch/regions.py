@@ -29,6 +29,8 @@ from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, RematError
 from remat_cli.formats.torch.capture_errors import drawing_again
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.model_state import ModelState
+from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.sizes import Values
 from remat_cli.formats.torch.step import loss_in
 from remat_cli.prepare import Prepared
@@ -209,7 +211,7 @@ class AttachedRegions:
 
 
 def _first_call(model: nn.Module, paths: Sequence[str], former: RegionsCall, *args: Any, **kwargs: Any) -> Any:
-    attach_regions(model, paths, former.source, former.record.budget, fused=former.fused)
+    attach_regions(model, paths, former.source, former.record.budget, fused=former.fused, strict=former.strict)
     return model(*args, **kwargs)
 
 
@@ -220,6 +222,7 @@ def attach_regions(
     budget: str,
     *,
     fused: bool = False,
+    strict: bool = False,
 ) -> None:
     """Have parts of a model run as planned, within one budget for the whole.
 
@@ -229,24 +232,28 @@ def attach_regions(
         source: what is asked for, and what else is in memory.
         budget: as it was asked for.
         fused: run inductor's kernels.
+        strict: refuse a step for which no plans fit, though others have run.
 
     Raises:
         UsageError: as `regions_of`.
     """
     if isinstance(former := model.__dict__.get(_NAME), AttachedRegions):
         former.call.let_go()
-    call = RegionsCall(model, regions_of(model, regions), source, budget, fused=fused)
+    call = RegionsCall(model, regions_of(model, regions), source, budget, fused=fused, strict=strict)
     model._compiled_call_impl = call
     model.__dict__[_NAME] = AttachedRegions(call)
 
 
-def plan_blocks(source: WithinBudget, budget: str, fused: bool, model: nn.Module, refusal: GraphError) -> None:
+def plan_blocks(
+    source: WithinBudget, budget: str, fused: bool, strict: bool, model: nn.Module, refusal: GraphError
+) -> None:
     """Have the repeated blocks of a model run as planned, as the whole cannot be captured.
 
     Args:
         source: what is asked for, and what else is in memory.
         budget: as it was asked for.
         fused: run inductor's kernels.
+        strict: refuse a step for which no plans fit, though others have run.
         model: is planned as a whole, and is changed.
         refusal: why it cannot be captured.
 
@@ -257,7 +264,8 @@ def plan_blocks(source: WithinBudget, budget: str, fused: bool, model: nn.Module
     if not blocks:
         raise refusal
     detach(model)
-    attach_regions(model, [block for paths in blocks.values() for block in paths], source, budget, fused=fused)
+    paths = [block for found in blocks.values() for block in found]
+    attach_regions(model, paths, source, budget, fused=fused, strict=strict)
     count = sum(map(len, blocks.values()))
     named = ", ".join(f"{path}.*" for path in blocks)
     told(
@@ -297,6 +305,7 @@ class RegionsCall:
         record: what was planned, and how calls ran.
         regions: the parts, by path.
         fused: run inductor's kernels.
+        strict: refuse a step for which no plans fit, though others have run.
     """
 
     def __init__(
@@ -307,10 +316,11 @@ class RegionsCall:
         budget: str,
         *,
         fused: bool = False,
+        strict: bool = False,
     ) -> None:
         self.module = model
         self.source = source
-        self.fused = fused
+        self.fused, self.strict = fused, strict
         self.record = RegionsRecord(budget)
         self.regions = dict(regions)
         self._captures: Captures | None = None
@@ -328,7 +338,7 @@ class RegionsCall:
         self._times: Counter[str] = Counter()  # how often a region was called in this step
         self._rehearsal: Rehearsal | None = None
         self._watch = StepWatch()
-        self._holding = Holding(source, self._watch)
+        self._holding = Holding(source, self._watch, strict=strict)
         for path, part in regions.items():
             part.forward = _Forward(self, path)
 
@@ -420,8 +430,11 @@ class RegionsCall:
 
     def _choose_again(self) -> None:
         self._wants_another, self.record.beyond_bytes = False, 0
+        chosen = [plan.chosen for plan in self._made_plans]
         for plan in self._made_plans:
             self._choose(plan)
+        if chosen != [plan.chosen for plan in self._made_plans]:
+            self._holding.tell_again()
 
     def _take(self, plan: _Plan) -> None:
         self._plan, record = plan, self.record
@@ -539,6 +552,8 @@ class RegionsCall:
             found = step.within(budget, free)
             if found is None and free > reserved and (plan.chosen or step.within(budget, reserved) is not None):
                 return step.tightest(free)
+            if found is None and self._made_plans and not self.strict:
+                return step.tightest(free)
             return found
 
         found, refusal = self._compiled_choice(plan, choose, free)
@@ -555,15 +570,18 @@ class RegionsCall:
         points = step.at(places)
         trace = step.judged(points, free)
         is_above = trace.peak_bytes > budget
-        if is_above and (free == reserved or step.within(budget, free) is not None):
+        may_be_above = free > reserved or (bool(self._made_plans) and not self.strict)
+        if is_above and (not may_be_above or step.within(budget, free) is not None):
             refusal = InvalidSchedule(
                 f"the plans that were chosen peak at {format_bytes(trace.peak_bytes)}, above the budget of "
                 f"{format_bytes(budget)}",
                 hint="please report it, with the model",
             )
         self._ranks.all_or_none(refusal)
-        if is_above:
+        if is_above and free > reserved:
             self._holding.warn_of_tightest(trace.peak_bytes, budget, free - reserved)
+        elif is_above:
+            self._holding.tell_of_least(trace.peak_bytes, budget)
         plain = sum(point.time for point in plan.plain)
         plan.peak, plan.budget = trace.peak_bytes, budget
         plan.overhead = trace.time / plain - 1 if plain else 0.0
@@ -639,7 +657,7 @@ class RegionsCall:
         copies = OPTIMIZERS[options.optimizer or "sgd"] + options.accumulate
         named = copies * bytes_in(part for part in parameters if part.requires_grad)
         always = there + named + self.source.state_bytes() + self.source.standing([module])
-        buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+        before = ModelState([module])
         self._rehearsal = rehearsal
         rehearsal.follow(gathered_parameters(module))
         try:
@@ -648,7 +666,7 @@ class RegionsCall:
                 leaves = pytree.tree_leaves(_plain(returned))
                 ends = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
                 ends = loss_in(returned) or ends
-                rehearsal.begin_backward()
+                rehearsal.begin_backward(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
                 if not ends:
                     raise UsageError(
                         "regions: nothing that the model returns needs a gradient",
@@ -665,9 +683,7 @@ class RegionsCall:
                 del ends, leaves, returned
         finally:
             self._rehearsal = None
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+            before.restore()
             torch.clear_autocast_cache()  # which holds what the rehearsal has cast
         return rehearsal, always
 
@@ -675,7 +691,7 @@ class RegionsCall:
         """Return what runs regions of one kind, with plans that keep less and less, the plain one first."""
         region, sized = None, None
         if group.sizes is not None:
-            region = self._sized_region(call.path, group)
+            region = self._sized_region(call, group)
             if (former := self._former_kind(region, group.values)) is not None:
                 return former
             sized = group.sizes.at(group.values)
@@ -693,7 +709,7 @@ class RegionsCall:
             if schedule is not None:
                 found.append(RegionPoint.of(prepared.graph, schedule, outputs))
         function = shared_forward(self._forwards[call.path], call.module)
-        kind = RegionKind(call.path, function, tuple(found))
+        kind = RegionKind(call.path, function, OutputGradients(known=call.gradients), tuple(found))
         if group.sizes is not None and sized is not None and region is not None:
             plans = tuple(SizedPlan(group.values, prepared.graph, point.planned.schedule) for point in found)
             kind.sized = SizedKind(region, group.sizes, sized, plans, group.values)
@@ -704,13 +720,13 @@ class RegionsCall:
         kind.otherwise = partial(self._ran_otherwise, call.path)
         return kind
 
-    def _sized_region(self, path: str, group: Alike) -> SizedRegion:
+    def _sized_region(self, call: RegionCall, group: Alike) -> SizedRegion:
         """Return what runs regions of one capture at many sizes."""
         if group.captured not in self._sized:
-            region = SizedRegion(path, group.function, group.seen)
+            region = SizedRegion(call.path, group.function, OutputGradients(known=call.gradients), group.seen)
             region.around, region.at_backward = self._watch.looking, self._watch.backward_begins
-            region.otherwise = partial(self._ran_otherwise, path)
-            region.beyond = partial(self._ran_beyond, path)
+            region.otherwise = partial(self._ran_otherwise, call.path)
+            region.beyond = partial(self._ran_beyond, call.path)
             self._sized[group.captured] = region
         return self._sized[group.captured]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch.ops import is_wrapper, local_part, storage_key, tensors_of
+from remat_cli.formats.torch.outputs import KnownGradients
 from remat_cli.runtime.torch.described import Described, DescribedShard, described
 from remat_cli.runtime.torch.resizes import tell_no_more, tell_of_resizes
 
@@ -33,6 +34,7 @@ class RegionCall:
         parameters: those that it has in the call, whole, described, by name.
         device: kind of device.
         autocast: element type of autocast on that device, and whether it is on.
+        gradients: which of the outputs can get a gradient: those that something comes of that the model returns.
     """
 
     path: str
@@ -43,6 +45,7 @@ class RegionCall:
     parameters: Mapping[str, Described | DescribedShard]
     device: str
     autocast: tuple[torch.dtype, bool]
+    gradients: KnownGradients
 
     @property
     def is_split(self) -> bool:
@@ -85,6 +88,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.untrained: set[str] = set()
         self.moments: dict[Moment, int] = {}
         self._numbers: list[tuple[int, int]] = []  # of autograd's nodes
+        self._made: list[list[tuple[int, torch.dtype, int]]] = []  # differentiable outputs, with their nodes' numbers
         self._times: dict[str, int] = {}
         self._there: dict[int, int] = {}  # bytes by storage
         self._open: int | None = None
@@ -97,8 +101,17 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             self._follow(local_part(tensor).untyped_storage())
 
-    def begin_backward(self) -> None:
-        """Note that the backward pass begins."""
+    def begin_backward(self, returned: Iterable[torch.Tensor]) -> None:
+        """Note that the backward pass begins.
+
+        Args:
+            returned: what the model returned.
+        """
+        numbers = _nodes_behind(returned)
+        for place, made in enumerate(self._made):
+            outputs = tuple((dimensions, dtype, number in numbers) for dimensions, dtype, number in made)
+            call = self.calls[place]
+            self.calls[place] = replace(call, gradients=KnownGradients(call.gradients.of, outputs))
         self._is_backward = True
 
     def __torch_dispatch__(
@@ -195,7 +208,8 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         place = len(self.calls)
         parameters = {part: described(value) for part, value in module.named_parameters()}
-        self.calls.append(RegionCall(path, name, module, given, named, parameters, device, cast))
+        gradients = KnownGradients(f"region {path!r}", ())
+        self.calls.append(RegionCall(path, name, module, given, named, parameters, device, cast, gradients))
         self._mark((place, "forward"))
         self._open = place
         first = torch._C._autograd._get_sequence_nr()
@@ -222,9 +236,28 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     hint="give it none in training: of a cache of keys and values, model.config.use_cache = False",
                 )
         self._numbers.append((first, torch._C._autograd._get_sequence_nr()))
+        self._made.append(
+            [
+                (leaf.dim(), leaf.dtype, leaf.grad_fn._sequence_nr())
+                for leaf in pytree.tree_leaves(result)
+                if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+            ]
+        )
         self._holding |= {place}
         self._mark()
         return result
+
+
+def _nodes_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Return the numbers of the nodes of autograd that tensors come of."""
+    ahead = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    numbers = set[int]()
+    while ahead:
+        node = ahead.pop()
+        if (number := node._sequence_nr()) not in numbers:
+            numbers.add(number)
+            ahead += [following for following, _ in node.next_functions if following is not None]
+    return numbers
 
 
 def _tensors_held(value: Any, depth: int = 4) -> frozenset[int]:

@@ -211,13 +211,14 @@ def test_compiled_regions_compute_what_eager_does_at_the_predicted_peak() -> Non
 
 def test_refusal_of_the_whole_model_names_regions() -> None:
     with pytest.raises(GraphError) as refusal:
-        planned(Branching(), budget="90%")(torch.randn(2, 4))
+        planned(Branching(), budget="90%", regions=None)(torch.randn(2, 4))
     assert any("regions=" in note for note in refusal.value.__notes__)
 
 
 def test_branch_on_how_many_rows_are_picked_is_refused_in_words() -> None:
+    model = planned(Routed(1, 8, 20, 0.0), budget="90%", regions=None)
     with pytest.raises(GraphError, match=r"test_regions.py:\d+: a branch depends on data \(Ne\(u0, 0\)\)") as refusal:
-        planned(Routed(1, 8, 20, 0.0), budget="90%")(torch.randint(20, (2, 4)), torch.randint(20, (2, 4)))
+        model(torch.randint(20, (2, 4)), torch.randint(20, (2, 4)))
     assert any("regions=" in note for note in refusal.value.__notes__)
 
 
