@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -20,3 +21,12 @@ def compiled(function: Function) -> Function:
     import numba
 
     return cast(Function, numba.njit(cache=True)(function))
+
+
+def is_kept(function: Callable[..., Any]) -> bool:
+    """Tell whether a function of `compiled` was compiled before, or is plain Python: a first call takes no long."""
+    if not IS_COMPILED:
+        return True
+    dispatcher: Any = function
+    code = f"{function.__module__.rpartition('.')[2]}.{function.__name__}-*.nbc"
+    return bool(dispatcher.signatures) or any(Path(dispatcher.stats.cache_path).glob(code))

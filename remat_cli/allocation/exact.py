@@ -149,9 +149,7 @@ def orders(instance: Instance) -> Iterator[Ints]:
 
     Lengths are counted in moments, as MiniMalloc counts them, and in sections.
     """
-    tightest = np.array(
-        [instance.loads[lower:upper].max() for lower, upper in zip(instance.lower, instance.upper, strict=True)]
-    )
+    tightest = instance.tightest
     for length in (instance.durations, instance.upper - instance.lower):
         area = length * instance.sizes
         for keys in ((length, area, tightest), (tightest, area, length), (tightest, length, area)):

@@ -64,6 +64,20 @@ class Instance:
         np.add.at(changes, self.upper, -self.sizes)
         return np.cumsum(changes)[:-1]
 
+    @cached_property
+    def tightest(self) -> Ints:
+        """[buffers] the largest load of the sections in which each is needed."""
+        powers = [self.loads]  # each of the largest of 1, 2, 4 ... sections, from each section on
+        while 2 ** len(powers) <= self.sections:
+            half = 2 ** (len(powers) - 1)
+            powers.append(np.maximum(powers[-1][:-half], powers[-1][half:]))
+        most = np.zeros(len(self), np.int64)
+        power = np.log2(self.upper - self.lower).astype(np.int64)
+        for index, largest in enumerate(powers):
+            chosen = np.flatnonzero(power == index)
+            most[chosen] = np.maximum(largest[self.lower[chosen]], largest[self.upper[chosen] - 2**index])
+        return most
+
     @property
     def load(self) -> int:
         """The largest load of a section: no arena is smaller."""

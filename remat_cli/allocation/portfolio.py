@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 from threading import Event
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,14 @@ from remat_cli.allocation.cp_sat import solved
 from remat_cli.allocation.greedy import greedy_offsets
 from remat_cli.allocation.instance import Instance
 from remat_cli.allocation.skyline import Beam, search
+from remat_cli.compiled import is_kept
 from remat_cli.core.buffers import Buffer
 from remat_cli.core.problem import Basis, Observer, Status
 from remat_cli.planners.shared.limits import Limits
+
+if TYPE_CHECKING:
+    from remat_cli.allocation.exact import ExactSearches
+    from remat_cli.allocation.promoted_fit import PromotedFits
 
 Ints = NDArray[np.int64]
 
@@ -29,18 +35,21 @@ _MOST_FOR_BEAMS = 8_000_000
 _MOST_FOR_SOLVER = 5_000
 _WIDEST = 256
 # Work is about the seconds of a usual core: of each search in the first round, and in the first round with a solver;
-# of the solver for each of the others; one second in the solver's own measure; of a level of a beam, and on top of that
-# of each state, buffer and section.
+# of the solver and of first fits for each of the others; one second in the solver's own measure; of a level of a beam,
+# and on top of that of each state, buffer and section.
 _FIRST_ROUND = 0.25
 _FIRST_WITH_SOLVER = 1.0
 _OF_SOLVER = 2.0
+_OF_FITS = 0.5
 _SOLVER_UNIT = 0.1
 _WORK_OF_LEVEL = 6e-4
 _WORK_OF_ENTRY = 9e-9
 # Which of the lowest sections a beam fills first.
 _CORNERS = ("first", "tight", "few")
+# Seconds up to which a search does not wait for a compiler; both kernels take a usual core so long.
+_SECONDS_TO_COMPILE = 15.0
 # Of the heights between bound and best, those are searched first that differ by more than this share of the bound.
-_TOLERANCE = 1 / 200
+_TOLERANCE = 1 / 2000
 
 
 @dataclass(frozen=True)
@@ -67,14 +76,14 @@ class Allocation:
 
 
 def limits_of(seconds: float, *, cores: int = 0, observe: Observer | None = None) -> Limits:
-    """Return limits for a search that mostly ends by counted work, so that the clock has no part in what it finds.
+    """Return limits for a search that uses the time it is given.
 
     Args:
-        seconds: at which it ends at the latest. A usual core does its work in half of them.
+        seconds: at which it ends at the latest.
         cores: 0 for all that this process may use.
         observe: may have enough before.
     """
-    return Limits.of(seconds, seconds / 2, cores=cores, observe=observe)
+    return Limits.of(seconds, cores=cores, observe=observe)
 
 
 def allocate(
@@ -215,18 +224,23 @@ def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | N
     The searches take turns of ever more work, each as much as the others. The solver comes later: mostly the first
     turns are enough.
     """
-    # Only here: greedy orders are mostly enough, and numba takes half a second to import.
-    from remat_cli.allocation.exact import MOST_OVERLAPS, ExactSearches, count_overlaps
 
+    def is_late() -> bool:
+        return replace(limits, work=inf).is_over
+
+    fits, exact = _compiled_searches(instance, capacity, limits)
     widest = min(_WIDEST, _MOST_FOR_BEAMS // (len(instance) * instance.sections))
     beams = deque(beam for beam in _beams() if beam.width <= widest)
-    exact = ExactSearches(instance, capacity) if count_overlaps(instance) <= MOST_OVERLAPS else None
     asks_solver = len(instance) <= _MOST_FOR_SOLVER
     work, seed = _FIRST_ROUND, limits.seed
-    while not limits.is_over and (asks_solver or beams or exact):
-        part = replace(limits.part(work=min(work, limits.work / (2 + _OF_SOLVER))), seed=seed)
+    while not limits.is_over and (fits or exact or beams or asks_solver):
+        part = replace(limits.part(work=min(work, limits.work / (_OF_FITS + 2 + _OF_SOLVER))), seed=seed)
+        if fits is not None:
+            fits.go_on(_OF_FITS * part.work, is_late)
+            if fits.offsets is not None:
+                return fits.offsets, None
         if exact is not None:
-            exact.go_on(part.work, lambda part=part: replace(part, work=inf).is_over)
+            exact.go_on(part.work, is_late)
             if exact.is_over:
                 return exact.offsets, Basis.COUNTED if exact.is_proof else None
         if asks_solver and work >= _FIRST_WITH_SOLVER:
@@ -235,9 +249,26 @@ def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | N
             offsets, proof = _by_beams(instance, capacity, part, beams), None
         if offsets is not None or proof is not None:
             return offsets, proof
-        limits.spend((2 + _OF_SOLVER) * work)
+        limits.spend((_OF_FITS + 2 + _OF_SOLVER) * work)
         work, seed = 2 * work, seed + 1
     return None, None
+
+
+def _compiled_searches(
+    instance: Instance, capacity: int, limits: Limits
+) -> tuple[PromotedFits | None, ExactSearches | None]:
+    """Return the searches that numba compiles; without those that are too large, or would have to wait for it long."""
+    # Only here: greedy orders are mostly enough, and numba takes half a second to import.
+    from remat_cli.allocation import exact, exact_kernel, promoted_fit
+
+    has_time = limits.seconds > _SECONDS_TO_COMPILE
+    fits = has_time or is_kept(promoted_fit.place)
+    is_small = exact.count_overlaps(instance) <= exact.MOST_OVERLAPS
+    decides = is_small and (has_time or is_kept(exact_kernel.go_on))
+    return (
+        promoted_fit.PromotedFits(instance, capacity) if fits else None,
+        exact.ExactSearches(instance, capacity) if decides else None,
+    )
 
 
 def _side_by_side(

@@ -51,7 +51,7 @@ def _row(count: int, taken_out: float) -> Sequence[str]:
         started = perf_counter()
         found = allocate(buffers, limits_of(SECONDS, cores=1), capacity=capacity)
         seconds.append(perf_counter() - started)
-        heights.append(found.bytes or found.closest_bytes or 0)
+        heights.append(found.bytes or _height(buffers))
     times = len(SEEDS)
     fitting = [height <= capacity for height in heights]
     gap = mean(max(0.0, height / capacity - 1) for height in heights)
@@ -62,6 +62,12 @@ def _row(count: int, taken_out: float) -> Sequence[str]:
         f"+{format_share(gap)}",
         f"{mean(seconds):.1f}",
     )
+
+
+def _height(buffers: Sequence[Buffer]) -> int:
+    least = allocate(buffers, limits_of(SECONDS, cores=1))
+    assert least.bytes is not None
+    return least.bytes
 
 
 def _greedy(buffers: Sequence[Buffer]) -> int:
