@@ -42,7 +42,8 @@ _BACKWARD_HOOK = (
 )
 _REQUIRES_GRAD = (
     "leave out requires_grad_() of what the step computes; enable_input_require_grads(), which transformers and PEFT "
-    "use with checkpoints, does so: model.disable_input_require_grads() undoes it, and a plan needs neither"
+    "use with checkpoints, does so: model.disable_input_require_grads() undoes it, and a plan needs neither. "
+    "Of forces, call the model with positions that require a gradient already"
 )
 _INPLACE = "PyTorch itself could not differentiate this: do it out of place, or on a copy (clone)"
 _GUARD = re.compile(r"data-dependent expression (.*?) \(unhinted")

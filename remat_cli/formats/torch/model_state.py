@@ -23,12 +23,14 @@ class ModelState:
     Parameters are noted by identity, everything else by value.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], *, values: bool = True) -> None:
         """Note the state.
 
         Args:
             modules: with all their parts.
+            values: of tensors, too; without, which tensors there are.
         """
+        self._has_values = values
         self._parts = list(dict.fromkeys(part for module in modules for part in module.modules()))
         self._restorers: list[Callable[[], None]] = []
         self._seen: set[int] = set()
@@ -82,7 +84,9 @@ class ModelState:
         self._restorers.append(partial(_put_into_mapping, mapping, dict(mapping)))
 
     def _note_tensor(self, tensor: torch.Tensor) -> None:
-        if type(tensor) not in (torch.Tensor, nn.Buffer) or tensor.requires_grad or tensor.layout is not torch.strided:
+        if not self._has_values or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+            return
+        if tensor.requires_grad:
             return
         self._restorers.append(partial(_put_into_tensor, tensor, tensor.detach().clone()))
 

@@ -225,6 +225,7 @@ class PlannedCall:
         plan = self.record.last
         assert plan is not None
         plan.measured_peak_bytes.append(measured.peak_bytes)
+        self.record.without = self._watch.without
         if plan.budget_bytes is not None and self._holding.needs_another(
             measured, plan.predicted_peak_bytes, plan.budget_bytes, self._modules
         ):

@@ -57,7 +57,8 @@ class FixedStep:
         return self._slots.interface(self._run_forward, self._run_backward)
 
     def _run_forward(self, args: list[Any]) -> tuple[Any, ...]:
-        if self.is_stale or self._captured.released.known != self._released:
+        is_released = self._captured.released.known != self._released and not self._holding.source.is_given
+        if self.is_stale or is_released:
             with self._holding.source.waiting.phase(DIVIDING):
                 self._plan(again=True)
         with self._record.runs(self._planned):

@@ -62,7 +62,8 @@ def planned(
         optimizer: whose state is in memory: itself, or "sgd", "momentum" or "adam".
         accumulate: gradients are in memory before the step, which adds to them.
         planner: which planner makes the plan.
-        options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more.
+        options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more,
+            and a tenth of that for each plan that a search for "min" asks for.
         device: device profile that gives ops their times, such as "h100". By default each kernel is run twice before
             anything is planned, for its time and its workspace; with a profile, for its workspace.
         measurements: a file that `remat measure` has written for these sizes, to be used instead.

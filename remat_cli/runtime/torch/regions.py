@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.core.schedule import Schedule, plain_run
@@ -32,18 +32,18 @@ from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.model_state import ModelState
 from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.sizes import Values
-from remat_cli.formats.torch.step import loss_in
+from remat_cli.formats.torch.step import losses_in
 from remat_cli.prepare import Prepared
 from remat_cli.runtime.torch.attached import detach
 from remat_cli.runtime.torch.call import check_not_sharded
-from remat_cli.runtime.torch.choice import WithinBudget
+from remat_cli.runtime.torch.choice import WithinBudget, larger_share
 from remat_cli.runtime.torch.described import Dimension, Inputs
 from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.live import bytes_in
 from remat_cli.runtime.torch.record import PlanRecord, beyond, told, waited
 from remat_cli.runtime.torch.region_choice import Choice, RegionPoint, WholeStep
 from remat_cli.runtime.torch.region_kinds import Alike, Captures, RegionKind, SizedKind, shared_forward
-from remat_cli.runtime.torch.rehearsal import RegionCall, Rehearsal, named_call
+from remat_cli.runtime.torch.rehearsal import RegionCall, Rehearsal, RunsOnce, checkpointed, named_call
 from remat_cli.runtime.torch.shards import (
     Ranks,
     arrived,
@@ -161,9 +161,8 @@ class RegionsRecord(PlanRecord):
         if self.overhead > self.least_overhead:
             lines.append(f"  no other choice among their plans takes less than {format_share(self.least_overhead)}")
         if self.measured_peak_bytes:
-            lines.append(
-                f"  measured peak of the first steps: {', '.join(map(format_bytes, self.measured_peak_bytes))}"
-            )
+            measured = ", ".join(map(format_bytes, self.measured_peak_bytes))
+            lines.append(f"  measured peak of the first steps{self.without}: {measured}")
         lines += beyond(self.beyond_bytes, self.predicted_peak_bytes)
         for path, point in self.points.items():
             lines.append(
@@ -355,7 +354,8 @@ class RegionsCall:
         forward, module = self._forwards[path], self.regions[path]
         if not module.training or not torch.is_grad_enabled() or path in self._left or torch.compiler.is_compiling():
             return forward(*args, **kwargs)
-        args, kwargs = pytree.tree_map(arrived, (args, kwargs))
+        if self._ranks.groups:
+            args, kwargs = pytree.tree_map(arrived, (args, kwargs))
         if self._rehearsal is not None:
             return self._rehearsal.call(path, module, forward, *args, **kwargs)
         self._times[path] += 1
@@ -365,7 +365,7 @@ class RegionsCall:
             return forward(*args, **kwargs)
         if name not in plan.chosen:
             self.record.unplanned[f"{name}, which the rehearsal did not call: it runs in a checkpoint"] += 1
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+            return checkpointed(path, module, forward, args, kwargs)
         kind, way = plan.chosen[name]
         if not self._watch.left:
             return kind.run(way, module, args, kwargs)
@@ -424,8 +424,15 @@ class RegionsCall:
         plan = self._plan
         assert plan is not None
         self.record.measured_peak_bytes.append(measured.peak_bytes)
+        self.record.without = self._watch.without
         self.record.beyond_bytes = max(self.record.beyond_bytes, measured.peak_bytes - plan.peak)
-        if self._holding.needs_another(measured, plan.peak, plan.budget, [self.module]):
+        old = measured.gradient_bytes - plan.standing
+        if old > plan.step.old_gradients and self._holding.is_above(measured, plan.budget):
+            for other in self._made_plans:
+                other.step = replace(other.step, old_gradients=max(other.step.old_gradients, old))
+            self._wants_another = True
+            self._holding.note_old_gradients(measured, plan.budget, old)
+        elif self._holding.needs_another(replace(measured, gradient_bytes=0), plan.peak, plan.budget, [self.module]):
             self._wants_another = True
 
     def _choose_again(self) -> None:
@@ -506,9 +513,18 @@ class RegionsCall:
     def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
         if self._captures is None:
             self._captures = Captures(takes_sizes=self.source.takes_sizes, fused=self.fused)
+        groups: list[Alike] = []
         refused: dict[int, GraphError] = {}
         while True:
-            rehearsal, always = self._rehearse(args, kwargs)
+            try:
+                rehearsal, always = self._rehearse(args, kwargs)
+            except RunsOnce as error:
+                if self._ranks.groups:
+                    raise
+                self._leave({error.path: error.message})
+                continue
+            if not rehearsal.calls and rehearsal.untrained and not refused:  # they are frozen, for now
+                break
             if not rehearsal.calls:
                 raise next(iter(refused.values()), None) or UsageError(
                     "regions: none of them was called in the first training step",
@@ -519,11 +535,7 @@ class RegionsCall:
             left = {path: why for others in self._ranks.all(left) for path, why in others.items()}
             if not left:
                 break
-            for path, why in left.items():
-                if path not in self._left:
-                    self._left.add(path)
-                    self.record.left[path] = why
-                    told(logging.WARNING, f"{path} is left to eager: {why}")
+            self._leave(left)
         kinds: dict[int, RegionKind] = {}
         for group in groups:
             kind = self._kind(rehearsal.calls[group.calls[0]], group)
@@ -534,7 +546,16 @@ class RegionsCall:
         for former in self._made_plans:
             self._dimensions |= inputs.differing(former.inputs) or frozenset()
         dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
-        return _Plan(inputs, dimensions, step, step.plain, ordered, frozenset(rehearsal.untrained))
+        untrained = frozenset(rehearsal.untrained)
+        return _Plan(inputs, dimensions, step, step.plain, ordered, untrained, self.source.standing([self.module]))
+
+    def _leave(self, reasons: Mapping[str, str]) -> None:
+        """Leave regions to eager from now on, and say why."""
+        for path, why in reasons.items():
+            if path not in self._left:
+                self._left.add(path)
+                self.record.left[path] = why
+                told(logging.WARNING, f"{path} is left to eager: {why}")
 
     def _choose(self, plan: _Plan) -> None:
         """Choose among the plans of each region; what steps took beyond a plan is left free as far as that can be.
@@ -559,10 +580,12 @@ class RegionsCall:
         found, refusal = self._compiled_choice(plan, choose, free)
         step = plan.step
         if refusal is None and found is None:
+            least, beside = step.least(free), step.always + free
+            share = larger_share(least, beside, step.judged(plan.plain, free).peak_bytes - beside)
             refusal = DoesNotFit(
                 f"no plans of the regions fit a budget of {format_bytes(budget)} together: the least peak of the step "
-                f"that was found is {format_bytes(step.least(free))}",
-                hint='give a larger budget (budget="min" takes the smallest that is found), or more regions',
+                f"that was found is {format_bytes(least)}",
+                hint=f'give a larger budget ({share}budget="min" takes the smallest that is found), or more regions',
             )
         self._ranks.all_or_none(refusal)
         assert found is not None
@@ -665,7 +688,7 @@ class RegionsCall:
                 returned = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 leaves = pytree.tree_leaves(_plain(returned))
                 ends = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-                ends = loss_in(returned) or ends
+                ends = losses_in(returned, ends)
                 rehearsal.begin_backward(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
                 if not ends:
                     raise UsageError(
@@ -681,6 +704,8 @@ class RegionsCall:
                     made = torch.autograd.grad(ends, inputs, begins, allow_unused=True)
                     del made
                 del ends, leaves, returned
+        except CheckpointError as error:
+            raise rehearsal.runs_once(error) from None
         finally:
             self._rehearsal = None
             before.restore()
@@ -762,6 +787,7 @@ class _Plan:
         plain: the plain plan of each region, before anything is compiled.
         kinds: of the calls of regions.
         untrained: names of calls in which nothing needs a gradient.
+        standing: bytes of gradients and buckets that were there in the rehearsal.
         is_common: all ranks have the same plans, and the same choice.
         chosen: what runs each call, and the place of its plan, by name.
         peak: predicted, in bytes.
@@ -776,6 +802,7 @@ class _Plan:
     plain: Sequence[RegionPoint]
     kinds: Sequence[RegionKind]
     untrained: frozenset[str]
+    standing: int
     is_common: bool = False
     chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
     peak: int = 0
