@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# NUMBA_DISABLE_JIT=1 leaves functions as they are, and so do tests.
-IS_COMPILED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+
+def _compiler() -> ModuleType | None:
+    """Return numba; None where it is switched off (as in tests) or does not go with the numpy that is installed."""
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return None
+    try:
+        import numba
+    except ImportError:
+        return None
+    return cast(ModuleType, numba)
+
+
+_NUMBA = _compiler()
+# Without it, functions stay as they are: slower by far, and of the same results.
+IS_COMPILED = _NUMBA is not None
 
 
 def compiled(function: Function) -> Function:
-    """Return the function, compiled when it is first called if numba is there."""
-    if not IS_COMPILED:
+    """Return the function, compiled when it is first called."""
+    if _NUMBA is None:
         return function
-    import numba
-
-    return cast(Function, numba.njit(cache=True)(function))
+    try:
+        return cast(Function, _NUMBA.njit(cache=True)(function))
+    except RuntimeError:  # no folder can be written: it is compiled anew by each process
+        return cast(Function, _NUMBA.njit(function))
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
@@ -28,5 +42,5 @@ def is_kept(function: Callable[..., Any]) -> bool:
     if not IS_COMPILED:
         return True
     dispatcher: Any = function
-    code = f"{function.__module__.rpartition('.')[2]}.{function.__name__}-*.nbc"
-    return bool(dispatcher.signatures) or any(Path(dispatcher.stats.cache_path).glob(code))
+    folder, code = dispatcher.stats.cache_path, f"{function.__module__.rpartition('.')[2]}.{function.__name__}-*.nbc"
+    return bool(dispatcher.signatures) or (folder is not None and any(Path(folder).glob(code)))

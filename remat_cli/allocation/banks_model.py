@@ -73,8 +73,8 @@ def solved_in_banks(
     if known is not None:
         for buffer, (bank, offset) in enumerate(zip(known[0].tolist(), known[1].tolist(), strict=True)):
             model.add_hint(offsets[buffer], offset)
-            for each, choice in enumerate(chosen[buffer]):
-                model.add_hint(choice, each == bank)
+            for number, literal in enumerate(chosen[buffer]):
+                model.add_hint(literal, bool(number == bank))
     outcome = solve_model(model, limits, rounding=Rounding.RELAX)
     if outcome.values is None:
         return outcome.status, None, outcome.bound

@@ -20,7 +20,7 @@ from remat_cli.compiled import compiled
 
 Ints = NDArray[np.int64]
 
-NOWHERE = np.int64(2**62)
+NOWHERE = 2**62
 FOUND, NONE, GOES_ON, LOST = range(4)
 RAISE = -2
 # Rows of the tables of buffers, sections, frames, and what is noted to be undone; single values.
@@ -167,14 +167,14 @@ def _next(s: State, depth: int) -> int:
     s.order[first] = buffer
     s.frames[TRIED, depth], s.frames[TRIED_RANK, depth] = least, least_rank
     s.frames[CHOSEN, depth] = buffer
-    return buffer
+    return int(buffer)
 
 
 @compiled
 def _is_first_twin(s: State, buffer: int) -> bool:
     """Tell whether every buffer of the same life and size that comes earlier in the order is placed."""
     twin = s.buffers[TWIN, buffer]
-    return twin < 0 or s.buffers[OFFSET, twin] >= 0
+    return bool(twin < 0 or s.buffers[OFFSET, twin] >= 0)
 
 
 @compiled
@@ -231,7 +231,7 @@ def _least_above(near: Neighbours, s: State, section: int, top: int, capacity: i
             least = min(least, s.buffers[LEAST, other])
             if s.buffers[LEAST, other] >= top:
                 above += s.buffers[SIZE, other]
-    return -1 if top + above > capacity else least
+    return -1 if top + above > capacity else int(least)
 
 
 @compiled
@@ -257,7 +257,7 @@ def _least_left(near: Neighbours, s: State, section: int, offset: int, capacity:
         above += s.sorted[SIZE_OF, place]
         if max(least, offset) + above > capacity:
             return -1
-    return least
+    return int(least)
 
 
 @compiled
@@ -337,7 +337,7 @@ def _wait(s: State, depth: int, start: int, stop: int, first: int, last: int, wa
     s.groups[FIRST, number], s.groups[LAST, number] = first, last
     s.groups[BACK, number], s.groups[WAITING, number] = depth, waiting
     s.values[GROUPS] = number + 1
-    return number
+    return int(number)
 
 
 @compiled
@@ -439,13 +439,13 @@ def _raise(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
         raised = min(raised, _least_rest(near, s, corner, floor))
     if raised + s.sections[LOAD, corner] > capacity:
         return False
-    _raise_floor(s, corner, raised)
+    _raise_floor(s, corner, int(raised))
     for at in range(near.member_start[corner], near.member_start[corner + 1]):
         other = near.member[at]
         if s.buffers[OFFSET, other] < 0 and s.buffers[LEAST, other] < raised:
             if raised + s.buffers[SIZE, other] > capacity:
                 return False
-            _raise_least(s, other, raised)
+            _raise_least(s, other, int(raised))
     return True
 
 
@@ -461,4 +461,4 @@ def _least_rest(near: Neighbours, s: State, corner: int, floor: int) -> int:
                 is_outside = corner < s.buffers[LOWER, other] or s.buffers[UPPER, other] <= corner
                 if is_outside and s.buffers[OFFSET, other] < 0:
                     least = min(least, s.buffers[LEAST, other] + s.buffers[SIZE, other])
-    return least
+    return int(least)

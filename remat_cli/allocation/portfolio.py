@@ -18,7 +18,6 @@ from remat_cli.allocation.cp_sat import solved
 from remat_cli.allocation.greedy import greedy_offsets
 from remat_cli.allocation.instance import Instance
 from remat_cli.allocation.skyline import Beam, search
-from remat_cli.compiled import is_kept
 from remat_cli.core.buffers import Buffer
 from remat_cli.core.problem import Basis, Observer, Status
 from remat_cli.planners.shared.limits import Limits
@@ -46,8 +45,9 @@ _WORK_OF_LEVEL = 6e-4
 _WORK_OF_ENTRY = 9e-9
 # Which of the lowest sections a beam fills first.
 _CORNERS = ("first", "tight", "few")
-# Seconds up to which a search does not wait for a compiler; both kernels take a usual core so long.
-_SECONDS_TO_COMPILE = 15.0
+# Seconds up to which a search does not wait for first fits, or the exact search, to be compiled: a usual core takes a
+# fourth, or half, of them.
+_SECONDS_FOR_FITS, _SECONDS_FOR_EXACT = 5.0, 15.0
 # Of the heights between bound and best, those are searched first that differ by more than this share of the bound.
 _TOLERANCE = 1 / 2000
 
@@ -260,15 +260,27 @@ def _compiled_searches(
     """Return the searches that numba compiles; without those that are too large, or would have to wait for it long."""
     # Only here: greedy orders are mostly enough, and numba takes half a second to import.
     from remat_cli.allocation import exact, exact_kernel, promoted_fit
+    from remat_cli.compiled import is_kept
 
-    has_time = limits.seconds > _SECONDS_TO_COMPILE
-    fits = has_time or is_kept(promoted_fit.place)
+    fits = limits.seconds > _SECONDS_FOR_FITS or is_kept(promoted_fit.place)
     is_small = exact.count_overlaps(instance) <= exact.MOST_OVERLAPS
-    decides = is_small and (has_time or is_kept(exact_kernel.go_on))
+    decides = is_small and (limits.seconds > _SECONDS_FOR_EXACT or is_kept(exact_kernel.go_on))
     return (
         promoted_fit.PromotedFits(instance, capacity) if fits else None,
         exact.ExactSearches(instance, capacity) if decides else None,
     )
+
+
+def compile_searches() -> bool:
+    """Have numba compile the searches and keep them for later runs; tell whether they were before."""
+    from remat_cli.allocation import exact, exact_kernel, promoted_fit
+    from remat_cli.compiled import is_kept
+
+    was_kept = is_kept(promoted_fit.place) and is_kept(exact_kernel.go_on)
+    instance = Instance.of((Buffer(0, 2, 2), Buffer(1, 3, 1)), 1)
+    promoted_fit.PromotedFits(instance, 3).go_on(1e-9, lambda: False)
+    exact.ExactSearches(instance, 3).go_on(1e-9, lambda: False)
+    return was_kept
 
 
 def _side_by_side(

@@ -174,14 +174,14 @@ def _earlier(p: Placing, buffer: int) -> int:
                 break
             between -= 1
         at -= 1
-    return at
+    return int(at)
 
 
 @compiled
 def _draw(p: Placing) -> float:
     """Return a number from 0 to before 1."""
     p.state[RANDOM] = (p.state[RANDOM] * 1103515245 + 12345) % DRAWN
-    return (p.state[RANDOM] >> 8) / (DRAWN >> 8)
+    return float((p.state[RANDOM] >> 8) / (DRAWN >> 8))
 
 
 @compiled

@@ -368,8 +368,8 @@ def test_plan_lies_in_banks_and_is_drawn_bank_by_bank(remat: Remat, tmp_path: Pa
     graph = prepare(CHAIN, GraphOptions()).graph
     peak = baseline_of(graph).peak_bytes
     out, page = tmp_path / "plan.json", tmp_path / "plan.html"
-    options = ("--addresses", "--bank", f"sram={peak // 4}", "--bank", f"psram={peak}:0.5", "--planner", "approx_dp")
-    options = (*options, "--time-limit", "2s")
+    banks = ("--bank", f"sram={peak // 4}", "--bank", f"psram={peak}:0.5")
+    options = ("--addresses", *banks, "--planner", "approx_dp", "--time-limit", "2s")
     ended = remat("plan", CHAIN, "--budget", "80%", *options, "-o", out, "--html", page)
     assert ended.code == 0, ended.err
     assert "in the banks" in ended.out
