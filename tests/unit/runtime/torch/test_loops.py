@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -287,3 +288,31 @@ def test_gradients_of_gradients_of_blocks_are_refused_in_words() -> None:
     loss = model(tokens())[0]
     with pytest.raises(UsageError, match=r"region 'blocks\.\d': gradients that have gradients of their own"):
         torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head, self.other = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = torch.tanh(self.trunk(x))
+        return self.head(x), self.other(x)
+
+
+def rows_by_turns(model: Any, optimizer: Optimizer, number: int) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(8, 4))[number % 2].square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_fused_kernels_leave_out_gradients_that_are_missing() -> None:
+    torch.manual_seed(0)
+    loop = Loop("heads by turns", TwoHeads, rows_by_turns)
+    model = loop.model().train()
+    plain = copy.deepcopy(model)
+    planned(model, budget="1MB", regions=None, fused=True, options={"time_limit": 0.5})
+    (weights, given, _), (expected, expected_given, _) = trained(model, loop), trained(plain, loop)
+    assert given == expected_given
+    assert all(map(partial(torch.allclose, rtol=1e-4, atol=1e-5), weights, expected))
