@@ -19,7 +19,7 @@ def _compiler() -> ModuleType | None:
         import numba
     except ImportError:
         return None
-    return cast(ModuleType, numba)
+    return numba
 
 
 _NUMBA = _compiler()

@@ -39,8 +39,8 @@ class Request(Settings):
         offload: plans may move tensors to the host and back.
         arena: everything in a plan gets an address. The budget is then that of the arena: resident bytes lie beside it.
         alignment: of addresses and of the size of an arena, in bytes.
-        banks: memories in which addresses lie, by name. The budget is then that of the sum; by default as much as they
-            hold.
+        banks: memories in which addresses lie, by name. The budget is then that of the sum: at most, and by default, as
+            much as they hold.
     """
 
     budget: BudgetSpec | None = setting(
@@ -101,8 +101,9 @@ class Request(Settings):
         Raises:
             UsageError: no budget is named, or the smallest one for banks.
         """
+        held = self.beside(graph) + sum(bank.bytes for bank in self.banks.values())
         if self.budget is None and self.banks:
-            return self.beside(graph) + sum(bank.bytes for bank in self.banks.values())
+            return held
         if self.budget is None:
             raise UsageError(
                 "a plan needs a budget", hint=("give ", Setting("budget", "8GB"), ", 80% (of the plain peak) or min")
@@ -111,7 +112,8 @@ class Request(Settings):
             raise UsageError("banks have sizes of their own: there is no smallest budget", hint="leave the banks out")
         if self.budget.smallest:
             return None
-        return self.beside(graph) + bytes_of_budget(self.budget, graph, self.beside(graph))
+        asked = self.beside(graph) + bytes_of_budget(self.budget, graph, self.beside(graph))
+        return min(asked, held) if self.banks else asked
 
     def beside(self, graph: Graph) -> int:
         """Return the resident bytes that the budget leaves out because they lie beside an arena."""

@@ -381,6 +381,13 @@ def test_plan_lies_in_banks_and_is_drawn_bank_by_bank(remat: Remat, tmp_path: Pa
     assert (alone.code, alone.json["budget_bytes"]) == (0, graph.resident_bytes + peak // 4 + peak)
 
 
+def test_banks_that_hold_less_than_any_plan_needs_are_proven_too_small(remat: Remat) -> None:
+    ended = remat(
+        "plan", CHAIN, "--budget", "80%", "--addresses", "--bank", "a=1KiB", "--planner", "approx_dp", "--json"
+    )
+    assert (ended.code, ended.json["status"]) == (3, "infeasible")
+
+
 def test_banks_of_a_plan_need_addresses_and_a_budget_of_a_size(remat: Remat) -> None:
     assert "--bank goes with --addresses" in remat("plan", CHAIN, "--budget", "80%", "--bank", "a=4KiB").err
     ended = remat("plan", CHAIN, "--budget", "min", "--addresses", "--bank", "a=4KiB")
