@@ -10,7 +10,7 @@ PROGRAM := $(VENV)/.program
 TOOLS := $(VENV)/.tools
 RUNS ?= 20000
 SECONDS ?= 600
-SEED ?= 0
+SEED ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint type check golden docs bench hunt thorough frameworks fuzz reproduce wheel clean
@@ -69,8 +69,8 @@ docs: install ## make the site of documents, build/site; a link that leads nowhe
 bench: install ## time the planners on fixed graphs; TABLES="methods scale" prints these only
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.bench $(TABLES)
 
-hunt: install ## hunt for false claims against an exhaustive search; SECONDS=3600 SEED=1 goes on, elsewhere
-	$(BIN)/python -m tests.hunt --seconds $(SECONDS) --seed $(SEED)
+hunt: install ## hunt for false claims against an exhaustive search; each run with new seeds; SECONDS=3600 SEED=1 goes on, with these
+	$(BIN)/python -m tests.hunt --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 thorough: install ## draw many more examples for the property tests
 	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough tests/property tests/agreement

@@ -70,9 +70,9 @@ def command(
 
     config = read_call(given)
     request = config.request
-    if request.budget is None:
+    if request.budget is None and not request.banks:
         raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
-    if request.max_overhead is not None and not request.budget.smallest:
+    if request.max_overhead is not None and (request.budget is None or not request.budget.smallest):
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
     reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)

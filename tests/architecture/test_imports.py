@@ -22,6 +22,7 @@ LAYERS = (
         "remat_cli.settings",
         "remat_cli.units",
         "remat_cli.cores",
+        "remat_cli.compiled",
         "remat_cli.interruption",
     ),
     (

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from remat_cli.compiled import COMPILE, Trouble, is_kept, trouble
 from remat_cli.core.graph import Graph
 from remat_cli.planners.annealing import kernel
 from remat_cli.planners.annealing.kernel import GraphTables, Tables
 from remat_cli.planners.annealing.runs import GraphLists
 from remat_cli.planners.annealing.weather import SHARES, Weather
-from remat_cli.planners.shared.compiling import COMPILE, Trouble, is_kept, trouble
 from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.sequence import RematSequence
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.planners.shared.compiling import compiled
+from remat_cli.compiled import compiled
 from remat_cli.planners.shared.numbering import Ints
 
 Floats = NDArray[np.float64]

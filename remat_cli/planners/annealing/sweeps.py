@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from remat_cli.compiled import can_compile
 from remat_cli.core.graph import Graph
 from remat_cli.planners.annealing.remaking import Remaking
 from remat_cli.planners.annealing.runs import Pause, RunLine
 from remat_cli.planners.annealing.weather import Sweeps, Weather
-from remat_cli.planners.shared.compiling import can_compile
 from remat_cli.planners.shared.sequence import RematSequence
 
 # Compiled sweeps take so many seconds to load.

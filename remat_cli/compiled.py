@@ -57,6 +57,11 @@ def is_kept(function: Callable[..., Any]) -> bool:
     return any(_has_code(each) for each in caches)
 
 
+def is_at_hand(function: Callable[..., Any]) -> bool:
+    """Tell whether a first call of a function of `compiled` waits for no compiler: it is plain, compiled, or kept."""
+    return not can_compile() or bool(getattr(function, "signatures", ())) or is_kept(function)
+
+
 # What went wrong with caches; the first is told.
 _failures: list[Trouble] = []
 
@@ -69,7 +74,7 @@ def _note(what: str) -> None:
 def _compiler() -> ModuleType | Trouble:
     """Return numba, or why there is none."""
     if find_spec("numba") is None:
-        return Trouble("numba, which compiles, is not installed", f"`pip install 'remat[fast]'`, then {COMPILE}")
+        return Trouble("numba, which compiles, is not installed", f"`pip install numba`, then {COMPILE}")
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return Trouble("NUMBA_DISABLE_JIT is set, so that numba compiles nothing", "unset it")
     try:
@@ -112,7 +117,7 @@ def _cache_class() -> Callable[..., Any]:
             return cls(py_func, py_file)
 
     class InstalledCode(caching.CompileResultCacheImpl):
-        _locator_classes = [Installed]
+        _locator_classes = [Installed]  # noqa: RUF012
 
     class InstalledCache(caching.FunctionCache):
         _impl_class = InstalledCode
