@@ -734,7 +734,7 @@ class RegionsCall:
             if schedule is not None:
                 found.append(RegionPoint.of(prepared.graph, schedule, outputs))
         function = shared_forward(self._forwards[call.path], call.module)
-        kind = RegionKind(call.path, function, OutputGradients(known=call.gradients), tuple(found))
+        kind = RegionKind(call.path, function, self._gradients(call), tuple(found))
         if group.sizes is not None and sized is not None and region is not None:
             plans = tuple(SizedPlan(group.values, prepared.graph, point.planned.schedule) for point in found)
             kind.sized = SizedKind(region, group.sizes, sized, plans, group.values)
@@ -745,10 +745,14 @@ class RegionsCall:
         kind.otherwise = partial(self._ran_otherwise, call.path)
         return kind
 
+    def _gradients(self, call: RegionCall) -> OutputGradients:
+        """Return which outputs of a region get a gradient."""
+        return OutputGradients(at_rerun=self._watch.backward_begins, known=call.gradients)
+
     def _sized_region(self, call: RegionCall, group: Alike) -> SizedRegion:
         """Return what runs regions of one capture at many sizes."""
         if group.captured not in self._sized:
-            region = SizedRegion(call.path, group.function, OutputGradients(known=call.gradients), group.seen)
+            region = SizedRegion(call.path, group.function, self._gradients(call), group.seen)
             region.around, region.at_backward = self._watch.looking, self._watch.backward_begins
             region.otherwise = partial(self._ran_otherwise, call.path)
             region.beyond = partial(self._ran_beyond, call.path)

@@ -271,7 +271,7 @@ def test_loop_trains_as_eager_does_and_takes_no_more(loop: Loop, regions: str | 
     torch.manual_seed(0)
     model = loop.model().train()
     plain = copy.deepcopy(model)
-    planned(model, budget="100%", regions=regions, options={"time_limit": 0.5})
+    planned(model, budget="100%", regions=regions, device="h100", options={"time_limit": 0.5})
     weights, given, peak = trained(model, loop)
     expected, expected_given, expected_peak = trained(plain, loop)
     assert given == expected_given

@@ -118,8 +118,8 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 OPTIONS = {"time_limit": 0.3}
 
 
-def by_regions(model: nn.Module, budget: str | int, regions: Any) -> nn.Module:
-    return planned(model, budget=budget, regions=regions, options=OPTIONS)
+def by_regions(model: nn.Module, budget: str | int, regions: Any, device: str | None = None) -> nn.Module:
+    return planned(model, budget=budget, regions=regions, options=OPTIONS, device=device)
 
 
 def record_of(model: nn.Module) -> RegionsRecord:
@@ -473,7 +473,7 @@ def test_loss_outside_is_measured_and_left_free(caplog: pytest.LogCaptureFixture
     torch.manual_seed(0)
     model, given = Logits(3, 32, 100, 0.1), tokens(8)
     fixed = fixed_bytes(model, given)
-    by_regions(model, "65%", "blocks.*")
+    by_regions(model, "65%", "blocks.*", device="h100")  # whose times are the same each time
 
     def run() -> None:
         loss = F.cross_entropy(model(*given).exp().log().flatten(0, 1), given[1].flatten())
