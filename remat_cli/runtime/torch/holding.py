@@ -69,7 +69,9 @@ class Holding:
         try:
             made = make(self.source, joint)
         except (DoesNotFit, InvalidSchedule) as error:  # invalid: a file's, where an output is to be let go of
-            refusal: RematError = error
+            # Its traceback would keep all frames of this call, and what the model returns, until the next collection.
+            refusal: RematError = error.with_traceback(None)
+            refusal.__context__ = None
         else:
             self.tell_again()
             return made

@@ -640,7 +640,7 @@ class RegionsCall:
                 for kind, way in new if refusal is None else ():
                     self._compile(kind, way)
             except RematError as error:
-                refusal = error
+                refusal = error.with_traceback(None)
             if not self._ranks.most(bool(new) and refusal is None)[0]:
                 return found, refusal
             plan.step = replace(plan.step, curves=[kind.points for kind in plan.kinds])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import shutil
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -281,6 +282,28 @@ def test_loop_trains_as_eager_does_and_takes_no_more(loop: Loop, regions: str | 
     if not loop.eager_steps:
         assert peak <= expected_peak + SLACK
     assert plan_of(model).calls >= STEPS
+
+
+def test_nothing_holds_logits_that_the_caller_lets_go_of() -> None:
+    given = {"regions": None, "device": "h100", "options": {"time_limit": 0.5}}
+    first = planned(Model(), budget="min", **given)  # type: ignore[arg-type]
+    for _ in range(2):
+        first(tokens())[0].backward()
+        first.zero_grad()
+    held, released = (plan.predicted_peak_bytes for plan in plan_of(first).graphs)
+    assert released < held
+    # The plan for logits that are held is refused, and another one made.
+    model = planned(Model(), budget=(2 * released + held) // 3, **given)  # type: ignore[arg-type]
+    gc.disable()
+    try:
+        for _ in range(3):
+            loss, logits = model(tokens())
+            memory = weakref.ref(logits.untyped_storage())
+            del logits
+            assert memory() is None
+            loss.backward()
+    finally:
+        gc.enable()
 
 
 def test_gradients_of_gradients_of_blocks_are_refused_in_words() -> None:
