@@ -31,7 +31,7 @@ from remat_cli.core.problem import Observer, Status
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, activations_of, baseline_of, bytes_of_budget
-from remat_cli.cores import leave_ctrl_c_to_parent
+from remat_cli.cores import serve_parent
 from remat_cli.errors import ExitCode, RematError, UsageError
 from remat_cli.formats.torch import names_function
 from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
@@ -165,7 +165,7 @@ def check_models(
         yield from (check_model(model, baseline, observe, accept=accept) for model in models)
         return
     # A fresh process: a copy of one that runs threads may hang.
-    pool = ProcessPoolExecutor(min(jobs, len(models)), get_context("spawn"), initializer=leave_ctrl_c_to_parent)
+    pool = ProcessPoolExecutor(min(jobs, len(models)), get_context("spawn"), initializer=serve_parent)
     try:
         futures = [pool.submit(check_model, model, baseline, accept=accept) for model in models]
         for done, (model, future) in enumerate(zip(models, futures, strict=True)):

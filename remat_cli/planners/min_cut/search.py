@@ -22,7 +22,7 @@ import numpy as np
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Basis, Scope, Status
-from remat_cli.cores import leave_ctrl_c_to_parent
+from remat_cli.cores import serve_parent
 from remat_cli.planners.min_cut.fitting import STARTS, BytePrices, drawn_prices, fit, move, refit, without_needless
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.incumbent import Incumbent
@@ -290,7 +290,7 @@ _own_reads: GraphReads  # of a process of the pool
 
 def _prepare(graph: Graph) -> None:
     global _own_reads
-    leave_ctrl_c_to_parent()
+    serve_parent()
     _own_reads = GraphReads.of(graph)
 
 

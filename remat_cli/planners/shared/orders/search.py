@@ -14,7 +14,7 @@ import numpy as np
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Observer
-from remat_cli.cores import leave_ctrl_c_to_parent
+from remat_cli.cores import serve_parent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.orders.greedy import greedy_order
@@ -260,5 +260,5 @@ def _runner(cores: int, stack: ExitStack) -> _RunAll:
     if cores == 1:
         return map
     # New processes rather than forks: a solver's threads may be running. Ctrl-C is for the one that started them.
-    pool = get_context("spawn").Pool(cores, initializer=leave_ctrl_c_to_parent)
+    pool = get_context("spawn").Pool(cores, initializer=serve_parent)
     return stack.enter_context(pool).imap
