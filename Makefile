@@ -77,13 +77,13 @@ test-lowest: ## run the tests that need no PyTorch with the lowest releases that
 	.venv-lowest/bin/python -c "import tests.lowest as of; print(*of.constraints(), sep='\n')" > .venv-lowest/constraints.txt
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/constraints.txt \
 		--editable '.[highs,run,plot,cluster]' pytest pytest-xdist hypothesis
-	.venv-lowest/bin/python -m pytest -n 3 tests/unit tests/contract tests/agreement
+	.venv-lowest/bin/python -m pytest -n 3 -W ignore::DeprecationWarning tests/unit tests/contract tests/agreement
 
 test-newest: ## run the same tests with the newest releases there are
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
 		--editable '.[highs,run,plot,cluster]' pytest pytest-xdist hypothesis
-	.venv-newest/bin/python -m pytest -n 3 tests/unit tests/contract tests/agreement
+	.venv-newest/bin/python -m pytest -n 3 -W ignore::DeprecationWarning tests/unit tests/contract tests/agreement
 
 thorough: install ## draw many more examples for the property tests
 	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough tests/property tests/agreement

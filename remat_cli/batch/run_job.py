@@ -11,6 +11,7 @@ from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
 from remat_cli.core.solve import Solution
 from remat_cli.errors import GraphError, RematError
 from remat_cli.formats.schedule_json import scope_columns
+from remat_cli.formats.source import open_regular
 from remat_cli.planning import plan
 from remat_cli.prepare import prepare_without_absent_dims
 from remat_cli.settings import Setting
@@ -45,9 +46,9 @@ def check_unchanged(job: Job) -> None:
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's bytes; nothing where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file_digest(file, "sha256").hexdigest()
-    except OSError:
+    except (OSError, GraphError):
         return ""
 
 

@@ -21,7 +21,7 @@ from remat_cli.runtime.torch.memory import peak_of
 from remat_cli.runtime.torch.planned import plan_of, planned
 
 Optimizer = torch.optim.Optimizer
-STEPS = 6  # by then nothing is planned anew
+STEPS = 12  # by then nothing is planned anew
 # Of kernels' workspace, which differs where weights are cast or copied once more; and of scalars.
 SLACK = 4096
 
