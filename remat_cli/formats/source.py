@@ -7,8 +7,9 @@ import stat
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from pydantic_core import from_json
 
@@ -45,7 +46,7 @@ def check_regular_file(path: Path, *, error: type[RematError] = GraphError, larg
         )
 
 
-def open_regular(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> BinaryIO:
+def open_regular(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> BufferedReader:
     """Open a regular file to read its bytes: a device or a FIFO would give them without an end.
 
     Raises:

@@ -280,7 +280,7 @@ def test_no_number_that_a_solver_is_given_is_large() -> None:
 def test_a_solver_ends_with_the_process_that_started_it_and_leaves_no_files(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
-    call = ["/bin/sh", "-c", mip_solvers._GUARDED, "sh", folder, "sleep", "600"]
+    call = ["/bin/sh", "-c", mip_solvers._GUARDED, "sh", str(folder), "sleep", "600"]
     with subprocess.Popen(call, stdin=subprocess.PIPE, start_new_session=True) as guarded:
         assert guarded.stdin is not None
         guarded.stdin.close()  # as where that process is killed
