@@ -107,6 +107,16 @@ class ClusterLost(RematError):
     exit_code = ExitCode.NO_PLAN
 
 
+class SystemRefuses(RematError):
+    """The system allows no more of what is needed: threads, processes, open files, memory."""
+
+    exit_code = ExitCode.NO_PLAN
+
+
+class OutOfMemory(SystemRefuses):
+    """The memory does not suffice."""
+
+
 class GraphError(RematError):
     """A graph, or the file it comes from, is bad."""
 

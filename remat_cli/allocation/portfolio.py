@@ -21,6 +21,7 @@ from remat_cli.allocation.skyline import Beam, search
 from remat_cli.core.buffers import Buffer
 from remat_cli.core.problem import Basis, Observer, Status
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.system_limits import can_start_threads
 
 if TYPE_CHECKING:
     from remat_cli.allocation.exact import ExactSearches
@@ -293,7 +294,7 @@ def _side_by_side(
     """
     is_enough = Event()
     beside = replace(limits, cores=1, has_enough=lambda: is_enough.is_set() or limits.has_enough())
-    if limits.cores == 1:
+    if limits.cores == 1 or not can_start_threads():
         offsets = _by_beams(instance, capacity, limits, beams)
         return (offsets, None) if offsets is not None else _by_solver(instance, capacity, beside)
     with ThreadPoolExecutor(1, "allocation") as pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -71,6 +72,14 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_here")
 class TestResults:
+    def test_fewer_jobs_run_at_a_time_where_few_files_may_be_open(
+        self, batch: Batch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (len(os.listdir("/dev/fd")) + 30, 4096))
+        ended = batch(*TWICE[:-1], "4", "-o", RESULTS)
+        assert (ended.code, len(lines())) == (0, 4)
+        assert ended.err == "note: 3 jobs at a time, not 4: the system allows no more open files (ulimit -n)\n"
+
     def test_a_line_and_a_schedule_for_every_job(self, batch: Batch, remat: Remat) -> None:
         ended = batch(*TWICE, "-o", RESULTS, "--schedules", "plans")
         assert (ended.code, ended.err) == (0, "")

@@ -7,9 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from remat_cli import cores
+from remat_cli.cores import process_pool, run_in
 
 POOL = """
 import os, time
@@ -48,3 +52,26 @@ def test_processes_of_a_pool_end_where_their_parent_is_killed(tmp_path: Path) ->
         while any(map(is_alive, workers)) and time.monotonic() < end:
             time.sleep(0.05)
     assert not any(map(is_alive, workers))
+
+
+def test_what_a_process_of_a_pool_does_not_finish_is_done_here(tmp_path: Path) -> None:
+    """The system kills one where memory runs out."""
+    with process_pool(2) as pool:
+        assert pool is not None
+        done = run_in(pool, partial(killed_once, os.getpid()), range(5), alone=lambda number: -number)
+        results = list(done)
+    assert [abs(result) for result in results] == list(range(5))
+    assert results[3] == -3
+
+
+def killed_once(parent: int, number: int) -> int:
+    if number == 3 and os.getpid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_where_no_process_is_allowed_there_is_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "can_start_threads", lambda count: False)
+    with process_pool(8) as pool:
+        assert pool is None
+        assert list(run_in(pool, abs, [-1, 2])) == [1, 2]
