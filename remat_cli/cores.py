@@ -9,7 +9,7 @@ from signal import SIG_IGN, SIGINT, signal
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from remat_cli.system_limits import can_start_threads, processes_for_files, refusal_of
+from remat_cli.system_limits import can_start_threads, processes_for_files, refusal_of, start_if_allowed
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# In the process that starts a pool: open files for each process, and (all told) threads that tend to it.
+# Of a pool: open files for each process in the one that starts them, and threads (a process is one) of each and of that
+# one, which tend to the pool.
 _FILES_EACH = 2
+_THREADS_EACH = 4
 _THREADS_BESIDE = 4
 
 
@@ -41,7 +43,7 @@ def process_pool(
         arguments: of `begin`.
     """
     count = processes_for_files(count, _FILES_EACH)
-    while count > 1 and not can_start_threads(count + _THREADS_BESIDE):
+    while count > 1 and not can_start_threads(count * _THREADS_EACH + _THREADS_BESIDE):
         count //= 2
     if count < 2:
         yield None
@@ -100,8 +102,8 @@ def serve_parent() -> None:
 
     signal(SIGINT, SIG_IGN)
     parent = parent_process()
-    if parent is not None and can_start_threads():
-        Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    if parent is not None:
+        start_if_allowed(Thread(target=_end_with, args=(parent.sentinel,), daemon=True))
 
 
 def _end_with(sentinel: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from _thread import LockType, allocate_lock, start_new_thread
+from threading import Thread
 
 from remat_cli.errors import OutOfMemory, SystemRefuses
 
@@ -59,6 +60,17 @@ def can_start_threads(count: int = 1) -> bool:
                 start_new_thread(_wait_for, (end,))
         except RuntimeError:
             return False
+    return True
+
+
+def start_if_allowed(thread: Thread) -> bool:
+    """Start a thread; return whether the system allows it."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if refusal_of(error) is None:
+            raise
+        return False
     return True
 
 

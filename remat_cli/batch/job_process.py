@@ -16,7 +16,7 @@ from remat_cli.batch.job import Job, JobLimits, JobOutcome, out_of_memory, refus
 from remat_cli.batch.process_trees import kill_tree
 from remat_cli.errors import OutOfMemory
 from remat_cli.interruption import heed_ctrl_c, pass_over_requests
-from remat_cli.system_limits import can_start_threads, refusal_of
+from remat_cli.system_limits import refusal_of, start_if_allowed
 
 
 def main() -> None:
@@ -28,8 +28,7 @@ def main() -> None:
         heed_ctrl_c()
         pass_over_requests()
         job, limits = pickle.load(sys.stdin.buffer)
-        if can_start_threads():
-            Thread(target=_leave_with_parent, daemon=True).start()
+        start_if_allowed(Thread(target=_leave_with_parent, daemon=True))
         outcomes.write(pickle.dumps(_outcome(job, limits)))
 
 

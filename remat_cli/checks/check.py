@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from time import monotonic
 
@@ -165,10 +166,23 @@ def check_models(
         if pool is None:
             yield from (check_model(model, baseline, observe, accept=accept) for model in models)
             return
-        futures = [pool.submit(check_model, model, baseline, accept=accept) for model in models]
+        check = partial(check_model, baseline=baseline, accept=accept)
+        futures = [_submitted(pool, check, model) for model in models]
         for done, (model, future) in enumerate(zip(models, futures, strict=True)):
             observe.phase(f"{done} of {len(models)} models checked")
             yield _result_of(future, model, baseline)
+
+
+def _submitted(
+    pool: ProcessPoolExecutor, check: Callable[[ModelCheck], CheckOutcome], model: ModelCheck
+) -> Future[CheckOutcome]:
+    """Give a model to a pool; where it was killed meanwhile, the result says so."""
+    try:
+        return pool.submit(check, model)
+    except BrokenProcessPool as error:
+        future = Future[CheckOutcome]()
+        future.set_exception(error)
+        return future
 
 
 def _result_of(future: Future[CheckOutcome], model: ModelCheck, baseline: Mapping[str, Figures]) -> CheckOutcome:
