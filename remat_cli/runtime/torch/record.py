@@ -8,11 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule
-from remat_cli.core.simulate import Trace
+from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import baseline_of, share_over
+from remat_cli.errors import UsageError
+from remat_cli.formats.writing import write_file
 from remat_cli.units import format_bytes, format_count, format_share, format_time
 
 _LOG = logging.getLogger("remat")
@@ -142,6 +145,23 @@ class PlanRecord:
         """Note that a backward pass runs by a plan."""
         self.backward_passes += 1
         self.at_backward()
+
+    def snapshot(self, path: str | Path) -> None:
+        """Write the plan of the last planned call as a memory snapshot, for pytorch.org/memory_viz.
+
+        Args:
+            path: such as "plan.pickle".
+
+        Raises:
+            UsageError: nothing was planned yet, or the file cannot be written.
+        """
+        from remat_cli.allocation.snapshot import snapshot_bytes  # loads OR-tools
+
+        plan = self.last or next(reversed(self.graphs), None)
+        if plan is None:
+            raise UsageError("nothing is planned yet, which a snapshot could show", hint="call the model once before")
+        times = simulate(plan.graph, plan.schedule).times
+        write_file(Path(path), snapshot_bytes(plan.graph, plan.schedule, times))
 
     def __str__(self) -> str:
         """Return the report."""

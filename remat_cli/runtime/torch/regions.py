@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,6 +135,15 @@ class RegionsRecord(PlanRecord):
     measured_peak_bytes: list[int] = field(default_factory=list)
     beyond_bytes: int = 0
     whole_calls: int = 0
+
+    def snapshot(self, path: str | Path) -> None:
+        """Say that there is no snapshot of a step whose blocks alone are planned.
+
+        Raises:
+            UsageError: always.
+        """
+        hint = "planned(..., regions=None) plans the whole, where that can be captured"
+        raise UsageError("a plan by blocks is no plan of the whole step, which a snapshot could show", hint=hint)
 
     @property
     def calls(self) -> int:

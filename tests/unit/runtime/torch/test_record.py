@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +56,21 @@ def test_function_has_a_record_too() -> None:
 def test_what_is_not_planned_has_no_record() -> None:
     with pytest.raises(UsageError, match="nothing is planned for this Linear"):
         plan_of(nn.Linear(2, 2))
+
+
+def test_the_plan_is_written_as_a_memory_snapshot(tmp_path: Path) -> None:
+    model, path = planned(MLP(depth=4), budget="70%", options={"time_limit": 2}), tmp_path / "plan.pickle"
+    with pytest.raises(UsageError, match="nothing is planned yet"):
+        plan_of(model).snapshot(path)
+    model(torch.randn(64, 16)).backward()
+    plan_of(model).snapshot(path)
+    (events,) = pickle.loads(path.read_bytes())["device_traces"]
+    signs = {"alloc": 1, "free_completed": -1}
+    sizes = accumulate(signs.get(event["action"], 0) * event["size"] for event in events)
+    assert max(sizes) == plan_of(model).graphs[0].predicted_peak_bytes
+
+
+def test_plans_by_blocks_have_no_snapshot(tmp_path: Path) -> None:
+    model = planned(MLP(depth=4), budget="100%", regions="layers.*")
+    with pytest.raises(UsageError, match="by blocks"):
+        plan_of(model).snapshot(tmp_path / "plan.pickle")
