@@ -18,7 +18,8 @@ import numpy as np
 from remat_cli.errors import GraphError, RematError, UsageError
 from remat_cli.formats.onnx import classical
 from remat_cli.formats.onnx.attributes import integer_attribute
-from remat_cli.formats.onnx.contrib import SUMS, full_type, result_type, standard_form
+from remat_cli.formats.onnx.contrib import standard_form
+from remat_cli.formats.onnx.contrib_results import result_types
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
 from remat_cli.formats.onnx.estimates import (
     AFTER_ESTIMATE,
@@ -256,9 +257,8 @@ class ShapeInference:
         if standard is not None and schema is not None:
             types |= self._inferred_by_onnx(standard, schema, values)
         else:
-            types[node.proto.output[0]] = result_type(node.proto, [values.get(name) for name in node.proto.input])
-        total = SUMS.get(full_type(node.proto), len(node.proto.output))
-        types |= dict.fromkeys(node.proto.output[total : total + 1], types.get(node.proto.output[0]))
+            results = result_types(node.proto, [values.get(name) for name in node.proto.input]) or ()
+            types |= zip(node.proto.output, results, strict=False)
         if any(types.get(name) is None for name in node.outputs):
             self.estimates[node.name] = UNKNOWN_OP
         return types
