@@ -362,6 +362,15 @@ def _cost_model(name: str, device: Device | None, measured: Measurements | None)
     return model(**{item.name: known[item.name] for item in fields(model)})
 
 
+def link_of(graph: Draft, options: GraphOptions) -> Link | None:
+    """Return the link that options name, by themselves or by their device; None if they name none.
+
+    Raises:
+        UsageError: its rate is wrong, or does not go with the graph's unit of time.
+    """
+    return _link(graph, options, None if options.device is None else load_device(options.device))
+
+
 def _link(graph: Draft, options: GraphOptions, device: Device | None) -> Link | None:
     rate = _bytes_per_time(graph, options, device)
     if rate is None:

@@ -32,7 +32,8 @@ from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, activations_of, baseline_of, bytes_of_budget
 from remat_cli.cores import leave_ctrl_c_to_parent
-from remat_cli.errors import ExitCode, RematError
+from remat_cli.errors import ExitCode, RematError, UsageError
+from remat_cli.formats.torch import names_function
 from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.runtime.execution import check_can_execute, execute_plan
@@ -222,6 +223,11 @@ class _Check:
 
     def measure(self) -> None:
         self.observe.phase("reading the graph")
+        if not self.model.may_run_code and names_function(self.model.path):
+            raise UsageError(
+                f"{self.model.path} is Python, which --no-code does not run",
+                hint=f"remat convert {self.model.path} -o graph.json where its code may run, and check that file",
+            )
         prepared = prepare(self.model.path, self.model.graph)
         # With addresses the arena is what counts, and no session of a runtime lays it out.
         self.notes, self.session = prepared.notes, "" if self.model.request.arena else prepared.session

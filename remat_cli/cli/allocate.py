@@ -9,7 +9,7 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import READ, is_stdin
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.units import parse_bytes, parse_duration
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 )
 @graph_options
 @output_options
+@force_option
 def command(
     source: Path,
     schedule: Path | None,
@@ -125,7 +126,7 @@ def _of_schedule(
     file = replace(read_schedule(schedule), arena=None)  # addresses in the file are replaced, right or wrong
     with streams.progress() as observe:
         observe.phase("replaying the schedule")
-        prepared, _ = replay(graph, merge_config(given).graph, file, schedule)
+        prepared, _ = replay(graph, merge_config(given).said, file, schedule)
         found, arena = arena_of(
             prepared.graph,
             file.schedule,

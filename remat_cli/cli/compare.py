@@ -12,7 +12,7 @@ import click
 from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
-from remat_cli.cli.output import Output
+from remat_cli.cli.output import Output, force_option
 from remat_cli.cli.stdin import READ, called
 from remat_cli.config import Request
 from remat_cli.core.problem import Observer
@@ -43,6 +43,7 @@ DEFAULT_BUDGETS = "80%,60%,40%"
 @graph_options
 @planners_options
 @output_options
+@force_option
 def command(
     graphs: tuple[Path, ...],
     budgets: str,

@@ -9,17 +9,17 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import (
-    address_options,
     graph_argument,
     graph_options,
     output_options,
     planner_options,
     read_call,
+    setting_option,
 )
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import in_a_call
 from remat_cli.cli.stopwatch import Stopwatch, Timed
-from remat_cli.config import RunConfig
+from remat_cli.config import Request, RunConfig
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import prepare
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @click.command("plan", cls=Verb)
 @graph_argument
-@click.option(
-    "--budget",
-    metavar="SIZE",
+@setting_option(
+    Request,
+    "budget",
     help="Total device memory: 8GB (10^9), 8GiB (2^30), bytes, 80% of the plain run's peak, '60% of activations', "
     "or min.",
 )
-@click.option("--max-overhead", metavar="SHARE", help="With --budget min: the smallest budget at this overhead.")
+@setting_option(Request, "max_overhead", help="With --budget min: the smallest budget at this overhead.")
 @click.option(
     "--as",
     "form",
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     metavar="checkpoints",
     help="Which modules of a PyTorch step to wrap in torch.utils.checkpoint, as code and settings.",
 )
-@address_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
 @graph_options
 @planner_options
 @output_options
+@force_option
 def command(
     graph: Path, form: str | None, output: Path | None, html: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> int:

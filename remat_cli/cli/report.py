@@ -9,9 +9,10 @@ import click
 
 from remat_cli.checks.schedule_file import broken_claims, budget_bytes, replay, taken_from_file
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
-from remat_cli.cli.output import Output
+from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options, setting_option
+from remat_cli.cli.output import Output, force_option
 from remat_cli.cli.stdin import READ
+from remat_cli.config import Request
 from remat_cli.formats.schedule_json import holds_schedule, read_schedule
 
 
@@ -21,9 +22,10 @@ from remat_cli.formats.schedule_json import holds_schedule, read_schedule
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the page here; - is stdout."
 )
-@click.option("--budget", metavar="SIZE", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
+@setting_option(Request, "budget", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
 @graph_options
 @output_options
+@force_option
 def command(graph: Path, schedule: Path, output: Path, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write SCHEDULE, replayed on GRAPH, as one HTML file that needs no network.
 
@@ -46,8 +48,8 @@ def command(graph: Path, schedule: Path, output: Path, as_json: bool, quiet: boo
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(schedule, graph, *config.files))
     file = read_schedule(schedule)
-    prepared, trace = replay(graph, config.graph, file, schedule)
-    taken = taken_from_file(config.graph, prepared.options)
+    prepared, trace = replay(graph, config.said, file, schedule)
+    taken = taken_from_file(config.said, prepared.options)
     budget = budget_bytes(config.request.budget, file, prepared)
     page = schedule_page(prepared, file, trace, budget_bytes=budget)
     streams.write(output, page)

@@ -9,8 +9,8 @@ import click
 
 from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import address_options, graph_argument, graph_options, merge_config, output_options
-from remat_cli.cli.output import Output
+from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
+from remat_cli.cli.output import Output, force_option
 from remat_cli.errors import ExitCode
 from remat_cli.prepare import prepare
 from remat_cli.units import parse_budgets
@@ -29,12 +29,12 @@ DEFAULT_BUDGETS = "30%..100%:8"
     show_default=True,
     help="Sizes, shares of the plain run's peak, ranges with a number of budgets, and min, separated by commas.",
 )
-@address_options
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write a line for each point; - is stdout.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the curves: a file that ends in .png or .svg.")
 @graph_options
 @planners_options
 @output_options
+@force_option
 def command(
     graph: Path, budgets: str, csv_file: Path | None, plot: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> int:

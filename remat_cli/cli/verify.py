@@ -10,10 +10,10 @@ import click
 
 from remat_cli.checks.schedule_file import as_planned, broken_claims, budget_bytes, replay, taken_from_file
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
+from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options, setting_option
 from remat_cli.cli.output import Output
 from remat_cli.cli.stdin import READ
-from remat_cli.config import GraphOptions
+from remat_cli.config import GraphOptions, Request
 from remat_cli.errors import UsageError
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.units import parse_duration
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.command("verify", cls=Verb)
 @graph_argument
 @click.argument("schedule", type=READ, metavar="[SCHEDULE]", required=False)
-@click.option("--budget", metavar="SIZE", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
+@setting_option(Request, "budget", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
 @click.option("--execute", is_flag=True, help="Run the model too, as it is and as planned: ONNX or PyTorch.")
 @click.option("--time-limit", default="10m", show_default=True, metavar="30s", help="Of each run of an ONNX model.")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs, with --execute.")
@@ -82,11 +82,11 @@ def command(
         _execute_as_it_is(graph, config.graph, Output(as_json=as_json, quiet=quiet), limit, seed)
         return
     file = read_schedule(schedule)
-    options = as_planned(config.graph, file)
+    options = as_planned(config.said, file)
     if execute:
         check_can_execute(graph, options, file.schedule)
-    prepared, trace = replay(graph, config.graph, file, schedule)
-    taken = taken_from_file(config.graph, prepared.options)
+    prepared, trace = replay(graph, config.said, file, schedule)
+    taken = taken_from_file(config.said, prepared.options)
     budget = budget_bytes(config.request.budget, file, prepared)
     broken = broken_claims(file, prepared, trace, budget)
     streams = Output(as_json=as_json, quiet=quiet)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from remat_cli.core.graph import Graph
 from remat_cli.core.operators import Operand, Operator
 from remat_cli.errors import UsageError
-from remat_cli.settings import Wording, setting
+from remat_cli.settings import Settings, Wording, setting
 
 MODES = ("training", "inference")
 
@@ -56,7 +56,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True)
-class ReadOptions:
+class ReadOptions(Settings):
     """How a file is read; formats without symbolic shapes need none of it.
 
     Attributes:
@@ -73,19 +73,27 @@ class ReadOptions:
 
     mode: str | None = setting(None, "Derive the training graph, or plan the graph as it is.", choices=MODES)
     dims: Mapping[str, int] = setting(
-        dict, "Value of a symbolic dimension; '*=N': of all others. Repeatable.", metavar="NAME=N", parse=_entry
+        dict,
+        "Value of a symbolic dimension; '*=N': of all others. Repeatable.",
+        metavar="NAME=N",
+        parse=_entry,
+        flag="--dim",
     )
     input_shapes: Mapping[str, tuple[int, ...]] = setting(
-        dict, "Shape of an input. Repeatable.", metavar="X:1,3,224,224", parse=_shape
+        dict, "Shape of an input. Repeatable.", metavar="X:1,3,224,224", parse=_shape, flag="--input-shape"
     )
     value_shapes: Mapping[str, tuple[int, ...]] = setting(
-        dict, "Shape of a value that cannot be inferred. Repeatable.", metavar="Y:1,64,56,56", parse=_shape
+        dict,
+        "Shape of a value that cannot be inferred. Repeatable.",
+        metavar="Y:1,64,56,56",
+        parse=_shape,
+        flag="--value-shape",
     )
     aliasing: Aliasing | None = setting(
         None, "Which ops are views or work in place.", choices=tuple(map(str, Aliasing)), parse=Aliasing
     )
     fused: bool = setting(False, "Plan a PyTorch step for the kernels of torch.compile.")
-    strict: bool = setting(False, "Make every estimate an error.")
+    strict: bool = setting(False, "Make every estimate an error.", changes_graph=False)
 
     @property
     def storage(self) -> Aliasing:

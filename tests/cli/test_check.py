@@ -40,6 +40,28 @@ def project(*models: str, more: str = "") -> None:
     Path("remat.yaml").write_text(f"{more}models:\n{''.join(models)}")
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("path", ["evil.py:step", "./evil.py:step", "evil:step", "evil.pkg.mod:step"])
+def test_code_that_a_project_names_is_run_but_for_no_code(path: str, jobs: str, remat: Remat, folder: Path) -> None:
+    ran = folder / "ran"
+    Path("evil.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    project(f"- {{path: '{path}', budget: 70%}}\n", HOLDS)
+    ended = remat("check", "--no-code", "--jobs", jobs)
+    assert ended.code == 2
+    assert not ran.exists()
+    assert "which --no-code does not run" in " ".join(ended.out.split())
+    assert "holds  fits" in ended.out, "the others are checked"
+
+
+def test_with_code_the_same_file_is_imported(remat: Remat, folder: Path) -> None:
+    pytest.importorskip("torch")
+    ran = folder / "ran"
+    Path("evil.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    project("- {path: 'evil.py:step', budget: 70%}\n")
+    assert remat("check").code == 2, "there is no function of that name"
+    assert ran.exists()
+
+
 @pytest.mark.parametrize(
     ("models", "code"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onnx import defs, helper, numpy_helper, shape_inference
 
 from remat_cli.errors import GraphError
-from remat_cli.formats.onnx.attributes import integer_attribute
+from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute
 from remat_cli.formats.onnx.errors import onnx_faults
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import SequenceType, TensorType, Values, shape_text, type_proto
@@ -27,6 +28,11 @@ _CHECK_SIZES = (
     "the file is damaged, or a given size is wrong: check ",
     *(Setting("dims"), ", ", Setting("input_shapes"), " and ", Setting("value_shapes")),
 )
+
+# Letters with one "..." among them; onnx never comes back from most other texts.
+_LABELS = r"[A-Za-z]*(?:\.\.\.[A-Za-z]*)?"
+_EQUATION = re.compile(rf"{_LABELS}(?:,{_LABELS})*(?:->{_LABELS})?")
+_LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -114,8 +120,15 @@ def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) ->
 
 
 def _refuse_what_aborts(node: Node) -> None:
-    """Refuse the faults on which onnx 1.23 ends the process instead of raising an exception."""
+    """Refuse the faults on which onnx 1.23 ends the process, or never comes back, instead of raising an exception."""
     proto = node.proto
+    if proto.op_type == "Einsum" and (equation := attribute_of(proto, "equation")) is not None:
+        text = equation.s.decode(errors="backslashreplace")
+        if not _EQUATION.fullmatch(text.replace(" ", "")):
+            raise GraphError(
+                f"op {node.name!r} (Einsum): the equation {text[:_LONGEST_SHOWN]!r} is not understood",
+                hint="the file is damaged; an equation is written like bij,bjk->bik or ...ij,...jk->...ik",
+            )
     match proto.op_type:
         case "Split":
             aborts = 0 < integer_attribute(proto, "num_outputs", 0) < len(proto.output)

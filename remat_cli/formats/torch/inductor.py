@@ -59,9 +59,13 @@ def prepared_joint(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
 
 
 @contextmanager
-def as_captured(module: fx.GraphModule) -> Iterator[None]:
-    """While it is entered, inductor compiles what was captured before as if torch captured it now."""
-    mode = detect_fake_mode([node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")])
+def as_captured(inputs: Sequence[Any]) -> Iterator[None]:
+    """While it is entered, torch traces and compiles what was captured before as if it captured it now.
+
+    Args:
+        inputs: fake tensors that it was captured with.
+    """
+    mode = detect_fake_mode(list(inputs))
     with torch._guards.tracing(torch._guards.TracingContext(mode)):
         yield
 

@@ -27,6 +27,19 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import inductor, recurrent
+from remat_cli.formats.torch.ops import draws
+from remat_cli.formats.torch.outputs import (
+    ALL,
+    OutputGradients,
+    Rerun,
+    SeenOutputs,
+    copied,
+    detach_outputs,
+    form_of,
+    is_tangent,
+    missing_gradients,
+    without_gradients,
+)
 
 TESTED_VERSIONS = ("2.13", "2.14", "2.15")
 
@@ -100,6 +113,7 @@ def compiled(
     divide: Divide,
     foresee: Foresee | None = None,
     *,
+    gradients: OutputGradients | None = None,
     takes_sizes: bool = False,
     seen: SeenSizes | None = None,
     around_capture: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
@@ -115,12 +129,13 @@ def compiled(
         function: what is called.
         divide: makes the two graphs.
         foresee: sees what is captured before it is traced with its backward pass.
+        gradients: which of its outputs get a gradient.
         takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
         seen: sizes that torch has seen before.
         around_capture: what is entered while torch captures.
         fused: the joint graph has the ops that inductor fuses.
     """
-    backend = _backend(divide, foresee, fused=fused)
+    backend = _backend(divide, foresee, gradients, fused=fused)
     return _configured(function, backend, takes_sizes=takes_sizes, seen=seen, around_capture=around_capture)
 
 
@@ -324,11 +339,13 @@ def _logging_methods() -> set[Callable[..., Any]]:
     return {method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")}
 
 
-def _backend(divide: Divide, foresee: Foresee | None, *, fused: bool = False) -> Callable[..., Any]:
+def _backend(
+    divide: Divide, foresee: Foresee | None, gradients: OutputGradients | None, *, fused: bool = False
+) -> Callable[..., Any]:
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         if foresee is not None:
             foresee(module, inputs, _traced)
-        return divided_by(module, inputs, divide, fused=fused)
+        return divided_by(module, inputs, divide, gradients, fused=fused)
 
     return backend
 
@@ -361,31 +378,89 @@ def seen_by(run: Callable[[Divide], object]) -> Captured | None:
     return seen[0] if seen else None
 
 
-def divided_by(module: fx.GraphModule, inputs: Sequence[Any], divide: Divide, *, fused: bool = False) -> Any:
-    """Have torch trace a module together with its backward pass, and return what runs as `divide` says."""
-    from torch._dynamo.backends.common import aot_autograd
+def divided_by(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    divide: Divide,
+    gradients: OutputGradients | None = None,
+    *,
+    fused: bool = False,
+) -> Callable[..., Any]:
+    """Have torch trace a module together with its backward pass, and return what runs as `divide` says.
 
-    given = given_of(module, inputs)
+    Args:
+        module: as torch's front end makes it.
+        inputs: what it is called with.
+        divide: makes forward and backward graph of the joint graph.
+        gradients: which outputs get a gradient; where a backward pass shows others, the module is traced again.
+        fused: the joint graph has the ops that inductor fuses.
+    """
+    return _Divided(module, inputs, divide, gradients or OutputGradients(), fused=fused)
 
-    def partition(
-        joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        if fused:
-            joint = inductor.prepared_joint(joint, joint_inputs)
-        primals = tuple(_given_as(node, given) for node in primals_of(joint.graph))
-        return divide(Captured(joint, num_fwd_outputs, primals))
 
-    compiler = aot_autograd(
-        fw_compiler=_runner,
-        bw_compiler=_runner,
-        inference_compiler=_runner,
-        partition_fn=partition,
-        keep_inference_input_mutations=True,
-        **({"decompositions": inductor.decompositions()} if fused else {}),
-    )
-    recurrent.as_ops(module.graph)
-    with torch._functorch.config.patch(_FUNCTORCH), contextlib.nullcontext() if fused else _as_eager_computes():
-        return compiler(module, inputs)
+class _Divided:
+    """Runs a module as divided; it is traced again where other outputs get gradients than were expected."""
+
+    def __init__(
+        self, module: fx.GraphModule, inputs: Sequence[Any], divide: Divide, gradients: OutputGradients, *, fused: bool
+    ) -> None:
+        self._module, self._divide, self._gradients, self._fused = module, divide, gradients, fused
+        self._form = form_of(module.graph)
+        self._graph = copied(module.graph)  # as it is called: what is traced is changed
+        nodes = module.graph.find_nodes(op="placeholder")
+        self._sources = [_source(node) for node in nodes]
+        self._fakes = [node.meta.get("example_value") for node in nodes]
+        self._run: Callable[..., Any]
+        self._seen: SeenOutputs
+        self._trace(module, inputs, given_of(module, inputs), gradients.expected(self._form))
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the module."""
+        expected = self._gradients.expected(self._form)
+        if expected != self._seen.expected:
+            given = [
+                Primal(source, value if isinstance(value, torch.Tensor) else None)
+                for source, value in zip(self._sources, inputs, strict=True)
+            ]
+            module = fx.GraphModule(self._module, copied(self._graph))
+            with inductor.as_captured(self._fakes):
+                self._trace(module, self._fakes, given, expected)
+        return self._seen.around(self._run, inputs) if self._form else self._run(*inputs)
+
+    def _trace(
+        self, module: fx.GraphModule, inputs: Sequence[Any], given: Sequence[Primal], expected: frozenset[int]
+    ) -> None:
+        from torch._dynamo.backends.common import aot_autograd
+
+        rerun = Rerun(fx.GraphModule(self._module, self._graph))
+
+        def partition(
+            joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
+        ) -> tuple[fx.GraphModule, fx.GraphModule]:
+            if self._fused:
+                joint = inductor.prepared_joint(joint, joint_inputs)
+            rerun.draws = any(map(draws, joint.graph.nodes))
+            rerun.changed = _changed_inputs(joint.graph, num_fwd_outputs)
+            primals = tuple(_given_as(node, given) for node in primals_of(joint.graph))
+            return self._divide(Captured(joint, num_fwd_outputs, primals))
+
+        compiler = aot_autograd(
+            fw_compiler=_runner,
+            bw_compiler=_backward_runner,
+            inference_compiler=_runner,
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
+            **({"decompositions": inductor.decompositions()} if self._fused else {}),
+        )
+        detach_outputs(module.graph, {place for place, _, _ in self._form} - expected)
+        recurrent.as_ops(module.graph)
+        module.recompile()
+        with (
+            torch._functorch.config.patch(_FUNCTORCH),
+            contextlib.nullcontext() if self._fused else _as_eager_computes(),
+        ):
+            run = compiler(module, inputs)
+        self._run, self._seen = run, SeenOutputs(self._form, self._gradients, expected, rerun)
 
 
 # Ops that torch traces as Python functions whose results differ from those of eager's kernels in the last bits.
@@ -462,7 +537,7 @@ def _source(node: fx.Node) -> str:
 
 def primals_of(graph: fx.Graph) -> list[fx.Node]:
     """Return the inputs of a joint graph that are there before the step."""
-    return [node for node in graph.find_nodes(op="placeholder") if not _is_tangent(node) and SIZE not in node.meta]
+    return [node for node in graph.find_nodes(op="placeholder") if not is_tangent(node) and SIZE not in node.meta]
 
 
 def sizes_of(graph: fx.Graph) -> list[fx.Node]:
@@ -472,7 +547,7 @@ def sizes_of(graph: fx.Graph) -> list[fx.Node]:
 
 def tangents_of(graph: fx.Graph) -> list[fx.Node]:
     """Return the inputs of a joint graph that are gradients of its forward outputs."""
-    return [node for node in graph.find_nodes(op="placeholder") if _is_tangent(node)]
+    return [node for node in graph.find_nodes(op="placeholder") if is_tangent(node)]
 
 
 def outputs_of(graph: fx.Graph) -> Sequence[Any]:
@@ -484,10 +559,6 @@ def outputs_of(graph: fx.Graph) -> Sequence[Any]:
 def output_descriptions(graph: fx.Graph) -> Sequence[Any]:
     """Return what torch says of each output of a joint graph."""
     return graph.output_node().meta["desc"]  # type: ignore[no-any-return]
-
-
-def _is_tangent(node: fx.Node) -> bool:
-    return "tangents" in str(node.target)
 
 
 def _given_as(primal: fx.Node, given: Sequence[Primal]) -> Primal:
@@ -512,6 +583,14 @@ def mutated_input(description: object) -> int | None:
     if isinstance(description, InputMutationAOTOutput):
         return getattr(description.mutated_input, "idx", -1)
     return None
+
+
+def _changed_inputs(joint: fx.Graph, forward_outputs: int) -> list[int]:
+    """Return which inputs of a captured function it writes into, from its joint graph."""
+    returned = [mutated_input(described) for described in output_descriptions(joint)[:forward_outputs]]
+    copies = joint.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    places = {*returned, *(input_index(copy.args[0]) for copy in copies)}
+    return sorted(place for place in places if place is not None and place >= 0)
 
 
 def gradient_of(description: object) -> object:
@@ -550,6 +629,59 @@ def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return run
 
 
+def boxed_backward(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Return what runs a backward pass as `boxed` does, without the work of gradients that have not arrived."""
+    whole, others = boxed(module), dict[frozenset[str], Callable[[list[Any]], Any]]()
+    absent = _absent_tangents(module)
+
+    def run(args: list[Any]) -> Any:
+        if not (names := absent()):
+            return whole(args)
+        if names not in others:
+            others[names] = boxed(without_gradients(module, names))
+        return others[names](args)
+
+    return run
+
+
+def leaving_out(module: fx.GraphModule, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Return what runs a compiled backward pass, and leaves out gradients that come of none that has arrived.
+
+    Args:
+        module: the backward pass before it was compiled.
+        run: runs it.
+    """
+    kept: dict[frozenset[str], list[bool]] = {}
+    absent = _absent_tangents(module)
+
+    def run_whole(args: list[Any]) -> Any:
+        names = absent()
+        results = run(args)
+        if not names:
+            return results
+        if names not in kept:
+            kept[names] = [value is not None for value in outputs_of(without_gradients(module, names).graph)]
+        return [value if is_kept else None for value, is_kept in zip(results, kept[names], strict=True)]
+
+    return run_whole
+
+
+def _absent_tangents(module: fx.GraphModule) -> Callable[[], frozenset[str]]:
+    """Return a function that names a backward pass's inputs that are zeros, as no gradient has arrived."""
+    from torch._functorch._aot_autograd.descriptors import PlainAOTOutput, TangentAOTInput
+
+    names: dict[int, str] = {}
+    for node in tangents_of(module.graph):
+        described = node.meta.get("desc")
+        if isinstance(described, TangentAOTInput) and isinstance(described.output, PlainAOTOutput):
+            names[described.output.idx] = node.name
+
+    def absent() -> frozenset[str]:
+        return frozenset(names[place] for place in missing_gradients() if place in names)
+
+    return absent
+
+
 def run_by(module: fx.GraphModule, run: Callable[[list[Any]], Any]) -> None:
     """Have a graph that is handed back to torch run by a function, which takes its arguments as `boxed` says."""
 
@@ -566,6 +698,20 @@ def _runner(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]]
     given = module.meta.get(_RUN) or boxed(module)
 
     def run(args: list[Any]) -> Any:
+        return given(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _backward_runner(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+    """Return what runs a backward pass, unless another one has run in its place."""
+    given, gradients = _runner(module, example_inputs), len(outputs_of(module.graph))
+
+    def run(args: list[Any]) -> Any:
+        if missing_gradients() is ALL:
+            args.clear()
+            return [None] * gradients
         return given(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]

@@ -49,9 +49,7 @@ def _outcome(outcome: CheckOutcome) -> dict[str, Any]:
         "exit_code": outcome.exit_code,
         "planner": request.chosen.name,
         "limits": {
-            "budget": None if request.budget is None else str(request.budget),
-            "arena": {"alignment": request.alignment} if request.arena else None,
-            "max_overhead": None if request.max_overhead is None else float(request.max_overhead),
+            **{name: value for name, value in request.in_json.items() if name != "planner"},
             "max_peak_bytes": model.max_peak,
             "max_regression": None if model.max_regression is None else float(model.max_regression),
         },

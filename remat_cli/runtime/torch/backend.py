@@ -43,7 +43,7 @@ def remat(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str
                 "the blocks",
             )
         call = _call(module, dict(options or {}))
-        return divided_by(module, inputs, call.divide, fused=call.fused)
+        return divided_by(module, inputs, call.divide, call.gradients, fused=call.fused)
     except RematError as error:
         if error.hint:  # torch.compile shows what str gives
             error.args = (f"{error.message}\nhint: {error.hint}",)

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._dynamo import exc
-from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
@@ -20,14 +20,17 @@ from remat_cli.formats.torch.capture_errors import CAPTURE_ERRORS, call_without_
 from remat_cli.formats.torch.internals import (
     Captured,
     boxed,
+    boxed_backward,
     captured_apart,
     compiled,
     is_passed_over,
+    leaving_out,
     mode_that_watches,
     run_by,
     unsupported,
 )
 from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.reader import callable_of
 from remat_cli.formats.torch.sizes import Sizes, input_shapes
 from remat_cli.runtime.torch.choice import ScheduleSource
@@ -78,7 +81,7 @@ class PlannedCall:
         self._takes_sizes = source.takes_sizes and not fused
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks for all modules
         self._given: Any = ()
-        self._told_of_graph = False
+        self.gradients = OutputGradients(partial(told, logging.WARNING), self._runs_back_eagerly)
         self._watch = StepWatch()
         self._holding = Holding(source, self._watch)
         self._former: dict[tuple[int, ...], Callable[..., Any]] | None = None
@@ -153,21 +156,7 @@ class PlannedCall:
         except RematError as error:
             raise _with_hint(error) from error.__cause__
         self._watch.resume(result)
-        if not self._told_of_graph:
-            for node in {getattr(leaf, "grad_fn", None) for leaf in pytree.tree_leaves(result)}:
-                if isinstance(node, BackwardCFunction):
-                    node.register_prehook(self._see_graph)
         return result
-
-    def _see_graph(self, _: Any) -> None:
-        """Warn once where gradients are to have gradients: torch.compile raises an error then, or has them be zero."""
-        if torch.is_grad_enabled() and not self._told_of_graph:
-            self._told_of_graph = True
-            told(
-                logging.WARNING,
-                "gradients of a planned call are computed with create_graph=True, and have no gradients of their own: "
-                "leave it out, or compute second derivatives with a model that is not planned",
-            )
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as planned; raise what its own code raises as it is."""
@@ -210,11 +199,16 @@ class PlannedCall:
             self._compiled[hooks] = compiled(
                 function,
                 self.divide,
+                gradients=self.gradients,
                 takes_sizes=self._takes_sizes,
                 fused=self.fused,
                 around_capture=lambda: self.source.waiting.phase(TRACING),
             )
         return self._compiled[hooks]
+
+    def _runs_back_eagerly(self) -> None:
+        self.record.runs_back()
+        self._watch.drop()
 
     @contextmanager
     def _measured_run(self) -> Iterator[None]:
@@ -279,7 +273,8 @@ class PlannedCall:
         """
         forward, backward = divided(joint, planned.schedule)
         planned = self.record.add(replace(planned, inputs=input_shapes(captured)))
-        run, run_back = run or boxed(forward), run_back or boxed(backward)
+        run = run or boxed(forward)
+        run_back = boxed_backward(backward) if run_back is None else leaving_out(backward, run_back)
 
         def noted(args: list[Any]) -> Any:
             with self.record.runs(planned):

@@ -32,7 +32,10 @@ from remat_cli.formats.torch.internals import (
     Likeness,
     SeenSizes,
     boxed,
+    boxed_backward,
     compiled_in_ways,
+    leaving_out,
+    primals_of,
     run_by,
 )
 from remat_cli.formats.torch.joint import Joint
@@ -311,7 +314,7 @@ class RegionKind:
             UsageError: there is no compiler.
         """
         assert self.captured is not None
-        with as_captured(self.captured.module):
+        with as_captured([node.meta.get("val") for node in primals_of(self.captured.module.graph)]):
             joint = Joint.of(self.captured)
             made = compiled_plan(joint, self.points[way].planned, self.captured.forward_outputs)
         self.compiled[way] = made
@@ -365,13 +368,13 @@ class RegionKind:
         schedule = point.planned.schedule if is_planned else plain_run(graph)
         forward, backward = divided(joint, schedule)
         if self.captured is None:
-            run, run_back = boxed(forward), boxed(backward)
+            run, run_back = boxed(forward), boxed_backward(backward)
         else:
             fused = self.compiled.get(way)
             if fused is None or not is_planned or _given_of(captured) != _given_of(self.captured):
                 planned = PlannedGraph.of(graph, schedule, simulate(graph, schedule))
                 fused = compiled_plan(joint, planned, captured.forward_outputs)
-            run, run_back = fused.forward.run, fused.backward.run
+            run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
 
         def noted(args: list[Any]) -> Any:
             if not is_planned:

@@ -12,7 +12,7 @@ from torch import fx, nn
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.formats.torch.convert import graph_of
-from remat_cli.formats.torch.internals import Captured, SeenSizes, boxed, compiled, run_by
+from remat_cli.formats.torch.internals import Captured, SeenSizes, boxed, boxed_backward, compiled, run_by
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.sizes import Sizes, Values
 from remat_cli.runtime.torch.choice import structure_fault
@@ -89,7 +89,7 @@ class SizedRegion:
             return runs.interface()
         joint = Joint.of(captured)
         forward, backward = divided(joint, plain_run(graph_of(joint, self.name)))
-        run, run_back = boxed(forward), boxed(backward)
+        run, run_back = boxed(forward), boxed_backward(backward)
 
         def noted(args: list[Any]) -> Any:
             self.otherwise()

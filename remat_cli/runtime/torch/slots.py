@@ -18,6 +18,7 @@ from remat_cli.core.schedule import Schedule
 from remat_cli.formats.torch.internals import (
     Captured,
     boxed,
+    boxed_backward,
     outputs_of,
     primals_of,
     run_by,
@@ -85,7 +86,7 @@ class Slots:
         """
         made = halves(joint, schedule)
         slots = tuple(self._places[node.name] for node in made.saved)
-        return Written(boxed(made.forward), boxed(made.backward), slots)
+        return Written(boxed(made.forward), boxed_backward(made.backward), slots)
 
     def add(self, entry: Entry) -> int:
         """Add what can run; return its number."""

@@ -66,6 +66,7 @@ class StepWatch:
         self._is_begun = False
         self._step = 0
         self._is_in_optimizer = False
+        self._is_dropped = False
         self._measured: MeasuredStep | None = None
         self._awaits_optimizer = True
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -111,7 +112,7 @@ class StepWatch:
             ]
             for hook in self._hooks:
                 weakref.finalize(self, hook.remove).atexit = False
-        self._is_begun, self._is_in_optimizer = True, False
+        self._is_begun, self._is_in_optimizer, self._is_dropped = True, False, False
         self._step += 1
 
     def pause(self) -> None:
@@ -151,6 +152,10 @@ class StepWatch:
         if step == self._step and not self._is_in_optimizer:
             self.pause()
 
+    def drop(self) -> None:
+        """Do not measure this step: eager runs its backward pass."""
+        self._is_dropped = True
+
     def end(self) -> MeasuredStep | None:
         """End the step that is being measured; return the last one that was, once."""
         self._finish()
@@ -164,8 +169,10 @@ class StepWatch:
     def _finish(self) -> None:
         if self._is_begun and self._live is not None:
             self._is_begun = False
-            self.left -= 1
-            self._measured = MeasuredStep(*self._live.end(), self._gradient_bytes)
+            most = self._live.end()
+            if not self._is_dropped:
+                self.left -= 1
+                self._measured = MeasuredStep(*most, self._gradient_bytes)
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._is_begun and self._live is not None and self._is_ours(optimizer) and not self._is_in_optimizer:

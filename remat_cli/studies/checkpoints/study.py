@@ -22,6 +22,7 @@ from remat_cli.planning import Planning, Request, plan
 from remat_cli.planning.given import file_of_given
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
 from remat_cli.prepare import Prepared, prepare_reading
+from remat_cli.settings import option_of
 from remat_cli.studies.checkpoints.captured import captured_schedule
 from remat_cli.studies.checkpoints.choice import Choice, choose
 from remat_cli.studies.checkpoints.memory import Memory
@@ -32,6 +33,10 @@ _TRIES = 3  # of choices whose run takes more than was worked out
 # What layers of these kernels keep for the backward pass is known to the kernels only.
 _UNTOLD = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 _MANY = 3
+# Of a request, what a choice of checkpoints heeds, and what alone asks for nothing; of the options of a graph, what is
+# not for steps in eager mode.
+_OF_CHECKPOINTS = ("budget", "planner", "alignment")
+_OF_NO_CHECKPOINTS = ("ranks", "fused")
 # Ops of a captured step that do the work of one in eager mode.
 _CAPTURED_AS = {
     "aten._native_batch_norm_legit_functional": "aten.native_batch_norm",
@@ -301,16 +306,10 @@ def _check(reference: Path, options: GraphOptions, request: Request) -> None:
             "--as checkpoints wraps modules of PyTorch, and this graph has none",
             hint="name the function that makes the model: train.py:step; or leave --as out",
         )
-    asked = {
-        "--max-overhead": request.max_overhead is not None,
-        "--addresses": request.arena,
-        "--offload": request.offload,
-        "--ranks": options.ranks is not None,
-        "--fused": options.fused,
-    }
-    for option, is_asked in asked.items():
-        if is_asked:
-            raise UsageError(f"{option} has no meaning for checkpoints", hint=f"leave {option} or --as out")
+    without_meaning = [name for name in request.not_default if name not in _OF_CHECKPOINTS]
+    without_meaning += [name for name in options.not_default if name in _OF_NO_CHECKPOINTS]
+    for option in map(option_of, without_meaning):
+        raise UsageError(f"{option} has no meaning for checkpoints", hint=f"leave {option} or --as out")
 
 
 def _within(eager: _Eager, memory: Memory, budget: int) -> tuple[Wrapped | None, bool]:

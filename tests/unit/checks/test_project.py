@@ -206,7 +206,7 @@ FAULTS = {
     ),
     "an alignment of nothing": (
         f"{ONE}    max_peak: 8GB\n    alignment: 0\n",
-        "remat.yaml:2: an alignment of 0",
+        "remat.yaml:4: alignment: an alignment of 0",
         "give 64",
     ),
     "a wrong type": (f"{ONE}    dims: {{batch: many}}\n", "remat.yaml:3: dims.batch: ", "correct the value"),

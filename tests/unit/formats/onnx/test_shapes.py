@@ -334,6 +334,17 @@ def test_negative_given_shape(tmp_path: Path) -> None:
         node("Split", ["x"], ["y", "z", "u"], name="faulty", num_outputs=2),
         node("GatherND", ["x", "w"], ["y"], name="faulty", batch_dims=-1),
         node("LayerNormalization", ["x", "w"], ["y"], name="faulty", axis=2**62),
+        *(
+            node("Einsum", ["x", "w"], ["y"], name="faulty", equation=equation)
+            for equation in (
+                "ij,\njk->ik",
+                "ij,jk-",
+                "i.j,jk->ik",
+                "...i...,jk->ik",
+                "...," * 4000,
+                "a" * 50_000 + "\n",
+            )
+        ),
     ],
     ids=lambda faulty: str(faulty.op_type),
 )
@@ -342,6 +353,16 @@ def test_node_that_breaks_its_op_s_rules_is_named(tmp_path: Path, faulty: object
     with pytest.raises(GraphError, match="op 'faulty'") as caught:
         model.read(tmp_path)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape"),
+    [("ij,jk->ik", (4, 5)), (" i j, jk - > ik ", (4, 5)), ("...j,jk", (4, 5)), ("Aj,j...->A...", (4, 5))],
+)
+def test_an_equation_may_hold_spaces_capitals_and_dots(tmp_path: Path, equation: str, shape: tuple[int, ...]) -> None:
+    einsum = node("Einsum", ["x", "w"], ["y"], equation=equation)
+    model = Model([einsum], inputs=[float_input("x", 4, 7)], stored=[weight("w", 7, 5)])
+    assert shape_of_y(model.read(tmp_path)) == shape
 
 
 def test_baked_in_batch_size_is_found_at_its_reshape(tmp_path: Path) -> None:
