@@ -10,13 +10,15 @@ from pathlib import Path
 from remat_cli.config import Document, GraphOptions, said_in, shipped_names
 from remat_cli.core.arena import check_arena
 from remat_cli.core.link import Link
-from remat_cli.core.problem import Scope, Status
+from remat_cli.core.problem import Basis, Scope, Status
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import baseline_of, bytes_of_budget, share_over
 from remat_cli.errors import GraphError, InvalidSchedule, ScheduleFileError, UsageError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.formats.source import Source
+from remat_cli.planners import PLANNERS
+from remat_cli.planning.given import MAKERS
 from remat_cli.prepare import Prepared, link_of, prepare
 from remat_cli.settings import Said, Setting, declared, listed, over
 from remat_cli.units import BudgetSpec, format_bytes, meant_as_share
@@ -199,8 +201,8 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
 
 
 def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> str | None:
-    """Return the error for an arena that, with resident bytes, is above the budget; None if it fits."""
-    if file.arena is None or budget is None:
+    """Return the error for a block that, with resident bytes, is above the budget; None if it fits, and for banks."""
+    if file.arena is None or file.arena.banks or budget is None:
         return None
     resident, total = prepared.graph.resident_bytes, prepared.graph.resident_bytes + file.arena.bytes
     if total <= budget:
@@ -226,14 +228,23 @@ def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Itera
     overhead = share_over(trace.time, baseline.time)
     if file.overhead is not None and not _equal(file.overhead, overhead):
         yield f"the file says overhead {file.overhead}, but the replay gives {overhead}"
+    yield from _unknown_names(file)
     yield from _false_proofs(file, overhead)
+
+
+def _unknown_names(file: ScheduleFile) -> Iterator[str]:
+    """Yield each name of a planner, scope or basis in the file that remat does not have."""
+    scopes = tuple(dict.fromkeys(scope.written for scope in Scope))
+    if file.bound_scope is not None and file.bound_scope not in scopes:
+        yield f"the file says bound.scope {file.bound_scope!r}, but there are only {', '.join(scopes)}"
+    if file.bound_basis is not None and file.bound_basis not in list(Basis):
+        yield f"the file says bound.basis {file.bound_basis!r}, but there are only {', '.join(Basis)}"
+    if file.planner is not None and file.planner not in (*PLANNERS, *MAKERS):
+        yield f"the file says planner.name {file.planner!r}, which is none of those that 'remat planners' lists"
 
 
 def _false_proofs(file: ScheduleFile, overhead: float) -> Iterator[str]:
     """Yield each proof in the file that its own plan contradicts."""
-    known = tuple(dict.fromkeys(scope.written for scope in Scope))
-    if file.bound_scope is not None and file.bound_scope not in known:
-        yield f"the file says bound.scope {file.bound_scope!r}, but there are only {', '.join(known)}"
     if file.bound_transfers and file.bound_scope != Scope.ANY_ORDER:
         yield f"the file says bound.transfers, but bound.scope {file.bound_scope!r}: that goes with {Scope.ANY_ORDER}"
     bound = file.bound_overhead

@@ -15,6 +15,7 @@ from remat_cli.core.problem import Status
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution
+from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.planning import Planning
 from remat_cli.prepare import Prepared
 from remat_cli.reports import phrasing
@@ -139,7 +140,14 @@ def _arena_rows(solution: Solution) -> list[Row]:
     """Return how large the plan's arena is, and what fragmentation cost; none without addresses."""
     if solution.arena is None or solution.fragmentation_bytes is None:
         return []
-    rows: list[Row] = [["arena", "", format_bytes(solution.arena.bytes), "one block; resident bytes lie beside it"]]
+    said = (
+        "in the banks; resident bytes lie beside them"
+        if solution.arena.banks
+        else "one block; resident bytes lie beside it"
+    )
+    rows: list[Row] = [["arena", "", format_bytes(solution.arena.bytes), said]]
+    for bank in solution.arena.banks:
+        rows.append([f"  {clean(bank.name)}", "", format_bytes(bank.bytes), f"speed {float(bank.speed):g}"])
     beyond = format_bytes(solution.fragmentation_bytes)
     rows.append(["fragmentation", "", beyond, "of the arena, beyond the most that lies in it at once"])
     if solution.fragmentation_overhead:
@@ -387,6 +395,7 @@ def verify_report(
     budget_bytes: int | None = None,
     taken: Sequence[Setting] = (),
     link_taken: bool = False,
+    file: ScheduleFile | None = None,
 ) -> Report:
     """Return the report of `remat verify` on a schedule that replays; it may still exceed the budget.
 
@@ -397,6 +406,7 @@ def verify_report(
         budget_bytes: what the schedule should keep to; None where that is not known.
         taken: options that the schedule gave.
         link_taken: the schedule gave the link, too.
+        file: what the schedule's file says of itself; None where it came from no file.
     """
     plain, run = Run.plain(prepared.graph), Run(prepared.graph, schedule, trace)
     style = "red" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "green"
@@ -407,6 +417,7 @@ def verify_report(
                 ("schedule", f"{len(schedule.steps):,} steps"),
                 *taken_facts(taken),
                 *link_facts(run, taken=link_taken),
+                *claim_facts(file),
             ]
         ),
         Text(phrasing.verdict_on_schedule(trace.peak_bytes, budget_bytes), f"bold {style}"),
@@ -414,6 +425,14 @@ def verify_report(
         _chart(MemoryTimeline(run, behind=plain, budget_bytes=budget_bytes), "schedule", "plain run"),
         *notes_section(prepared),
     )
+
+
+def claim_facts(file: ScheduleFile | None) -> list[tuple[str, Cell]]:
+    """Return a row of the bound that a schedule file claims; none where it claims none."""
+    if file is None or file.bound_overhead is None:
+        return []
+    over = f" · {file.bound_scope}" if file.bound_scope is not None else ""
+    return [("bound", f"{format_share(file.bound_overhead)}{clean(over)} · the bound is the file's own word")]
 
 
 def taken_facts(taken: Sequence[Setting]) -> list[tuple[str, Cell]]:

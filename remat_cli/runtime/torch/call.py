@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,25 +19,20 @@ from remat_cli.errors import DoesNotFit, GraphError, RematError, UsageError
 from remat_cli.formats.torch.capture_errors import CAPTURE_ERRORS, call_without_data, explanation, raised_by_remat
 from remat_cli.formats.torch.internals import (
     Captured,
-    boxed,
-    boxed_backward,
     captured_apart,
     compiled,
     is_passed_over,
-    leaving_out,
     mode_that_watches,
-    run_by,
     unsupported,
 )
-from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.model_state import ModelState
 from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.reader import callable_of
-from remat_cli.formats.torch.sizes import Sizes, input_shapes
+from remat_cli.formats.torch.sizes import Sizes
 from remat_cli.runtime.torch.choice import ScheduleSource
-from remat_cli.runtime.torch.fused import fused_plan
+from remat_cli.runtime.torch.fixed import FixedStep
 from remat_cli.runtime.torch.holding import Holding
-from remat_cli.runtime.torch.program import divided
-from remat_cli.runtime.torch.record import PlannedGraph, PlanRecord, told
+from remat_cli.runtime.torch.record import PlanRecord, told
 from remat_cli.runtime.torch.self_test import self_test
 from remat_cli.runtime.torch.shards import has_plain_parameters, is_distributed, is_sharded
 from remat_cli.runtime.torch.sized import SizedStep
@@ -63,11 +58,18 @@ class PlannedCall:
         source: gives the schedule of each graph.
         record: what was planned, and how calls ran.
         fused: run inductor's kernels.
+        strict: refuse a step for which no plan fits, though others have run.
         otherwise: has a model run in another way, where it cannot be captured; then the call is made again.
     """
 
     def __init__(
-        self, model: Callable[..., Any], source: ScheduleSource, budget: str = "a schedule", *, fused: bool = False
+        self,
+        model: Callable[..., Any],
+        source: ScheduleSource,
+        budget: str = "a schedule",
+        *,
+        fused: bool = False,
+        strict: bool = False,
     ) -> None:
         self.module = model if isinstance(model, nn.Module) else None
         self.function = callable_of(model)
@@ -76,15 +78,16 @@ class PlannedCall:
         self.otherwise: Callable[[nn.Module, GraphError], None] | None = None
         self._modules: list[nn.Module] = []
         self._has_called = False  # without data
+        self._before: ModelState | None = None  # before a trial
         self._is_apart = False  # captured with no code that other modules share
-        self.fused = fused
+        self.fused, self.strict = fused, strict
         self._takes_sizes = source.takes_sizes and not fused
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks for all modules
         self._given: Any = ()
         self.gradients = OutputGradients(partial(told, logging.WARNING), self._runs_back_eagerly)
         self._watch = StepWatch()
-        self._holding = Holding(source, self._watch)
-        self._former: dict[tuple[int, ...], Callable[..., Any]] | None = None
+        self._holding = Holding(source, self._watch, strict=strict)
+        self._steps: weakref.WeakSet[FixedStep | SizedStep] = weakref.WeakSet()
         self.record.around_run = self._measured_run
         self.record.at_backward = self._watch.backward_begins
         self.record.waited_ns = source.waiting.spent_ns
@@ -106,31 +109,19 @@ class PlannedCall:
             return self.function(*args, **kwargs)
         self._modules, self._given = modules, (args, kwargs)
         try:
-            return self._within_reach(args, kwargs)
+            result = self._explained(args, kwargs)
+            self._holding.has_begun = True
+            return result
+        except DoesNotFit:
+            self.record.refused += 1
+            raise
         except GraphError as refusal:
             if self.otherwise is None or self.module is None or self.record.graphs:
                 raise
             self.otherwise(self.module, refusal)
             return self.module(*args, **kwargs)
         finally:
-            self._former, self._given = None, ()
-
-    def _within_reach(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model as planned; where no plan leaves free what measured steps took, leave less free.
-
-        Raises:
-            DoesNotFit: no plan fits the budget, either.
-        """
-        while True:
-            try:
-                return self._explained(args, kwargs)
-            except DoesNotFit as refusal:
-                if self._former is not None:
-                    self._compiled, self._former = self._former, None
-                elif not self.source.has_reserved:
-                    self.record.refused += 1
-                    raise
-                self._holding.gives_up(refusal.message)
+            self._given = ()
 
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as planned; raise what remat and torch.compile say in words for the user."""
@@ -159,7 +150,17 @@ class PlannedCall:
         return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model as planned; raise what its own code raises as it is."""
+        """Run the model as planned; raise what its own code raises as it is, and leave no trace of trials then."""
+        try:
+            return self._tried(args, kwargs)
+        except BaseException:
+            if self._before is not None:
+                self._before.restore()
+            raise
+        finally:
+            self._before = None
+
+    def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return _planning(self._captured(), args, kwargs)
         except exc.TorchDynamoException as error:
@@ -167,7 +168,7 @@ class PlannedCall:
             if own is not None and not isinstance(own, GraphError):
                 raise
             if own is None:
-                call_without_data(self.function, self._modules, args, kwargs)
+                self._before = call_without_data(self.function, self._modules, args, kwargs)
             if self._takes_sizes and self.record.graphs:
                 return self._run_at_each_size(args, kwargs)
             if self._has_called or own is not None:
@@ -176,7 +177,7 @@ class PlannedCall:
             if self.module is None or self._is_apart or not is_passed_over(error):
                 raise
             self._compiled, self._is_apart = {}, True
-            return self._run(args, kwargs)
+            return self._tried(args, kwargs)
         self._has_called = True
         return _planning(self._captured(), args, kwargs)
 
@@ -224,10 +225,12 @@ class PlannedCall:
         plan = self.record.last
         assert plan is not None
         plan.measured_peak_bytes.append(measured.peak_bytes)
+        self.record.without = self._watch.without
         if plan.budget_bytes is not None and self._holding.needs_another(
             measured, plan.predicted_peak_bytes, plan.budget_bytes, self._modules
         ):
-            self._former, self._compiled = self._compiled, {}
+            for step in self._steps:
+                step.is_stale = True
 
     def divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the two graphs of the plan for a joint graph, for `formats.torch.internals`."""
@@ -244,49 +247,12 @@ class PlannedCall:
                     "fused kernels are planned for one shape of the inputs, and sizes are captured as symbols",
                     hint="torch.compile(..., dynamic=False), without mark_dynamic: each shape is planned by itself",
                 )
-            return SizedStep(sizes, captured, self.source, self.record, self._modules).interface()
-        joint = Joint.of(captured)
-        if self.fused:
-            fused = fused_plan(self.source, joint, captured, self._modules)
-            return self._noting(joint, captured, fused.planned, fused.forward.run, fused.backward.run)
-        planned = self.source.planned(joint, captured, self._modules)
-        if planned.schedule.has_transfers and joint.device == "cpu":
-            told(logging.WARNING, "the plan moves tensors to the host, which is the device here: that saves no memory")
-        return self._noting(joint, captured, planned)
-
-    def _noting(
-        self,
-        joint: Joint,
-        captured: Captured,
-        planned: PlannedGraph,
-        run: Callable[[list[Any]], Any] | None = None,
-        run_back: Callable[[list[Any]], Any] | None = None,
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the two graphs of a plan, so that the record notes what runs.
-
-        Args:
-            joint: what is planned.
-            captured: the same as torch handed it over.
-            planned: the plan.
-            run: runs the forward pass; None: the graph as it is.
-            run_back: runs the backward pass; None: the graph as it is.
-        """
-        forward, backward = divided(joint, planned.schedule)
-        planned = self.record.add(replace(planned, inputs=input_shapes(captured)))
-        run = run or boxed(forward)
-        run_back = boxed_backward(backward) if run_back is None else leaving_out(backward, run_back)
-
-        def noted(args: list[Any]) -> Any:
-            with self.record.runs(planned):
-                return run(args)
-
-        def noted_back(args: list[Any]) -> Any:
-            self.record.runs_back()
-            return run_back(args)
-
-        run_by(forward, noted)
-        run_by(backward, noted_back)
-        return forward, backward
+            sized = SizedStep(sizes, captured, self._holding, self.record, self._modules)
+            self._steps.add(sized)
+            return sized.interface()
+        step = FixedStep(captured, self._holding, self.record, self._modules, fused=self.fused)
+        self._steps.add(step)
+        return step.interface()
 
 
 # Whether a planned call is under way: what torch traces then is for a plan.
