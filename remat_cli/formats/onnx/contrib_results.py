@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute, integers_attribute
+from remat_cli.formats.onnx.attributes import integer_attribute, integers_attribute
 from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.dtypes import BOOL, ELEMENT_TYPES, FLOAT32, ElementType
-from remat_cli.formats.onnx.values import TensorType, Value, ValueType, broadcast, type_proto
+from remat_cli.formats.onnx.values import TensorType, Value, broadcast, type_proto
 
 if TYPE_CHECKING:
     import onnx
@@ -467,4 +467,3 @@ _RULES: Mapping[str, _Rule] = {
     **_own("GatherBlockQuantized", _gathered_blocks),
     **_own("DynamicQuantizeLSTM", _recurrent_states),
 }
-

@@ -36,7 +36,7 @@ from remat_cli.formats.onnx.estimates import (
 )
 from remat_cli.formats.onnx.expansion import NodeNames, expanded
 from remat_cli.formats.onnx.folding import can_fold, compute, no_elements
-from remat_cli.formats.onnx.inference import OperatorSets, check_form, infer
+from remat_cli.formats.onnx.inference import NEWEST, OperatorSets, check_form, infer
 from remat_cli.formats.onnx.randomness import repeats_itself
 from remat_cli.formats.onnx.sequences import SEQUENCE_RULES
 from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
@@ -298,10 +298,11 @@ class ShapeInference:
         if not node.proto.output:
             return {}
         standard = standard_form(node)
-        schema = None if standard is None else self.opsets.schema(standard.proto)
+        # Its ops follow the newest definitions, whatever operator set the file imports.
+        schema = None if standard is None else NEWEST.schema(standard.proto)
         types: dict[str, ValueType | None] = {}
         if standard is not None and schema is not None:
-            types |= self._inferred_by_onnx(standard, schema, values)
+            types |= self._inferred_by_onnx(standard, schema, values, NEWEST)
         else:
             results = result_types(node.proto, [values.get(name) for name in node.proto.input]) or ()
             types |= zip(node.proto.output, results, strict=False)
@@ -309,9 +310,11 @@ class ShapeInference:
             self.estimates[node.name] = UNKNOWN_OP
         return types
 
-    def _inferred_by_onnx(self, node: Node, schema: OpSchema, values: Values) -> Mapping[str, ValueType | None]:
+    def _inferred_by_onnx(
+        self, node: Node, schema: OpSchema, values: Values, opsets: OperatorSets | None = None
+    ) -> Mapping[str, ValueType | None]:
         try:
-            protos = infer(node, schema, values, self.opsets)
+            protos = infer(node, schema, values, opsets or self.opsets)
         except GraphError:
             if not reads_guess(node, values):
                 raise
