@@ -1,6 +1,6 @@
 """Types of what onnxruntime's own ops give: those that its optimisers, its transformer tools and its quantizer write.
 
-Rules follow the shape inference of version 1.31; a test holds those whose kernels the CPU provider has against it.
+Rules follow the shape inference of version 1.32; a test holds those whose kernels the CPU provider has against it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def result_types(node: onnx.NodeProto, inputs: Sequence[Value | None]) -> _Types
         return None
     try:
         return rule(_Call(node, tuple(inputs)))
-    except (LookupError, ValueError):  # an input has not the form that the rule needs
+    except (ArithmeticError, LookupError, ValueError):  # an input has not the form that the rule needs
         return ()
 
 

@@ -50,6 +50,7 @@ from remat_cli.formats.onnx.values import (
     Value,
     Values,
     ValueType,
+    checked,
     shape_text,
     value_type,
 )
@@ -305,7 +306,8 @@ class ShapeInference:
             types |= self._inferred_by_onnx(standard, schema, values, NEWEST)
         else:
             results = result_types(node.proto, [values.get(name) for name in node.proto.input]) or ()
-            types |= zip(node.proto.output, results, strict=False)
+            for name, kind in zip(node.proto.output, results, strict=False):
+                types[name] = kind and checked(kind, f"{name!r}, which op {node.name!r} produces,")
         if any(types.get(name) is None for name in node.outputs):
             self.estimates[node.name] = UNKNOWN_OP
         return types
