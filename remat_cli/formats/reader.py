@@ -126,6 +126,7 @@ class Reading:
         notes: what the user should know about the reading (what was scaled, sorted, ignored), one line each.
         training_notes: what the user should know first where the graph is trained.
         estimated: names of ops whose sizes are estimates.
+        guessed: why the sizes of results are guesses that may be too small, and what to do; None where none is.
         understated: why a run is known to take more memory than predicted, in a sentence without its full stop, and
             what to do; None where that is not known. It is among the notes, too.
         session: for which session of a runtime the predicted peaks hold, in a sentence; empty for every other graph.
@@ -139,5 +140,6 @@ class Reading:
     notes: tuple[str, ...] = ()
     training_notes: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()
+    guessed: tuple[str, str] | None = None
     understated: tuple[str, str] | None = None
     session: str = ""
