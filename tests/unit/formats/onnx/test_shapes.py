@@ -431,6 +431,6 @@ def test_statistics_of_old_batch_norms_have_an_element_a_channel(tmp_path: Path)
 
 @pytest.mark.parametrize("opset", [1, 6])
 def test_ops_of_the_first_operator_sets_with_hints(tmp_path: Path, opset: int) -> None:
-    hints = {"consumed_inputs": [0]} if opset == 1 else {}
+    hints: dict[str, Any] = {"consumed_inputs": [0]} if opset == 1 else {}
     model = Model([node("Add", ["x", "w"], ["y"], broadcast=1, **hints)], stored=[weight("w", 3)], opset=opset)
     assert shape_of_y(model.read(tmp_path)) == (2, 3)
