@@ -69,7 +69,7 @@ def read_model(source: Source, options: ReadOptions) -> Reading:
     """Read a model; see `remat_cli.formats.onnx.read`."""
     read = read_sized(source, options)
     model, sized, inference = read.model, read.graph, read.inference
-    conversion = Conversion(inference.opsets, options.storage)
+    conversion = Conversion(inference.opsets, options.storage, options.counts_workspace)
     graph = conversion.graph(sized, source.path.stem)
     estimated = {op.name: inference.estimates[op.name] for op in graph.ops if op.name in inference.estimates}
     understated = _understated(sized, options)
@@ -95,8 +95,12 @@ def read_model(source: Source, options: ReadOptions) -> Reading:
         estimated=tuple(estimated),
         guessed=_guessed(sized, inference),
         understated=understated,
-        session=_SESSION if options.mode == "inference" and options.storage is Aliasing.ORT_CPU else "",
+        session=_SESSION if options.mode == "inference" and _follows_onnxruntime(options) else "",
     )
+
+
+def _follows_onnxruntime(options: ReadOptions) -> bool:
+    return options.storage is Aliasing.ORT_CPU and options.counts_workspace
 
 
 def _constant_weights(read: SizedModel) -> Iterator[str]:
@@ -151,7 +155,10 @@ def _understated(sized: SizedGraph, options: ReadOptions) -> tuple[str, str] | N
 
 def _kernel_notes(sized: SizedGraph, options: ReadOptions) -> Iterator[str]:
     """Yield which kernels of onnxruntime may take more memory than predicted."""
-    if options.storage is not Aliasing.ORT_CPU:
+    if options.workspace is not None:
+        counted = "onnxruntime's" if options.counts_workspace else "none"
+        yield f"workspace of kernels that is counted, as asked for: {counted}"
+    if not options.counts_workspace:
         return
     if unknown := sorted({full_type(one.node.proto) for one in sized.nodes} & WITHOUT_RULE):
         yield (
