@@ -53,6 +53,7 @@ class Prepared:
         optimizer: whose state is among the resident bytes; None where there is none.
         costs: what gave the ops their times, for people.
         notes: what the user should know, one line each.
+        guessed: why the sizes of results are guesses that may be too small, and what to do; None where none is.
         understated: why a run is known to take more memory than predicted, and what to do; None where it is not.
         session: for which session of a runtime the peaks hold, in a sentence; empty for a graph that needs none.
         options: with which it was read; where they name ranks, all figures are those of one rank.
@@ -66,6 +67,7 @@ class Prepared:
     optimizer: str | None
     costs: str
     notes: tuple[str, ...]
+    guessed: tuple[str, str] | None = None
     understated: tuple[str, str] | None = None
     session: str = ""
     options: GraphOptions = field(default_factory=GraphOptions)
@@ -148,6 +150,7 @@ def prepare_reading(
         optimizer=known.optimizer,
         costs=costs,
         notes=tuple(notes),
+        guessed=reading.guessed,
         understated=reading.understated,
         session=reading.session,
         options=options,

@@ -43,6 +43,9 @@ from remat_cli.system_limits import refusal_of
 from remat_cli.units import format_bytes, format_share, meant_as_share
 
 UNDERSTATED = "understated"
+ESTIMATED = "estimated"
+# Limits of failures that leave it open whether the model holds.
+_DOUBTS = (UNDERSTATED, ESTIMATED)
 _LONGEST_NAME = 60
 
 
@@ -51,7 +54,7 @@ class Verdict(StrEnum):
 
     HOLDS = "holds"
     FAILS = "fails"
-    WARNS = "warns"  # a run is known to take more than was predicted, so it is not known whether the model holds
+    WARNS = "warns"  # a run takes more than was predicted, or sizes are guesses: not known whether the model holds
     ERROR = "error"  # it could not be measured, so nothing is known
 
 
@@ -61,7 +64,7 @@ class Failure:
 
     Attributes:
         limit: the key of the project file whose limit is exceeded; "error" if the model could not be measured, and
-            `UNDERSTATED` if a run is known to take more than predicted.
+            `UNDERSTATED` if a run is known to take more than predicted, `ESTIMATED` if sizes are guesses.
         reason: why, in one sentence without its full stop.
         remedies: what would help, likewise; each that names a figure was tried.
     """
@@ -83,6 +86,7 @@ class CheckOutcome:
         exit_code: 0, 3, or that of the error that prevented the measurement.
         notes: what the user should know about the model's file.
         session: the session of a runtime for which the figures hold, in a sentence; empty without a choice.
+        is_estimated: whether sizes behind the figures are guesses.
         seconds: time of the check.
     """
 
@@ -93,6 +97,7 @@ class CheckOutcome:
     exit_code: int = 0
     notes: tuple[str, ...] = ()
     session: str = ""
+    is_estimated: bool = False
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -102,7 +107,7 @@ class CheckOutcome:
             return Verdict.HOLDS
         if self.exit_code != ExitCode.NO_FIT:
             return Verdict.ERROR
-        return Verdict.WARNS if all(one.limit == UNDERSTATED for one in self.failures) else Verdict.FAILS
+        return Verdict.WARNS if all(one.limit in _DOUBTS for one in self.failures) else Verdict.FAILS
 
 
 def worst_exit_code(outcomes: tuple[CheckOutcome, ...]) -> int:
@@ -140,6 +145,7 @@ def check_model(
         exit_code=exit_code,
         notes=check.notes,
         session=check.session,
+        is_estimated=check.is_estimated,
         seconds=monotonic() - began,
     )
 
@@ -201,6 +207,14 @@ def _in_yaml(error: RematError) -> tuple[str, ...]:
     return (as_text(error.remedy, in_config),) if error.remedy else ()
 
 
+def _doubts(prepared: Prepared) -> Iterator[Failure]:
+    """Yield why it is not known whether a model holds that fits by its figures."""
+    for kind, doubt in ((ESTIMATED, prepared.guessed), (UNDERSTATED, prepared.understated)):
+        if doubt is not None:
+            why, remedy = doubt
+            yield Failure(kind, why, (remedy,))
+
+
 class _Check:
     """One model while it is checked."""
 
@@ -212,6 +226,7 @@ class _Check:
         self.figures: Figures | None = None
         self.notes: tuple[str, ...] = ()
         self.session = ""
+        self.is_estimated = False
         self.failures: list[Failure] = []
 
     def run(self) -> int:
@@ -238,6 +253,7 @@ class _Check:
         prepared = prepare(self.model.path, self.model.graph)
         # With addresses the arena is what counts, and no session of a runtime lays it out.
         self.notes, self.session = prepared.notes, "" if self.model.request.arena else prepared.session
+        self.is_estimated = prepared.guessed is not None
         plain = baseline_of(prepared.graph)
         limits = self.limits(prepared.graph)
         limit = min(limits.values(), default=None)
@@ -268,9 +284,8 @@ class _Check:
             if self.model.execute and not self.failures:
                 assert planning.schedule is not None
                 self.failures.extend(self.execution_failures(prepared, planning.schedule, limit))
-        if limit is not None and not self.failures and not self.model.execute and prepared.understated is not None:
-            why, remedy = prepared.understated
-            self.failures.append(Failure(UNDERSTATED, why, (remedy,)))
+        if limit is not None and not self.failures and not self.model.execute:
+            self.failures.extend(_doubts(prepared))
         if self.model.max_regression is not None and not self.accept:
             self.failures.extend(self.regressions(self.figures))
 

@@ -40,6 +40,13 @@ class Aliasing(StrEnum):
     NONE = "none"  # every op writes storage of its own
 
 
+class Workspace(StrEnum):
+    """Whose kernels' workspace is counted: memory that an op takes while it runs, beside inputs and outputs."""
+
+    NONE = "none"
+    ONNXRUNTIME = "onnxruntime"  # its CPU provider
+
+
 def _entry(text: str) -> tuple[str, int]:
     name, equals, value = text.rpartition("=")
     if not equals or not name or not value.isdecimal() or len(value) > 18:
@@ -70,6 +77,7 @@ class ReadOptions(Settings):
         values: values of inputs on which shapes or branches depend, by name; text is the name of a file.
         aliasing: which ops are views or work in place. By default as in PyTorch for training, as in onnxruntime for
             inference.
+        workspace: whose kernels' workspace is counted. By default onnxruntime's where `storage` is as in onnxruntime.
         fused: a PyTorch step is captured with the small ops that inductor fuses into kernels.
         strict: an estimate (an op that is not known, a size that had to be guessed) is an error.
     """
@@ -102,6 +110,12 @@ class ReadOptions(Settings):
     aliasing: Aliasing | None = setting(
         None, "Which ops are views or work in place.", choices=tuple(map(str, Aliasing)), parse=Aliasing
     )
+    workspace: Workspace | None = setting(
+        None,
+        "Whose kernels' workspace an ONNX model is counted with.",
+        choices=tuple(map(str, Workspace)),
+        parse=Workspace,
+    )
     fused: bool = setting(False, "Plan a PyTorch step for the kernels of torch.compile.")
     strict: bool = setting(False, "Make every estimate an error.", changes_graph=False)
 
@@ -109,6 +123,13 @@ class ReadOptions(Settings):
     def storage(self) -> Aliasing:
         """Which ops share storage by default: those of PyTorch in training, those of onnxruntime in inference."""
         return self.aliasing or (Aliasing.ORT_CPU if self.mode == "inference" else Aliasing.TORCH)
+
+    @property
+    def counts_workspace(self) -> bool:
+        """Whether the workspace of onnxruntime's kernels is counted."""
+        if self.workspace is None:
+            return self.storage is Aliasing.ORT_CPU
+        return self.workspace is Workspace.ONNXRUNTIME
 
 
 @dataclass(frozen=True)
@@ -126,6 +147,7 @@ class Reading:
         notes: what the user should know about the reading (what was scaled, sorted, ignored), one line each.
         training_notes: what the user should know first where the graph is trained.
         estimated: names of ops whose sizes are estimates.
+        guessed: why the sizes of results are guesses that may be too small, and what to do; None where none is.
         understated: why a run is known to take more memory than predicted, in a sentence without its full stop, and
             what to do; None where that is not known. It is among the notes, too.
         session: for which session of a runtime the predicted peaks hold, in a sentence; empty for every other graph.
@@ -139,5 +161,6 @@ class Reading:
     notes: tuple[str, ...] = ()
     training_notes: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()
+    guessed: tuple[str, str] | None = None
     understated: tuple[str, str] | None = None
     session: str = ""

@@ -37,10 +37,12 @@ class Conversion:
     Attributes:
         opsets: the operator sets of the file.
         profile: which ops are views or work in place.
+        counts_workspace: whether the workspace of onnxruntime's kernels is counted.
     """
 
     opsets: OperatorSets
     profile: Aliasing
+    counts_workspace: bool
 
     def graph(self, sized: SizedGraph, name: str) -> Graph:
         """Return the graph, of kind forward, with no times yet.
@@ -111,7 +113,7 @@ class Conversion:
         A branch writes its results to the op's outputs; an iteration of a loop makes the next state beside the last.
         """
         if not node.bodies:
-            return scratch_bytes(node.node.proto, values, self.opsets.version(""), self.profile)
+            return scratch_bytes(node.node.proto, values, self.opsets.version("")) if self.counts_workspace else 0
         peaks = [self._body_peak_bytes(body, node.node.name) for body in node.bodies]
         if node.node.proto.op_type == "Loop" and self.profile is Aliasing.ORT_CPU:
             return self._loop_bytes(node, values, peaks[0])

@@ -18,7 +18,8 @@ import numpy as np
 from remat_cli.errors import GraphError, RematError, UsageError
 from remat_cli.formats.onnx import classical
 from remat_cli.formats.onnx.attributes import integer_attribute
-from remat_cli.formats.onnx.contrib import SUMS, full_type, result_type, standard_form
+from remat_cli.formats.onnx.contrib import standard_form
+from remat_cli.formats.onnx.contrib_results import result_types
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
 from remat_cli.formats.onnx.estimates import (
     AFTER_ESTIMATE,
@@ -35,7 +36,7 @@ from remat_cli.formats.onnx.estimates import (
 )
 from remat_cli.formats.onnx.expansion import NodeNames, expanded
 from remat_cli.formats.onnx.folding import can_fold, compute, no_elements
-from remat_cli.formats.onnx.inference import OperatorSets, check_form, infer
+from remat_cli.formats.onnx.inference import NEWEST, OperatorSets, check_form, infer
 from remat_cli.formats.onnx.randomness import repeats_itself
 from remat_cli.formats.onnx.sequences import SEQUENCE_RULES
 from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
@@ -49,6 +50,7 @@ from remat_cli.formats.onnx.values import (
     Value,
     Values,
     ValueType,
+    checked,
     shape_text,
     value_type,
 )
@@ -297,21 +299,24 @@ class ShapeInference:
         if not node.proto.output:
             return {}
         standard = standard_form(node)
-        schema = None if standard is None else self.opsets.schema(standard.proto)
+        # Its ops follow the newest definitions, whatever operator set the file imports.
+        schema = None if standard is None else NEWEST.schema(standard.proto)
         types: dict[str, ValueType | None] = {}
         if standard is not None and schema is not None:
-            types |= self._inferred_by_onnx(standard, schema, values)
+            types |= self._inferred_by_onnx(standard, schema, values, NEWEST)
         else:
-            types[node.proto.output[0]] = result_type(node.proto, [values.get(name) for name in node.proto.input])
-        total = SUMS.get(full_type(node.proto), len(node.proto.output))
-        types |= dict.fromkeys(node.proto.output[total : total + 1], types.get(node.proto.output[0]))
+            results = result_types(node.proto, [values.get(name) for name in node.proto.input]) or ()
+            for name, kind in zip(node.proto.output, results, strict=False):
+                types[name] = kind and checked(kind, f"{name!r}, which op {node.name!r} produces,")
         if any(types.get(name) is None for name in node.outputs):
             self.estimates[node.name] = UNKNOWN_OP
         return types
 
-    def _inferred_by_onnx(self, node: Node, schema: OpSchema, values: Values) -> Mapping[str, ValueType | None]:
+    def _inferred_by_onnx(
+        self, node: Node, schema: OpSchema, values: Values, opsets: OperatorSets | None = None
+    ) -> Mapping[str, ValueType | None]:
         try:
-            protos = infer(node, schema, values, self.opsets)
+            protos = infer(node, schema, values, opsets or self.opsets)
         except GraphError:
             if not reads_guess(node, values):
                 raise

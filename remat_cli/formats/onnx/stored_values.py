@@ -45,7 +45,7 @@ class Stored:
 
     Attributes:
         values: by name.
-        bytes: their size together; a sparse one counts with its values and indices.
+        bytes: their size together; a sparse one counts as the dense one that runtimes make of it.
     """
 
     values: Mapping[str, Value]
@@ -88,8 +88,7 @@ def stored_values(graph: onnx.GraphProto, weights: Collection[str], overridable:
         kind = _tensor_type(sparse.values, sparse.dims)
         trainable = kind.element.is_trainable and sparse.values.name in weights
         _add(values, sparse.values.name, Value(kind, Origin.STORED, trainable=trainable))
-        total += _tensor_type(sparse.values, sparse.values.dims).bytes
-        total += _tensor_type(sparse.indices, sparse.indices.dims).bytes
+        total += kind.bytes
     return Stored(values, total)
 
 

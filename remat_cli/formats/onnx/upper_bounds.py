@@ -21,17 +21,17 @@ def upper_bounds(sized: SizedGraph) -> tuple[str, ...]:
     Returns:
         Their names; none where some loop's state grows, as the graph may then take more than is counted.
     """
-    if any(_grows(node, one.values) for one in _with_bodies(sized) for node in one.nodes):
+    if any(_grows(node, one.values) for one in with_bodies(sized) for node in one.nodes):
         return ()
     return tuple(node.node.name for node in sized.nodes if _is_bound(node, sized.values))
 
 
-def _with_bodies(sized: SizedGraph) -> Iterator[SizedGraph]:
+def with_bodies(sized: SizedGraph) -> Iterator[SizedGraph]:
     """Yield a graph, the bodies in it, and those in bodies."""
     yield sized
     for node in sized.nodes:
         for body in node.bodies:
-            yield from _with_bodies(body)
+            yield from with_bodies(body)
 
 
 def _grows(node: SizedNode, values: Values) -> bool:

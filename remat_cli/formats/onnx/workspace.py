@@ -15,7 +15,6 @@ from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute, i
 from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.einsum_memory import einsum_elements
 from remat_cli.formats.onnx.values import TensorType, Values, broadcast
-from remat_cli.formats.reader import Aliasing
 
 if TYPE_CHECKING:
     import onnx
@@ -66,17 +65,16 @@ def _shape(kind: TensorType | None) -> tuple[int, ...]:
     return kind.shape
 
 
-def scratch_bytes(node: onnx.NodeProto, values: Values, opset: int, profile: Aliasing) -> int:
-    """Return the workspace of a node's kernel; 0 where no rule tells.
+def scratch_bytes(node: onnx.NodeProto, values: Values, opset: int) -> int:
+    """Return the workspace of a node's kernel in onnxruntime; 0 where no rule tells.
 
     Args:
         node: the node.
         values: what is known of its inputs and outputs.
         opset: version of ONNX's own operator set.
-        profile: the runtime; without onnxruntime's nothing is counted.
     """
     rule = _RULES.get(full_type(node))
-    if profile is not Aliasing.ORT_CPU or rule is None:
+    if rule is None:
         return 0
 
     def tensor(name: str) -> TensorType | None:

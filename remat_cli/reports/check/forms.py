@@ -53,6 +53,7 @@ def _outcome(outcome: CheckOutcome) -> dict[str, Any]:
             "max_peak_bytes": model.max_peak,
             "max_regression": None if model.max_regression is None else float(model.max_regression),
         },
+        "estimated": outcome.is_estimated,
         "figures": None if outcome.figures is None else asdict(outcome.figures),
         "baseline": None if outcome.before is None else asdict(outcome.before),
         "failures": [asdict(failure) for failure in outcome.failures],

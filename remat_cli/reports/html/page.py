@@ -98,7 +98,7 @@ def plan_page(planning: Planning) -> bytes:
             verdict=phrasing.verdict(solution),
             tone=_TONES[solution.status],
             advice=advice,
-            rows=plan_rows(solution),
+            rows=plan_rows(solution, estimated=prepared.guessed is not None),
             plain=Run.plain(prepared.graph),
             run=run,
             name=name,

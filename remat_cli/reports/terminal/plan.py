@@ -65,7 +65,7 @@ def plan_report(
     title = facts(plan_facts(solution, prepared, planning.planner))
     verdict = Text(phrasing.verdict(solution), f"bold {STATUS_STYLES[solution.status]}")
     why = why_there_is_no_plan(solution, prepared.optimizer)
-    findings = _findings(solution, shown or ReportOptions())
+    findings = _findings(solution, shown or ReportOptions(), estimated=prepared.guessed is not None)
     steps = [section("Next", bullets(next_steps))] if next_steps else []
     spent = _spent(phrasing.time_spent(seconds or {}))
     return Report(title, verdict, *why, *findings, *spent, *notes_section(prepared), *steps)
@@ -110,11 +110,11 @@ def why_there_is_no_plan(solution: Solution, optimizer: str | None) -> list[Rend
     return [section(title, bullets(sentences)) for title, sentences in said.items() if sentences]
 
 
-def _findings(solution: Solution, shown: ReportOptions) -> list[RenderableType]:
+def _findings(solution: Solution, shown: ReportOptions, *, estimated: bool) -> list[RenderableType]:
     """Return table, chart and tensors of the plan or, without one, of the closest run that was found."""
     plain, (name, run) = Run.plain(solution.problem.graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
-    parts: list[RenderableType] = [_comparison(name, plan_rows(solution))]
+    parts: list[RenderableType] = [_comparison(name, plan_rows(solution, estimated=estimated))]
     if shown.timeline and run is None:
         parts.append(_chart(MemoryTimeline(plain, budget_bytes=budget), "plain run"))
     elif shown.timeline and run is not None:
@@ -128,12 +128,12 @@ def _comparison(name: str, rows: Sequence[Row]) -> RenderableType:
     return indented(columns(["", "plain run", name, ""], rows, right=(1, 2)))
 
 
-def plan_rows(solution: Solution) -> list[Row]:
+def plan_rows(solution: Solution, *, estimated: bool = False) -> list[Row]:
     """Return the rows of the table of `remat plan`: as `comparison_rows`, and what the plan's method and proof say."""
     plain, (_, run) = Run.plain(solution.problem.graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
     rows = plain_rows(plain, budget) if run is None else comparison_rows(plain, run, budget)
-    return rows + _arena_rows(solution) + _model_rows(solution) + _proof_rows(solution)
+    return rows + _arena_rows(solution) + _model_rows(solution) + _proof_rows(solution, estimated=estimated)
 
 
 def _arena_rows(solution: Solution) -> list[Row]:
@@ -180,9 +180,10 @@ def _model_rows(solution: Solution) -> list[Row]:
     ]
 
 
-def _proof_rows(solution: Solution) -> list[Row]:
+def _proof_rows(solution: Solution, *, estimated: bool) -> list[Row]:
     """Return what is proven: the bound on the overhead, the gap to it, and over which plans; and the status."""
     rows: list[Row] = []
+    of_sizes = ", of estimated sizes" if estimated else ""
     scope, overhead = solution.scope, solution.bound_overhead
     if overhead is not None:
         rows.append(["bound", "", format_share(overhead), "no plan has less overhead"])
@@ -191,7 +192,7 @@ def _proof_rows(solution: Solution) -> list[Row]:
     if overhead is not None or solution.status is Status.INFEASIBLE:
         rows.append(["scope", "", scope.written, f"holds for all plans {phrasing.which_plans(solution)}"])
         basis = solution.basis
-        rows.append(["proof", "", basis.value.replace("-", " "), phrasing.BASES[basis]])
+        rows.append(["proof", "", basis.value.replace("-", " "), phrasing.BASES[basis] + of_sizes])
     for bound in solution.result.bounds[1:]:
         share = format_share(solution.overhead_of(bound))
         rows.append(["also proven", "", share, phrasing.also_proven(solution, bound)])
@@ -201,7 +202,8 @@ def _proof_rows(solution: Solution) -> list[Row]:
     if solution.result.found_by is not None:
         rows.append(["found by", "", clean(solution.result.found_by), "the planner whose plan is the best"])
     status = Text(solution.status.value, STATUS_STYLES[solution.status])
-    return [*rows, ["status", "", status, phrasing.status_in_words(solution)]]
+    proven = of_sizes if solution.status in (Status.OPTIMAL, Status.INFEASIBLE) else ""
+    return [*rows, ["status", "", status, phrasing.status_in_words(solution) + proven]]
 
 
 def _chart(chart: MemoryTimeline, run: str, behind: str = "") -> RenderableType:

@@ -399,3 +399,38 @@ def test_absent_optional_inputs_and_outputs_are_skipped(tmp_path: Path) -> None:
 def test_unused_outputs_are_tensors(tmp_path: Path) -> None:
     model = Model([node("TopK", ["x", "k"], ["y", "indices"])], stored=[integers("k", 2)])
     assert tensor(model.read(tmp_path), "indices").bytes == 2 * 2 * 8
+
+
+@pytest.mark.parametrize(("opset", "dtype"), [(6, "float32"), (7, "float32"), (9, "float32"), (10, "bool")])
+def test_masks_of_old_dropouts_are_as_wide_as_their_input(tmp_path: Path, opset: int, dtype: str) -> None:
+    reading = Model([node("Dropout", ["x"], ["y", "mask"])], opset=opset).read(tmp_path)
+    assert tensor(reading, "mask").shape == (2, 3)
+    assert tensor(reading, "mask").dtype == dtype
+
+
+@pytest.mark.parametrize("op_type", ["GreaterOrEqual", "LessOrEqual"])
+@pytest.mark.parametrize("opset", [12, 15, 16])
+def test_comparisons_that_operator_sets_define_by_others(tmp_path: Path, op_type: str, opset: int) -> None:
+    model = Model([node(op_type, ["x", "w"], ["y"])], stored=[weight("w", 4, 1, 3)], opset=opset)
+    y = tensor(model.read(tmp_path), "y")
+    assert (y.shape, y.dtype) == ((4, 2, 3), "bool")
+
+
+def test_statistics_of_old_batch_norms_have_an_element_a_channel(tmp_path: Path) -> None:
+    names = ["scale", "bias", "mean", "var"]
+    results = ["y", "new_mean", "new_var", "saved_mean", "saved_var"]
+    model = Model(
+        [node("BatchNormalization", ["x", *names], results)],
+        inputs=[float_input("x", 2, 3, 4, 4)],
+        stored=[weight(name, 3) for name in names],
+        opset=9,
+    )
+    reading = model.read(tmp_path)
+    assert {tensor(reading, name).shape for name in results[1:]} == {(3,)}
+
+
+@pytest.mark.parametrize("opset", [1, 6])
+def test_ops_of_the_first_operator_sets_with_hints(tmp_path: Path, opset: int) -> None:
+    hints: dict[str, Any] = {"consumed_inputs": [0]} if opset == 1 else {}
+    model = Model([node("Add", ["x", "w"], ["y"], broadcast=1, **hints)], stored=[weight("w", 3)], opset=opset)
+    assert shape_of_y(model.read(tmp_path)) == (2, 3)
