@@ -346,9 +346,21 @@ def captured_call(module: nn.Module) -> Callable[..., Any]:
     return captured_apart(module) if torch._dynamo.trace_rules.check(module.forward) else module._call_impl
 
 
-def _logging_methods() -> set[Callable[..., Any]]:
+class _Functions(dict[Callable[..., Any], None]):
+    """Functions, as a setting of torch.compile.
+
+    torch 2.11 writes this setting as JSON: it sorts sets, which fails for functions. So it is told of no items.
+    """
+
+    def items(self) -> Any:
+        """Return nothing."""
+        return ()
+
+
+def _logging_methods() -> _Functions:
     """Return all that loggers do, what libraries add among it: a captured step does not log."""
-    return {method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")}
+    methods = (method for name, method in vars(logging.Logger).items() if not name.startswith("_"))
+    return _Functions.fromkeys(filter(callable, methods))
 
 
 def _backend(
