@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +14,8 @@ from remat_cli.core.link import Duplex, Link
 from remat_cli.core.operators import Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats import Reading, read_graph
+from remat_cli.formats import Reading, has_fixed_sizes, read_graph
+from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
 from remat_cli.settings import Setting
 from remat_cli.training import (
     KeptForBackward,
@@ -84,6 +85,23 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
         UsageError: the options contradict each other or the file.
     """
     return prepare_reading(read_graph(path, options), str(path), options, derive_training=derive_training)
+
+
+def prepare_without_absent_dims(path: Path, options: GraphOptions, optional: Set[str]) -> Prepared:
+    """Prepare a graph, and leave out the dims that it does not have, where they are optional; else as `prepare`."""
+    if optional and has_fixed_sizes(path):
+        options = replace(options, dims=_without(options.dims, optional - {ALL_OTHER_DIMS}))
+    while True:
+        try:
+            return prepare(path, options)
+        except UnknownDim as error:
+            if error.dim not in optional:
+                raise
+            options = replace(options, dims=_without(options.dims, {error.dim}))
+
+
+def _without(dims: Mapping[str, int], names: Set[str]) -> dict[str, int]:
+    return {name: size for name, size in dims.items() if name not in names}
 
 
 def prepare_reading(

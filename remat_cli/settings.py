@@ -7,6 +7,7 @@ check of a project file shows "'mode: inference'".
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from fractions import Fraction
@@ -139,6 +140,8 @@ def in_json(value: Any) -> Any:
         return {key: in_json(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
         return [in_json(entry) for entry in value]
+    if hasattr(value, "tolist"):  # an array
+        return value.tolist()
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
@@ -175,11 +178,13 @@ def on_command_line(said: Setting) -> str:
         return without(option)
     if not isinstance(said.value, Mapping):
         return option if said.value is None or said.value is True else f"{option} {said.value}"
-    return " ".join(f"{option} {key}{_size_text(size)}" for key, size in said.value.items())
+    return " ".join(f"{option} {key}{_entry_text(said.name, entry)}" for key, entry in said.value.items())
 
 
-def _size_text(size: object) -> str:
-    return f":{','.join(map(str, size))}" if isinstance(size, tuple | list) else f"={size}"
+def _entry_text(name: str, entry: object) -> str:
+    if name == "values":
+        return f"={entry}" if isinstance(entry, str) else f"={json.dumps(in_json(entry), separators=(',', ':'))}"
+    return f":{','.join(map(str, entry))}" if isinstance(entry, tuple | list) else f"={entry}"
 
 
 def in_config(said: Setting) -> str:

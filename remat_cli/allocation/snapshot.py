@@ -20,7 +20,7 @@ from remat_cli.core.schedule import Compute, Free, Inplace, Prefetch, Schedule
 # Where the two segments lie: as on a device, and far enough apart.
 _RESIDENT_AT, _ARENA_AT = 0x7000_0000_0000, 0x7800_0000_0000
 # Seconds for the search of addresses, where the schedule brings none.
-_SECONDS = 10.0
+_SECONDS = 5.0
 _PROTOCOL = 4
 Frame = dict[str, Any]
 
@@ -80,8 +80,11 @@ class _Recorder:
         self._graph = graph
         self._times = times
         self._per_micro = 1000 if graph.time_unit == "ns" else 1
-        self._size = arena.bytes
-        self._offsets = {(address.step, address.tensor): address.offset for address in arena.addresses}
+        self._size = arena.span_bytes
+        starts = arena.bank_starts
+        self._offsets = {
+            (address.step, address.tensor): starts[address.bank] + address.offset for address in arena.addresses
+        }
         self._living: dict[str, _Block] = {}
         self._handed_on: dict[str, int] = {}  # addresses, by what an in-place step made there
         self._resident: _Block | None = None

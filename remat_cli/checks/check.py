@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
 from math import ceil
-from multiprocessing import active_children, get_context
 from time import monotonic
 
 from remat_cli.checks.advice import (
@@ -31,7 +31,7 @@ from remat_cli.core.problem import Observer, Status
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, activations_of, baseline_of, bytes_of_budget
-from remat_cli.cores import leave_ctrl_c_to_parent
+from remat_cli.cores import process_pool
 from remat_cli.errors import ExitCode, RematError, UsageError
 from remat_cli.formats.torch import names_function
 from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
@@ -39,6 +39,7 @@ from remat_cli.prepare import Prepared, prepare
 from remat_cli.runtime.execution import check_can_execute, execute_plan
 from remat_cli.settings import Setting, as_text, in_config, on_command_line
 from remat_cli.studies.progress import Prefixed
+from remat_cli.system_limits import refusal_of
 from remat_cli.units import format_bytes, format_share, meant_as_share
 
 UNDERSTATED = "understated"
@@ -161,22 +162,27 @@ def check_models(
         jobs: so many models at a time, each in a process of its own.
     """
     observe = observe or Observer()
-    if min(jobs, len(models)) <= 1:
-        yield from (check_model(model, baseline, observe, accept=accept) for model in models)
-        return
-    # A fresh process: a copy of one that runs threads may hang.
-    pool = ProcessPoolExecutor(min(jobs, len(models)), get_context("spawn"), initializer=leave_ctrl_c_to_parent)
-    try:
-        futures = [pool.submit(check_model, model, baseline, accept=accept) for model in models]
+    with process_pool(min(jobs, len(models))) as pool:
+        if pool is None:
+            yield from (check_model(model, baseline, observe, accept=accept) for model in models)
+            return
+        check = partial(check_model, baseline=baseline, accept=accept)
+        futures = [_submitted(pool, check, model) for model in models]
         for done, (model, future) in enumerate(zip(models, futures, strict=True)):
             observe.phase(f"{done} of {len(models)} models checked")
             yield _result_of(future, model, baseline)
-    except BaseException:
-        for process in active_children():
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+
+
+def _submitted(
+    pool: ProcessPoolExecutor, check: Callable[[ModelCheck], CheckOutcome], model: ModelCheck
+) -> Future[CheckOutcome]:
+    """Give a model to a pool; where it was killed meanwhile, the result says so."""
+    try:
+        return pool.submit(check, model)
+    except BrokenProcessPool as error:
+        future = Future[CheckOutcome]()
+        future.set_exception(error)
+        return future
 
 
 def _result_of(future: Future[CheckOutcome], model: ModelCheck, baseline: Mapping[str, Figures]) -> CheckOutcome:
@@ -215,10 +221,11 @@ class _Check:
         except RematError as error:
             self.failures.append(Failure("error", as_text(error.wording, in_config), _in_yaml(error)))
             return error.exit_code
-        except MemoryError:
-            remedies = ("use a planner for large graphs, such as dtr",)
-            self.failures.append(Failure("error", "out of memory", remedies))
-            return ExitCode.NO_PLAN
+        except (MemoryError, OSError, ImportError, RuntimeError) as error:
+            if (refused := refusal_of(error)) is None:
+                raise
+            self.failures.append(Failure("error", refused.message, _in_yaml(refused)))
+            return refused.exit_code
         return ExitCode.NO_FIT if self.failures else 0
 
     def measure(self) -> None:

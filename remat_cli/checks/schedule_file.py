@@ -201,8 +201,8 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
 
 
 def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> str | None:
-    """Return the error for an arena that, with resident bytes, is above the budget; None if it fits."""
-    if file.arena is None or budget is None:
+    """Return the error for a block that, with resident bytes, is above the budget; None if it fits, and for banks."""
+    if file.arena is None or file.arena.banks or budget is None:
         return None
     resident, total = prepared.graph.resident_bytes, prepared.graph.resident_bytes + file.arena.bytes
     if total <= budget:

@@ -29,6 +29,7 @@ from remat_cli.config import DEFAULT_PLANNER, Request, RunConfig, load_config
 from remat_cli.cores import usable_cores
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.settings import over
+from remat_cli.system_limits import processes_for_files
 from remat_cli.units import parse_budgets, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ def command(
         # Lines on the terminal show by themselves how far it is.
         shown = Output(quiet=True) if output == STDOUT and sys.stdout.isatty() else streams
         if waiting:
+            if scheduler is None:
+                slots = _allowed(min(slots, len(waiting)), streams)
             _run(waiting, lambda: _executor(scheduler, slots, limits), record, shown)
         lines = [records.lines[job.key] for job in asked if job.key in records.lines]
     graphs = len({job.graph for job in asked})
@@ -196,6 +199,16 @@ def _with_options(configs: Sequence[RunConfig], given: Mapping[str, Any]) -> tup
     """Return the configs with the planner options that the command line sets."""
     chosen = with_given_options({config.label: config.request.chosen for config in configs}, given)
     return tuple(config.under({"planner": chosen[config.label]}) for config in configs)
+
+
+def _allowed(wanted: int, streams: Output) -> int:
+    """Return how many jobs run at the same time, and say where the system allows fewer than are wanted."""
+    from remat_cli.batch.processes import FILES_EACH
+
+    allowed = processes_for_files(wanted, FILES_EACH)
+    if allowed < wanted:
+        streams.notes([f"{allowed} jobs at a time, not {wanted}: the system allows no more open files (ulimit -n)"])
+    return allowed
 
 
 def _executor(scheduler: str | None, slots: int, limits: JobLimits) -> Executor:

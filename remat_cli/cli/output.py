@@ -22,6 +22,7 @@ from remat_cli.errors import UsageError
 from remat_cli.formats.torch import file_of
 from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.interruption import heed_a_request_that_waits
+from remat_cli.system_limits import can_start_threads
 from remat_cli.units import format_share
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Output:
 
     @contextmanager
     def _shown_progress(self, *, keeps_plans: bool) -> Iterator[Observer]:
-        if self._quiet or not sys.stderr.isatty():
+        if self._quiet or not sys.stderr.isatty() or not can_start_threads():
             yield Observer()
             return
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

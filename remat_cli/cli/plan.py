@@ -70,9 +70,9 @@ def command(
 
     config = read_call(given)
     request = config.request
-    if request.budget is None:
+    if request.budget is None and not request.banks:
         raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
-    if request.max_overhead is not None and not request.budget.smallest:
+    if request.max_overhead is not None and (request.budget is None or not request.budget.smallest):
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
     reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)
@@ -96,7 +96,7 @@ def command(
             streams.write(html, plan_page(planning))
     written = None if output == STDOUT else output
     steps = next_steps(
-        planning.solution, in_a_call(graph), written, fused=config.graph.fused, is_compiled=_is_compiled(planning)
+        planning.solution, in_a_call(graph), written, fused=config.graph.fused, slow=_why_uncompiled(planning)
     )
     streams.report(
         lambda: plan_report(planning, shown=config.report, next_steps=steps, seconds=watch.seconds),
@@ -105,13 +105,13 @@ def command(
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
 
 
-def _is_compiled(planning: Planning) -> bool:
-    """Tell whether the planner that found the plan runs compiled, if it can be."""
+def _why_uncompiled(planning: Planning) -> str:
+    """Return why the planner that found the plan ran uncompiled, and what to do; nothing where it did not."""
     if (planning.solution.result.found_by or planning.planner.name) != "annealing":
-        return True
-    from remat_cli.planners.annealing.flat import is_ready
+        return ""
+    from remat_cli.planners.annealing.flat import why_uncompiled
 
-    return is_ready()
+    return why_uncompiled()
 
 
 def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:

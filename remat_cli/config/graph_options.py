@@ -11,7 +11,8 @@ from remat_cli.core.link import Duplex
 from remat_cli.costs import COST_MODELS
 from remat_cli.errors import UsageError
 from remat_cli.formats import ReadOptions
-from remat_cli.settings import Said, declared, setting
+from remat_cli.formats.input_values import is_file_name
+from remat_cli.settings import Said, declared, in_json, setting
 from remat_cli.training import OPTIMIZERS, Kernels
 
 # Cost models by name, and the file's own times, which need no model.
@@ -68,7 +69,8 @@ class GraphOptions(ReadOptions):
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that are named; a device may also be the name of one that comes with remat."""
-        named = (getattr(self, item.name) for item in fields(self) if declared(item).names_file)
+        named = [getattr(self, item.name) for item in fields(self) if declared(item).names_file]
+        named += [value for value in self.values.values() if is_file_name(value)]
         return tuple(Path(name) for name in named if name is not None)
 
     @property
@@ -83,12 +85,17 @@ class GraphOptions(ReadOptions):
             is_of_user = declared(item).names_file and said.get(item.name) not in shipped_names("configs/devices")
             if item.name == "mode" or is_of_user or not declared(item).changes_graph:
                 said.pop(item.name, None)
-        return said
+        if "values" in said:
+            said["values"] = {name: value for name, value in self.values.items() if not is_file_name(value)}
+        return {name: in_json(value) for name, value in said.items() if value != {}}
 
 
 def beside_file(said: Said, folder: Path) -> dict[str, Any]:
     """Make the file paths in settings relative to `folder`, where the file with these settings lies."""
     files = {item.name: declared(item) for item in fields(GraphOptions) if declared(item).names_file}
+    if "values" in said:
+        values = said["values"].items()
+        said = {**said, "values": {key: str(folder / one) if is_file_name(one) else one for key, one in values}}
     return {
         name: value
         if name not in files

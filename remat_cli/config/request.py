@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from remat_cli.config.banks import bank_entry, banks_section
 from remat_cli.config.planner_choice import DEFAULT_PLANNER, PlannerChoice, named_planner, planner_section
-from remat_cli.core.arena import USUAL_ALIGNMENT
+from remat_cli.core.arena import USUAL_ALIGNMENT, Bank
 from remat_cli.core.graph import Graph
 from remat_cli.core.solve import bytes_of_budget
 from remat_cli.errors import UsageError
@@ -37,6 +39,8 @@ class Request(Settings):
         offload: plans may move tensors to the host and back.
         arena: everything in a plan gets an address. The budget is then that of the arena: resident bytes lie beside it.
         alignment: of addresses and of the size of an arena, in bytes.
+        banks: memories in which addresses lie, by name. The budget is then that of the sum: at most, and by default, as
+            much as they hold.
     """
 
     budget: BudgetSpec | None = setting(
@@ -71,6 +75,16 @@ class Request(Settings):
         written=int,
         needs="arena",
     )
+    banks: Mapping[str, Bank] = setting(
+        dict,
+        "With addresses: a memory of its own, with its speed beside the first. Repeatable.",
+        metavar="NAME=SIZE[:SPEED]",
+        parse=bank_entry,
+        written=dict[str, str | int],
+        read=banks_section,
+        flag="--bank",
+        needs="arena",
+    )
 
     @property
     def chosen(self) -> PlannerChoice:
@@ -85,15 +99,21 @@ class Request(Settings):
         """Return the budget for a graph, resident bytes included; None where it is the smallest that is found.
 
         Raises:
-            UsageError: no budget is named.
+            UsageError: no budget is named, or the smallest one for banks.
         """
+        held = self.beside(graph) + sum(bank.bytes for bank in self.banks.values())
+        if self.budget is None and self.banks:
+            return held
         if self.budget is None:
             raise UsageError(
                 "a plan needs a budget", hint=("give ", Setting("budget", "8GB"), ", 80% (of the plain peak) or min")
             )
+        if self.budget.smallest and self.banks:
+            raise UsageError("banks have sizes of their own: there is no smallest budget", hint="leave the banks out")
         if self.budget.smallest:
             return None
-        return self.beside(graph) + bytes_of_budget(self.budget, graph, self.beside(graph))
+        asked = self.beside(graph) + bytes_of_budget(self.budget, graph, self.beside(graph))
+        return min(asked, held) if self.banks else asked
 
     def beside(self, graph: Graph) -> int:
         """Return the resident bytes that the budget leaves out because they lie beside an arena."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.operators import Operand, Operator
 from remat_cli.errors import UsageError
+from remat_cli.formats.input_values import parse_value
 from remat_cli.settings import Settings, Wording, setting
 
 MODES = ("training", "inference")
@@ -65,6 +67,7 @@ class ReadOptions(Settings):
         dims: values of symbolic dimensions by name; under `ALL_OTHER_DIMS`, that of all that are not named.
         input_shapes: whole shapes of graph inputs by name.
         value_shapes: shapes of values that cannot be inferred (results of unknown ops), by name.
+        values: values of inputs on which shapes or branches depend, by name; text is the name of a file.
         aliasing: which ops are views or work in place. By default as in PyTorch for training, as in onnxruntime for
             inference.
         fused: a PyTorch step is captured with the small ops that inductor fuses into kernels.
@@ -88,6 +91,13 @@ class ReadOptions(Settings):
         metavar="Y:1,64,56,56",
         parse=_shape,
         flag="--value-shape",
+    )
+    values: Mapping[str, Any] = setting(
+        dict,
+        "Value of an input, on which shapes or branches depend. Repeatable.",
+        metavar="X=5|X.npy",
+        parse=parse_value,
+        flag="--value",
     )
     aliasing: Aliasing | None = setting(
         None, "Which ops are views or work in place.", choices=tuple(map(str, Aliasing)), parse=Aliasing

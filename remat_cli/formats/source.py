@@ -7,6 +7,7 @@ import stat
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,15 +46,26 @@ def check_regular_file(path: Path, *, error: type[RematError] = GraphError, larg
         )
 
 
+def open_regular(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> BufferedReader:
+    """Open a regular file to read its bytes: a device or a FIFO would give them without an end.
+
+    Raises:
+        RematError: as `check_regular_file`.
+        OSError: it cannot be opened.
+    """
+    check_regular_file(path, error=error, largest=largest)
+    return path.open("rb")
+
+
 def read_bytes(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> bytes:
     """Return the content of a regular file that is not empty, nor larger than `largest` bytes.
 
     Raises:
         RematError: of the class `error`, where that cannot be done.
     """
-    check_regular_file(path, error=error, largest=largest)
     try:
-        return path.read_bytes()
+        with open_regular(path, error=error, largest=largest) as file:
+            return file.read()
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}", hint="check its permissions") from None
     except MemoryError:

@@ -11,8 +11,10 @@ from pathlib import Path
 from time import sleep
 from xml.etree.ElementTree import fromstring
 
+import onnx
 import pytest
 import yaml
+from onnx import helper
 
 from remat_cli.checks.check import CheckOutcome, check_model
 from remat_cli.checks.project import ModelCheck
@@ -383,6 +385,27 @@ class TestHook:
     )
     def test_it_runs_where_a_model_or_its_limits_changed(self, changed: str, runs: bool) -> None:
         assert (re.search(self.HOOK["files"], changed) is not None) == runs
+
+
+def test_init_names_each_file_that_it_leaves_out(folder: Path, remat: Remat) -> None:
+    """Also where the message about it does not: here, that no node reads a value of this name."""
+    (folder / "sub").mkdir()
+    (folder / "chain.json").write_text(json.dumps(CHAIN))
+    reads_nothing = CHAIN | {"ops": [{"name": "a", "inputs": ["missing"], "outputs": ["b"], "time": 1}]}
+    (folder / "sub" / "bad.json").write_text(json.dumps(reads_nothing))
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("MatMul", ["x", "x"], ["y"], name="product")],
+            "clash",
+            [helper.make_tensor_value_info("x", 1, [2, 3])],
+            [helper.make_tensor_value_info("y", 1, None)],
+        )
+    )
+    onnx.save(model, folder / "sub" / "clash.onnx")
+    written = remat("check", "--init")
+    assert written.code == 0
+    assert "left out: sub/clash.onnx: op 'product' (MatMul) does not fit its inputs" in written.err
+    assert re.search(r"left out: .*sub/bad\.json", written.err)
 
 
 def test_init_writes_a_project_file_that_holds(folder: Path, remat: Remat) -> None:

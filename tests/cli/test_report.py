@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from remat_cli.units import format_share
 from tests.cli.calls import Remat
 from tests.places import GRAPHS
 
@@ -51,6 +52,24 @@ def test_report_writes_a_page_and_says_what_verify_says(remat: Remat, schedule: 
     summary = remat("report", schedule, SKIP_CHAIN, "-o", page, "--json").json
     assert summary.pop("report") == str(page)
     assert summary == remat("verify", SKIP_CHAIN, schedule, "--json").json
+
+
+def test_the_page_shows_bound_and_gap(remat: Remat, tmp_path: Path) -> None:
+    schedule, page = tmp_path / "s.json", tmp_path / "r.html"
+    assert remat("plan", SKIP_CHAIN, "--budget", "80%", "-o", schedule, "-q").code == 0
+    document = json.loads(schedule.read_text())
+    assert document["overhead"] > 0
+    document["status"], document["bound"]["overhead"] = "feasible", 0.0
+    schedule.write_text(json.dumps(document))
+    assert remat("report", schedule, SKIP_CHAIN, "-o", page).code == 0
+    text = page.read_text()
+    assert "<th scope=row>bound</th>" in text
+    gap = format_share(document["overhead"])
+    assert f"<th scope=row>gap</th><td class=n></td><td class=n>{gap}</td>" in text
+    del document["bound"]
+    schedule.write_text(json.dumps(document))
+    remat("report", schedule, SKIP_CHAIN, "-o", page)
+    assert "scope=row>gap<" not in page.read_text()
 
 
 def test_report_goes_to_stdout_too(remat: Remat, schedule: Path) -> None:

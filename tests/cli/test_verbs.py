@@ -20,7 +20,7 @@ from remat_cli.core.problem import Bound, Observer, PlanResult, Problem, Scope, 
 from remat_cli.core.schedule import plain_run
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.annealing import kernel
+from remat_cli.planners.annealing import flat
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.prepare import prepare
 from tests.cli.calls import Ended, Remat
@@ -41,7 +41,7 @@ class TestPlan:
     def test_says_where_annealing_ran_uncompiled(
         self, remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planner: str, budget: str, says: bool
     ) -> None:
-        monkeypatch.setattr(kernel, "IS_COMPILED", False)
+        monkeypatch.setattr(flat, "is_ready", lambda: False)
         tangled = tmp_path / "tangled.json"
         remat("generate", "layered", "--ops", "120", "--seed", "3", "-o", str(tangled))
         ended = remat("plan", str(tangled), "--budget", budget, "--planner", planner, "--time-limit", "2s")

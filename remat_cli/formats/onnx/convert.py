@@ -127,7 +127,7 @@ class Conversion:
         )
         (body,) = node.bodies
         pieces = sum(body.values[name].type.bytes for name in body.outputs[1 + states :])
-        return collected + made + max(0, body_peak - pieces)
+        return collected + made + _growth_bytes(node, values) + max(0, body_peak - pieces)
 
     def _body_peak_bytes(self, body: SizedGraph, name: str) -> int:
         if not body.nodes:
@@ -147,6 +147,22 @@ class Conversion:
         )
 
 
+def _growth_bytes(node: SizedNode, values: Mapping[str, Value]) -> int:
+    """Return what a loop's last iteration takes beyond its first, as its state is larger by then.
+
+    The next state is that of the end, and the last one is smaller by what an iteration adds.
+    """
+    proto, (body,) = node.node.proto, node.bodies
+    beyond = 0
+    for before, after, end in zip(proto.input[2:], body.outputs[1:], proto.output, strict=False):
+        if not before or not end:
+            continue
+        first, second = values[before].type, body.values[after].type
+        if first.shape != second.shape:
+            beyond += values[end].type.bytes - second.bytes - max(0, second.bytes - first.bytes)
+    return max(0, beyond)
+
+
 def operand(name: str, value: Value) -> Operand:
     """Return a value as operators see it."""
     stored = Role.PARAMETER if value.trainable else Role.CONSTANT
@@ -155,9 +171,14 @@ def operand(name: str, value: Value) -> Operand:
 
 
 def parameters(sized: SizedGraph) -> tuple[Operand, ...]:
-    """Return the trainable weights of a graph and of its bodies, each once."""
+    """Return the trainable weights of a graph and of its bodies, each once; Constant nodes among them."""
     own = [operand(name, sized.values[name]) for name in sized.stored if sized.values[name].trainable]
+    own += [operand(name, one) for name, one in sized.values.maps[0].items() if _is_constant_weight(one)]
     return (*own, *(weight for node in sized.nodes for body in node.bodies for weight in parameters(body)))
+
+
+def _is_constant_weight(value: Value) -> bool:
+    return value.trainable and value.origin is Origin.FOLDED
 
 
 def _given(sized: SizedGraph) -> Iterable[str]:
@@ -185,4 +206,4 @@ def _resident_bytes(sized: SizedGraph) -> int:
     read = dict.fromkeys((*(name for node in sized.nodes for name in node.node.reads), *sized.outputs))
     folded = sum(own[name].type.bytes for name in read if name in own and own[name].origin is Origin.FOLDED)
     bodies = sum(_resident_bytes(body) for node in sized.nodes for body in node.bodies)
-    return sized.stored_bytes + folded + bodies
+    return sized.stored_bytes + folded + bodies + sum(node.unread_bytes for node in sized.nodes)

@@ -14,7 +14,7 @@ from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute
 from remat_cli.formats.onnx.errors import onnx_faults
 from remat_cli.formats.onnx.structure import Node
-from remat_cli.formats.onnx.values import SequenceType, TensorType, Values, shape_text, type_proto
+from remat_cli.formats.onnx.values import Misfit, SequenceType, TensorType, Values, shape_text, type_proto
 from remat_cli.settings import Setting
 
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 # Defined by a function body only, so that onnx infers nothing for one node of them; their result is like the input.
 _LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
-_CHECK_SIZES = (
+# The hint for a node that does not fit its inputs.
+CHECK_SIZES = (
     "the file is damaged, or a given size is wrong: check ",
-    *(Setting("dims"), ", ", Setting("input_shapes"), " and ", Setting("value_shapes")),
+    *(Setting("dims"), ", ", Setting("input_shapes"), ", ", Setting("value_shapes"), " and ", Setting("values")),
 )
 
 # Letters with one "..." among them; onnx never comes back from most other texts.
@@ -112,7 +113,7 @@ def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) ->
         return dict.fromkeys(node.outputs, types[proto.input[0]])
     arrays = {name: value.data for name, value in inputs.items()}
     data = {name: numpy_helper.from_array(array, name) for name, array in arrays.items() if array is not None}
-    with onnx_faults(f"op {node.name!r} ({proto.op_type}) does not fit its inputs", _CHECK_SIZES):
+    with onnx_faults(f"op {node.name!r} ({proto.op_type}) does not fit its inputs", CHECK_SIZES, Misfit):
         inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets.imports)
     if proto.op_type == "Reshape":
         _check_reshape(node, values, inferred)
@@ -141,7 +142,7 @@ def _refuse_what_aborts(node: Node) -> None:
     if aborts:
         raise GraphError(
             f"op {node.name!r} ({proto.op_type}) does not fit its inputs: an attribute is out of range",
-            hint=_CHECK_SIZES,
+            hint=CHECK_SIZES,
         )
 
 
@@ -160,7 +161,7 @@ def _check_reshape(node: Node, values: Values, inferred: Mapping[str, onnx.TypeP
     if before is None or not dims or len(after) < len(dims):
         return
     if _elements(before) != _elements(after):
-        raise GraphError(
+        raise Misfit(
             f"op {node.name!r} (Reshape) makes {shape_text(after)} of {source!r}, which is {shape_text(before)}: "
             "the number of elements changes",
             hint=(

@@ -17,12 +17,13 @@ from remat_cli.formats.onnx.load import Model, load_model
 from remat_cli.formats.onnx.norms import missing_norms
 from remat_cli.formats.onnx.shapes import ShapeInference
 from remat_cli.formats.onnx.sized_graph import SizedGraph
-from remat_cli.formats.onnx.stored_values import weights_read
+from remat_cli.formats.onnx.stored_values import constant_weights, weights_read
 from remat_cli.formats.onnx.structure import stored_names
 from remat_cli.formats.onnx.workspace import WITHOUT_RULE
 from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source
 from remat_cli.settings import Setting
+from remat_cli.units import format_bytes
 
 _SESSION = "Peaks hold with session_options(); a default session mostly takes more."
 
@@ -54,10 +55,11 @@ def read_sized(source: Source, options: ReadOptions, *, keep_data: bool = False)
         dims=inputs.dims,
         value_shapes=options.value_shapes,
         weights=frozenset(weights_read(model.graph.node)),
+        constant_weights=constant_weights(model.graph.node),
         overridable=frozenset(stored & listed),
         without_kernel=WITHOUT_KERNEL.get(options.storage, ()),
     )
-    return SizedModel(model, inference.size(model.graph, inputs.types), inference)
+    return SizedModel(model, inference.size(model.graph, inputs.types, inputs.data), inference)
 
 
 def read_model(source: Source, options: ReadOptions) -> Reading:
@@ -86,11 +88,19 @@ def read_model(source: Source, options: ReadOptions) -> Reading:
             *(["; ".join(understated)] if understated else []),
             *_kernel_notes(sized, options),
         ),
-        training_notes=missing_norms(model),
+        training_notes=(*_constant_weights(read), *missing_norms(model)),
         estimated=tuple(estimated),
         understated=understated,
         session=_SESSION if options.mode == "inference" and options.storage is Aliasing.ORT_CPU else "",
     )
+
+
+def _constant_weights(read: SizedModel) -> Iterator[str]:
+    """Yield the note for who trains a model whose weights are Constant nodes."""
+    weights = [one for one in parameters(read.graph) if one.name in read.inference.constant_weights]
+    if weights:
+        size = format_bytes(sum(one.bytes for one in weights))
+        yield f"{len(weights):,} weights are Constant nodes in the file, {size}: they count as trained"
 
 
 def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated: Mapping[str, str]) -> list[str]:
@@ -100,6 +110,8 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
     if sized.folded:
         total = len(sized.folded) + len(sized.nodes)
         notes.append(f"{len(sized.folded)} of {total} nodes only compute constants or shapes, and are no ops")
+    for branch, reason in inference.left_out.items():
+        notes.append(f"{branch} cannot run at these sizes, and is left out: {reason}")
     strings = [name for name in sized.inputs if sized.values[name].type.element.is_string]
     if strings:
         notes.append(f"inputs that hold strings are counted with 32 bytes an element: {', '.join(map(repr, strings))}")

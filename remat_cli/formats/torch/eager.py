@@ -29,7 +29,7 @@ from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.torch.ops import storage_key, tensors_of
 from remat_cli.formats.torch.reader import built_step, explaining_failure, modules_of, resident_bytes
-from remat_cli.formats.torch.step import Step, loss_in
+from remat_cli.formats.torch.step import Step, losses_in
 from remat_cli.formats.torch.weightless import with_fake_tensors
 
 
@@ -202,7 +202,8 @@ def run_eagerly(
             returned = step.model(*step.inputs, **step.keyword_inputs)
         results = [value for value in pytree.tree_leaves(returned) if isinstance(value, torch.Tensor)]
         recorder.phase = Phase.BACKWARD
-        ends = loss_in(returned) or [value for value in results if value.requires_grad]
+        ends = losses_in(returned, [value for value in results if value.requires_grad])
+        del returned, results
         if not ends:
             raise GraphError(
                 f"{reference}: nothing in the step needs a gradient",
@@ -210,7 +211,7 @@ def run_eagerly(
             )
         torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
     trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
-    held = [*results, *(parameter.grad for parameter in trained if parameter.grad is not None)]
+    held = [*ends, *(parameter.grad for parameter in trained if parameter.grad is not None)]
     return recorder.finished(step, held, trained)
 
 

@@ -49,6 +49,7 @@ NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 # Options of torch.compile under which a step is read and run, both times the same: one graph, recurrent layers too.
 _DYNAMO = {
     "allow_rnn": True,
+    "trace_autograd_ops": True,  # gradients within the forward pass, as of a potential by its coordinates
     # Each capture is a plan, and none of them is left out: what keeps them few is that sizes are captured as symbols.
     "recompile_limit": 1_000_000,
     "accumulated_recompile_limit": 1_000_000,
@@ -57,6 +58,8 @@ _DYNAMO = {
     "optimize_ddp": False,
     "run_gc_after_compile": False,  # seconds for large models, after each capture
 }
+# Older releases know some of them not yet.
+_DYNAMO = {name: value for name, value in _DYNAMO.items() if hasattr(torch._dynamo.config, name)}
 # Checkpointing that the model asks for is left to the plan; nothing is computed in the memory of what is saved.
 _FUNCTORCH = {"donated_buffer": False, "debug_assert": False, "functionalize_rng_ops": False}
 

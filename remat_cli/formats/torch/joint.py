@@ -132,6 +132,15 @@ class Joint:
         """
         return _Reader(captured).joint()
 
+    @classmethod
+    def with_losses_alone(cls, captured: Captured) -> Joint:
+        """Read a joint graph whose caller lets go of the outputs that get no gradient before the backward pass.
+
+        Raises:
+            GraphError: as `of`.
+        """
+        return cls.of(captured).releasing(captured.released.possible)
+
     def releasing(self, outputs: frozenset[int]) -> Joint:
         """Return the same step, where the caller lets go of these forward outputs before the backward pass."""
         released = replace(self, released=outputs)

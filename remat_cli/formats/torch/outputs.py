@@ -61,7 +61,7 @@ class OutputGradients:
 
     Attributes:
         warn: called with a sentence, once each: for a gradient that was not expected, and for gradients of gradients.
-        at_rerun: called where eager runs a backward pass.
+        at_rerun: called where eager runs a backward pass, or it is refused.
         known: what is known before any call, and holds for all; then no backward pass runs as eager.
     """
 
@@ -388,6 +388,7 @@ class _Seen(torch.autograd.Function):
             passed = [arrived.get(place) for place in outputs.places]
             return (None, *passed, *([None] * len(call.wanted)))
         if call.begun is None:
+            outputs.gradients.at_rerun()
             raise outputs.gradients.refusal(differentiable=differentiable)
         outputs.gradients.rerun(_SECOND if differentiable else _UNEXPECTED)
         if call.node is not None:

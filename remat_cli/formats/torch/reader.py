@@ -124,7 +124,7 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
     step, device, notes = built_step(reference, options)
 
     def taken(step: Step, captured: Captured) -> TakenStep:
-        return TakenStep(reference, step, captured, Joint.of(captured), device, notes)
+        return TakenStep(reference, step, captured, Joint.with_losses_alone(captured), device, notes)
 
     def read_in_full(captured: Captured) -> Reading:
         few = taken(step, captured)
@@ -158,7 +158,7 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
     """
     step, device, notes = built_step(reference, options)
     step, captured = capture(step, device, reference, fused=options.fused)
-    return TakenStep(reference, step, captured, Joint.of(captured), device, notes)
+    return TakenStep(reference, step, captured, Joint.with_losses_alone(captured), device, notes)
 
 
 def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[str, ...]]:
@@ -169,7 +169,7 @@ def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[s
         GraphError: what it returns is no training step.
     """
     check_supported()
-    for name in ("input_shapes", "value_shapes"):
+    for name in ("input_shapes", "value_shapes", "values"):
         if getattr(options, name):
             raise UsageError(
                 (Setting(name), f" has no meaning for {reference}"),

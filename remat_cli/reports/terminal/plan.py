@@ -140,7 +140,14 @@ def _arena_rows(solution: Solution) -> list[Row]:
     """Return how large the plan's arena is, and what fragmentation cost; none without addresses."""
     if solution.arena is None or solution.fragmentation_bytes is None:
         return []
-    rows: list[Row] = [["arena", "", format_bytes(solution.arena.bytes), "one block; resident bytes lie beside it"]]
+    said = (
+        "in the banks; resident bytes lie beside them"
+        if solution.arena.banks
+        else "one block; resident bytes lie beside it"
+    )
+    rows: list[Row] = [["arena", "", format_bytes(solution.arena.bytes), said]]
+    for bank in solution.arena.banks:
+        rows.append([f"  {clean(bank.name)}", "", format_bytes(bank.bytes), f"speed {float(bank.speed):g}"])
     beyond = format_bytes(solution.fragmentation_bytes)
     rows.append(["fragmentation", "", beyond, "of the arena, beyond the most that lies in it at once"])
     if solution.fragmentation_overhead:

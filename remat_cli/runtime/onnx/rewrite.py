@@ -23,7 +23,7 @@ from remat_cli.formats.onnx.expansion import NodeNames
 from remat_cli.formats.onnx.reader import SizedModel
 from remat_cli.formats.onnx.structure import captured_names, stored_names
 from remat_cli.formats.onnx.values import TensorType, Value, type_proto
-from remat_cli.formats.onnx.walk import bodies_of
+from remat_cli.formats.onnx.walk import all_nodes, bodies_of
 from remat_cli.runtime.onnx.node_order import NodeRun, runs_of
 
 if TYPE_CHECKING:
@@ -108,6 +108,9 @@ class _Instances:
         proto = type(node.proto)()
         proto.CopyFrom(node.proto)
         proto.name = node.name if number == 1 else self.names.fresh(f"{node.name}__remat{number}")
+        for inner in (one for body in bodies_of(proto) for one in all_nodes(body.node) if not one.name):
+            # onnxruntime would call it by type and number, as another node may be called.
+            inner.name = self.names.fresh(f"{proto.name}/{inner.op_type}")
         _rename_reads(proto, {name: self.latest[name] for name in node.reads if name in self.latest})
         for index, value in enumerate(proto.output):
             if value:

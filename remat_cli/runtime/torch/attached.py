@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,6 +26,11 @@ _NOT_ALL_CALLED = (
     "gradients arrived at a planned {kind} that no planned call of it has made: what made them is not in the budget. "
     "Calls of model.forward(), of parts of the model, and of a model in eval() do not run as planned, nor do any after "
     "model.compile()"
+)
+_OF_TORCH = (
+    "gradients arrived at a planned {kind} that no planned call of it has made. Its forward method is torch's own, so "
+    "torch.compile(planned(model)) passes the plan by: call the planned model itself, whose plan needs no "
+    "torch.compile (fused=True runs its kernels), or make it a part of a module with a forward method"
 )
 
 
@@ -107,4 +113,12 @@ class _Watch:
         if not record.gradients_unplanned:
             record.gradients_unplanned = True
             said = _NOT_CALLED if record.last is None else _NOT_ALL_CALLED
-            warnings.warn(said.format(kind=type(module).__name__), stacklevel=2)
+            if torch._dynamo.trace_rules.check(module.forward):
+                said = _OF_TORCH
+            _warn(said.format(kind=type(module).__name__))
+
+
+def _warn(text: str) -> None:
+    """Warn, also of another model of the same class: Python leaves out what it has said at the same line."""
+    caller = sys._getframe(2)
+    warnings.warn_explicit(text, UserWarning, caller.f_code.co_filename, caller.f_lineno, registry={})

@@ -25,6 +25,7 @@ from remat_cli.formats.torch.internals import (
     mode_that_watches,
     unsupported,
 )
+from remat_cli.formats.torch.model_state import ModelState
 from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.reader import callable_of
 from remat_cli.formats.torch.sizes import Sizes
@@ -77,6 +78,7 @@ class PlannedCall:
         self.otherwise: Callable[[nn.Module, GraphError], None] | None = None
         self._modules: list[nn.Module] = []
         self._has_called = False  # without data
+        self._before: ModelState | None = None  # before a trial
         self._is_apart = False  # captured with no code that other modules share
         self.fused, self.strict = fused, strict
         self._takes_sizes = source.takes_sizes and not fused
@@ -148,7 +150,17 @@ class PlannedCall:
         return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model as planned; raise what its own code raises as it is."""
+        """Run the model as planned; raise what its own code raises as it is, and leave no trace of trials then."""
+        try:
+            return self._tried(args, kwargs)
+        except BaseException:
+            if self._before is not None:
+                self._before.restore()
+            raise
+        finally:
+            self._before = None
+
+    def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return _planning(self._captured(), args, kwargs)
         except exc.TorchDynamoException as error:
@@ -156,7 +168,7 @@ class PlannedCall:
             if own is not None and not isinstance(own, GraphError):
                 raise
             if own is None:
-                call_without_data(self.function, self._modules, args, kwargs)
+                self._before = call_without_data(self.function, self._modules, args, kwargs)
             if self._takes_sizes and self.record.graphs:
                 return self._run_at_each_size(args, kwargs)
             if self._has_called or own is not None:
@@ -165,7 +177,7 @@ class PlannedCall:
             if self.module is None or self._is_apart or not is_passed_over(error):
                 raise
             self._compiled, self._is_apart = {}, True
-            return self._run(args, kwargs)
+            return self._tried(args, kwargs)
         self._has_called = True
         return _planning(self._captured(), args, kwargs)
 
@@ -213,6 +225,7 @@ class PlannedCall:
         plan = self.record.last
         assert plan is not None
         plan.measured_peak_bytes.append(measured.peak_bytes)
+        self.record.without = self._watch.without
         if plan.budget_bytes is not None and self._holding.needs_another(
             measured, plan.predicted_peak_bytes, plan.budget_bytes, self._modules
         ):

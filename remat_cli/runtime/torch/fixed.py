@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from remat_cli.formats.torch.internals import Captured, leaving_out
+from remat_cli.formats.torch.inductor import as_captured
+from remat_cli.formats.torch.internals import Captured, leaving_out, primals_of
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.sizes import input_shapes, without_inputs
 from remat_cli.runtime.torch.choice import ScheduleSource
@@ -57,8 +58,10 @@ class FixedStep:
         return self._slots.interface(self._run_forward, self._run_backward)
 
     def _run_forward(self, args: list[Any]) -> tuple[Any, ...]:
-        if self.is_stale or self._captured.released.known != self._released:
-            with self._holding.source.waiting.phase(DIVIDING):
+        is_released = self._captured.released.known != self._released and not self._holding.source.is_given
+        if self.is_stale or is_released:
+            fakes = [node.meta.get("val") for node in primals_of(self._captured.module.graph)]
+            with self._holding.source.waiting.phase(DIVIDING), as_captured(fakes):
                 self._plan(again=True)
         with self._record.runs(self._planned):
             return self._slots.forward(self._number, args)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from remat_cli.errors import DoesNotFit
+from remat_cli.errors import DoesNotFit, InvalidSchedule, RematError
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.runtime.torch.choice import ScheduleSource
 from remat_cli.runtime.torch.record import PlannedGraph, told
@@ -68,13 +68,15 @@ class Holding:
         """
         try:
             made = make(self.source, joint)
-        except DoesNotFit as error:
-            refusal = error
+        except (DoesNotFit, InvalidSchedule) as error:  # invalid: a file's, where an output is to be let go of
+            # Its traceback would keep all frames of this call, and what the model returns, until the next collection.
+            refusal: RematError = error.with_traceback(None)
+            refusal.__context__ = None
         else:
             self.tell_again()
             return made
         if possible > joint.released:
-            with suppress(DoesNotFit):
+            with suppress(DoesNotFit, InvalidSchedule):
                 made = make(self.source, joint.releasing(possible))
                 _log.info("the plan fits as long as outputs without a gradient are let go of before the backward pass")
                 return made
@@ -89,25 +91,52 @@ class Holding:
         budget = self.source.budget_bytes(planned.graph)
         if budget is None:
             raise refusal
+        self.tell_of_least(planned.predicted_peak_bytes, budget)
+        return runs, replace(planned, budget_bytes=budget)
+
+    def tell_of_least(self, predicted: int, budget: int) -> None:
+        """Warn, once, that no plan fits, though others have run, and the one of the least peak runs.
+
+        Args:
+            predicted: its peak, in bytes.
+            budget: in bytes.
+        """
         above, self._above = self._above, ""
-        beyond = planned.predicted_peak_bytes - budget
         self._replanned = _MOST_REPLANNED
         if self._tells_of_least:
-            return runs, replace(planned, budget_bytes=budget)
+            return
         self._tells_of_least = True
         told(
             logging.WARNING,
             f"{above and f'{above}. '}No plan fits the budget of {format_bytes(budget)} here: the one of the least "
-            f"peak runs, which is to peak at {format_bytes(planned.predicted_peak_bytes)}, {format_bytes(beyond)} "
-            "above it (planned(..., strict=True) refuses such a step)",
+            f"peak runs, which is to peak at {format_bytes(predicted)}, {format_bytes(predicted - budget)} above it "
+            "(planned(..., strict=True) refuses such a step)",
         )
-        return runs, replace(planned, budget_bytes=budget)
 
     def tell_again(self) -> None:
         """Tell that another plan has been made for what a measured step took."""
         above, self._above = self._above, ""
         if above:
             told(logging.WARNING, f"{above}; planned again with that left free")
+
+    @staticmethod
+    def is_above(measured: MeasuredStep, budget: int) -> bool:
+        """Tell whether a measured step is above the budget before its optimizer's step."""
+        return measured.passes_bytes > budget + _SLACK_BYTES
+
+    def note_old_gradients(self, measured: MeasuredStep, budget: int, old: int) -> None:
+        """Note that another plan is to be made, as gradients of the step before are there in the forward pass.
+
+        Args:
+            measured: a step.
+            budget: in bytes.
+            old: these, in bytes.
+        """
+        self._above = (
+            f"the measured step peaks at {format_bytes(measured.peak_bytes)}, above the budget of "
+            f"{format_bytes(budget)}: {format_bytes(old)} of gradients of the step before are there in the forward pass"
+        )
+        self.watch.again()
 
     def needs_another(self, measured: MeasuredStep, predicted: int, budget: int, modules: Sequence[nn.Module]) -> bool:
         """Tell whether another plan is to be made, with more left free; warn of a step above the budget.
@@ -137,6 +166,11 @@ class Holding:
     def _what(self, missing: int) -> str:
         """Return what may have taken memory that the plan does not have."""
         unseen = "of what the model does not see (a loss outside, gradients that are kept, several forward passes)"
+        if (calls := self.watch.calls) > 1:
+            unseen = (
+                f"as {calls} calls came before a backward pass, and a plan is for one: plan a function that makes all "
+                "of them and returns the loss, planned(loss_of_all, budget=...)"
+            )
         state = 0 if self.source.counts_state else self.watch.state_bytes
         if not state:
             return unseen

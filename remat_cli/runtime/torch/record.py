@@ -97,6 +97,7 @@ class PlanRecord:
         refused: how many calls did not run, as no plan fits at their sizes.
         is_part: another planned model has it as a part, and is planned as a whole.
         gradients_unplanned: gradients of the model's parameters arrived that no planned backward pass had made.
+        without: what measured peaks leave out, in words.
         waited_ns: time that calls waited before they ran as planned, by what it was for, in nanoseconds.
         around_run: entered while a planned call runs.
         at_backward: called where a planned backward pass begins.
@@ -110,6 +111,7 @@ class PlanRecord:
     refused: int = 0
     gradients_unplanned: bool = False
     is_part: bool = False
+    without: str = ""
     waited_ns: Counter[str] = field(default_factory=Counter)
     around_run: Callable[[], AbstractContextManager[None]] = nullcontext
     at_backward: Callable[[], None] = lambda: None
@@ -156,7 +158,7 @@ class PlanRecord:
                 )
             if graph.measured_peak_bytes:
                 measured = ", ".join(map(format_bytes, graph.measured_peak_bytes))
-                lines.append(f"    measured peak of the first steps: {measured}")
+                lines.append(f"    measured peak of the first steps{self.without}: {measured}")
                 more = max(graph.measured_peak_bytes) - graph.predicted_peak_bytes
                 lines += beyond(more, graph.predicted_peak_bytes)
         lines += [f"  unplanned, {reason}: {_calls(count)}" for reason, count in self.unplanned.items()]

@@ -153,7 +153,7 @@ class Captures:
                     likeness = static.setdefault(key, made)
                     found = _captured(likeness, reach(likeness, *now), _called(function))
             except GraphError as error:
-                refused[place] = error
+                refused[place] = error.with_traceback(None)  # which keeps all frames of this call
                 continue
             if found is None:
                 refused[place] = GraphError(f"region {call.path!r}: nothing that it returns needs a gradient")

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import UsageError
+from remat_cli.formats.torch.model_state import ModelState
 from remat_cli.formats.torch.ops import is_wrapper, local_part, storage_key, tensors_of
 from remat_cli.formats.torch.outputs import KnownGradients
 from remat_cli.runtime.torch.described import Described, DescribedShard, described
@@ -69,6 +70,22 @@ class Moment:
     is_backward: bool = False
 
 
+class RunsOnce(UsageError):
+    """A region cannot run twice, as it does in the rehearsal.
+
+    Attributes:
+        path: of the region.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"regions: {path!r} does not do the same when it runs again with what it was given ({reason})",
+            hint="leave it out of the regions; or let its forward pass depend on nothing but inputs, parameters and "
+            "attributes",
+        )
+        self.path = path
+
+
 class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees how much is in memory between regions, beside what was there before.
 
@@ -95,11 +112,16 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._holding: frozenset[int] = frozenset()
         self._went_back: set[int] = set()
         self._is_backward = False
+        self._ran_again = 0  # the number of the call that ran again last
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are there before the step, and may be freed in it."""
         for tensor in tensors:
             self._follow(local_part(tensor).untyped_storage())
+
+    def runs_once(self, error: Exception) -> RunsOnce:
+        """Return what to say of a region whose second run has made other tensors than the first."""
+        return RunsOnce(self.calls[self._ran_again].path, str(error).strip().splitlines()[0])
 
     def begin_backward(self, returned: Iterable[torch.Tensor]) -> None:
         """Note that the backward pass begins.
@@ -175,7 +197,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def _again(self, place: int) -> Iterator[None]:
         before, was_backward = self._open, self._is_backward
-        self._is_backward = True
+        self._is_backward, self._ran_again = True, place
         self._begin_back(place)
         self._mark((place, "backward"))  # now with the parameters that FSDP2 has gathered for it
         self._open, self._is_backward = place, False
@@ -218,13 +240,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a planned region casts its weights itself, and lets go of them
         try:
-            result = checkpoint(
-                forward,
-                *args,
-                use_reentrant=False,
-                context_fn=lambda: (contextlib.nullcontext(), self._again(place)),
-                **kwargs,
-            )
+            result = checkpointed(path, module, forward, args, kwargs, lambda: self._again(place))
         finally:
             self._open = None
             torch.set_autocast_cache_enabled(is_cached)
@@ -269,6 +285,53 @@ def _tensors_held(value: Any, depth: int = 4) -> frozenset[int]:
     else:
         parts = value if isinstance(value, list | tuple) else getattr(value, "__dict__", {}).values()
     return frozenset().union(*(_tensors_held(part, depth - 1) for part in parts)) if depth else frozenset()
+
+
+def checkpointed(
+    path: str,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    around_rerun: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Any:
+    """Run a module in a checkpoint; its second run begins with the attributes and lists that the first began with.
+
+    Args:
+        path: of the module, for messages.
+        module: what is run.
+        forward: runs it.
+        args: what it is called with.
+        kwargs: the same.
+        around_rerun: entered while it runs again.
+
+    Raises:
+        RunsOnce: in the backward pass, where it fails in its second run.
+    """
+    state = ModelState([module], values=False)
+    given = pytree.tree_map(lambda leaf: leaf, (args, kwargs))
+    has_run = False
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal has_run
+        if not has_run:
+            has_run = True
+            return forward(*args, **kwargs)
+        now = ModelState([module], values=False)
+        state.restore()
+        again = pytree.tree_map(lambda leaf: leaf, given)
+        try:
+            return forward(*again[0], **again[1])
+        except Exception as error:
+            if type(error).__module__.startswith("torch.utils.checkpoint"):  # it has all that it needs by now
+                raise
+            raise RunsOnce(path, f"{type(error).__name__}: {error}") from error
+        finally:
+            now.restore()
+
+    return checkpoint(
+        run, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), around_rerun()), **kwargs
+    )
 
 
 def named_call(path: str, times: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -114,3 +115,9 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pattern, message in (("m/c.json", "no such file"), ("m/*.onnx", "no file matches"), ("m", "is a directory")):
         with pytest.raises(GraphError, match=message):
             matching_files(pattern)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
+def test_a_fifo_is_left_for_its_job_to_tell(group: JobGroup, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "endless.json")
+    assert len(jobs(replace(group, graphs=(tmp_path / "endless.json", Path("/dev/zero"))))) == 2

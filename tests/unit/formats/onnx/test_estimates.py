@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto
 
-from remat_cli.errors import GraphError
+from remat_cli.errors import GraphError, UsageError
 from tests.unit.formats.onnx.models import Model, float_input, node, tensor, value, weight
 
 ACME = {"com.acme": 1}
@@ -46,7 +46,7 @@ def test_unknown_op_without_activations_is_sized_like_its_largest_input(tmp_path
 
 def test_unknown_op_without_inputs_needs_a_shape(tmp_path: Path) -> None:
     model = Model([node("Make", [], ["h"], domain="com.acme"), node("Add", ["h", "x"], ["y"])], other_opsets=ACME)
-    with pytest.raises(GraphError, match=r"'h' .* Make"):
+    with pytest.raises(UsageError, match=r"'h' .* Make"):
         model.read(tmp_path)
     assert tensor(model.read(tmp_path, value_shapes={"h": (2, 1)}), "h").bytes == 8
 

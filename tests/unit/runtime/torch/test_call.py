@@ -267,7 +267,7 @@ def test_call_without_data_leaves_buffers_as_they_are() -> None:
             with self.lock:
                 return super().forward(x)
 
-    model = planned(Counting(), budget="100%")
+    model = planned(Counting(), budget="100%", regions=None)
     with pytest.raises(GraphError, match="cannot be captured"):
         model(batch())
     assert model.get_buffer("calls") == 0
@@ -318,7 +318,7 @@ def test_a_step_that_copies_real_tensors_while_it_is_called_without_data_is_refu
     model = Logging()
     backward(model(batch()))
     with pytest.raises(GraphError, match=r"cannot be captured at .*test_call\.py"):
-        planned(model, budget="100%")(batch())
+        planned(model, budget="100%", regions=None)(batch())
 
 
 def test_functional_call_runs_as_planned_and_transforms_are_refused() -> None:

@@ -385,7 +385,7 @@ def test_step_that_cannot_be_captured_says_where() -> None:
             return y if y > 0 else -y
 
     with pytest.raises(GraphError, match=r"test_planned\.py:\d+: Data-dependent"):
-        planned(Branching(), budget="80%")(torch.ones(2, 16))
+        planned(Branching(), budget="80%", regions=None)(torch.ones(2, 16))
 
 
 def test_gradient_asked_for_within_the_step_says_what_asks() -> None:
@@ -393,7 +393,7 @@ def test_gradient_asked_for_within_the_step_says_what_asks() -> None:
     layer: Any = model.layers
     layer[0].requires_grad_(False).register_forward_hook(lambda _, inputs, output: output.requires_grad_(True))
     with pytest.raises(GraphError, match="requires_grad_") as raised:
-        planned(model, budget="80%")(torch.ones(2, 16))
+        planned(model, budget="80%", regions=None)(torch.ones(2, 16))
     assert "disable_input_require_grads()" in str(raised.value.hint)
 
 

@@ -38,7 +38,7 @@ def test_record_says_what_was_planned_and_how_calls_ran() -> None:
     # What is torch's, and what is not.
     assert {TRACING, DIVIDING, MEASURING, PLANNING} <= record.waited_ns.keys()
     graph.measured_peak_bytes[:] = [12_000]
-    assert "measured peak of the first steps: 12.00 kB" in str(record)
+    assert "measured peak of the first steps, without the workspace of kernels: 12.00 kB" in str(record)
 
 
 def test_function_has_a_record_too() -> None:

@@ -118,8 +118,8 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 OPTIONS = {"time_limit": 0.3}
 
 
-def by_regions(model: nn.Module, budget: str | int, regions: Any) -> nn.Module:
-    return planned(model, budget=budget, regions=regions, options=OPTIONS)
+def by_regions(model: nn.Module, budget: str | int, regions: Any, device: str | None = None) -> nn.Module:
+    return planned(model, budget=budget, regions=regions, options=OPTIONS, device=device)
 
 
 def record_of(model: nn.Module) -> RegionsRecord:
@@ -211,13 +211,14 @@ def test_compiled_regions_compute_what_eager_does_at_the_predicted_peak() -> Non
 
 def test_refusal_of_the_whole_model_names_regions() -> None:
     with pytest.raises(GraphError) as refusal:
-        planned(Branching(), budget="90%")(torch.randn(2, 4))
+        planned(Branching(), budget="90%", regions=None)(torch.randn(2, 4))
     assert any("regions=" in note for note in refusal.value.__notes__)
 
 
 def test_branch_on_how_many_rows_are_picked_is_refused_in_words() -> None:
+    model = planned(Routed(1, 8, 20, 0.0), budget="90%", regions=None)
     with pytest.raises(GraphError, match=r"test_regions.py:\d+: a branch depends on data \(Ne\(u0, 0\)\)") as refusal:
-        planned(Routed(1, 8, 20, 0.0), budget="90%")(torch.randint(20, (2, 4)), torch.randint(20, (2, 4)))
+        model(torch.randint(20, (2, 4)), torch.randint(20, (2, 4)))
     assert any("regions=" in note for note in refusal.value.__notes__)
 
 
@@ -472,7 +473,7 @@ def test_loss_outside_is_measured_and_left_free(caplog: pytest.LogCaptureFixture
     torch.manual_seed(0)
     model, given = Logits(3, 32, 100, 0.1), tokens(8)
     fixed = fixed_bytes(model, given)
-    by_regions(model, "65%", "blocks.*")
+    by_regions(model, "65%", "blocks.*", device="h100")  # whose times are the same each time
 
     def run() -> None:
         loss = F.cross_entropy(model(*given).exp().log().flatten(0, 1), given[1].flatten())
