@@ -41,7 +41,7 @@ from remat_cli.formats.torch.outputs import (
 )
 from remat_cli.formats.torch.pruning import is_tangent, without_gradients
 
-TESTED_VERSIONS = ("2.13", "2.14", "2.15")
+TESTED_VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 # What tensors without data raise when they are asked for their values.
 NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
@@ -312,8 +312,10 @@ def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     return MethodType(own, function.__self__) if isinstance(function, MethodType) else own
 
 
-def is_passed_over(error: RuntimeError) -> bool:
-    """Tell whether torch ran a function without a capture, as it does with code that it was told to pass over.
+def is_passed_over(error: RuntimeError | UserWarning) -> bool:
+    """Tell whether torch says that it ran a function without a capture: that of code it was told to pass over.
+
+    torch 2.12 warns of it, torch 2.11 says nothing.
 
     A module's forward method is the same code for all modules of its class, and it is passed over for all of them once
     somebody else's torch.compile has captured it as often as its limit allows.
@@ -460,6 +462,7 @@ class _Divided:
 
         module = fx.GraphModule(self._module, copied(self._graph))
         rerun = EagerRun(fx.GraphModule(self._module, self._graph))
+        primals_given = list(given)
 
         def partition(
             joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -468,7 +471,7 @@ class _Divided:
                 joint = inductor.prepared_joint(joint, joint_inputs)
             rerun.draws = any(map(draws, joint.graph.nodes))
             rerun.changed = _changed_inputs(joint.graph, num_fwd_outputs)
-            primals = tuple(_given_as(node, given) for node in primals_of(joint.graph))
+            primals = tuple(_given_as(node, primals_given) for node in primals_of(joint.graph))
             released = Released(self._gradients, self._form, _places_of_outputs(joint.graph, num_fwd_outputs, expected))
             return self._divide(Captured(joint, num_fwd_outputs, primals, released=released))
 
@@ -488,6 +491,7 @@ class _Divided:
             contextlib.nullcontext() if self._fused else _as_eager_computes(),
         ):
             run = compiler(module, inputs)
+        primals_given.clear()  # torch 2.11 and 2.12 keep the partition function, and would keep tensors with it
         may_rerun = self._gradients.known is None
         self._run = run
         self._seen = SeenOutputs(self._form, self._gradients, expected, rerun if may_rerun else None)
