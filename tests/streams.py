@@ -83,7 +83,8 @@ class LateCopies(CopiesOnStreams):
     """Copies within the CPU's memory on such streams; memory that nothing was copied to yet is garbage."""
 
     def __init__(self) -> None:
-        super().__init__(Streams())
+        self.late = Streams()
+        super().__init__(self.late)
         self.pinned: dict[int, HostBytes] = {}
 
     def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -105,7 +106,7 @@ class LateCopies(CopiesOnStreams):
             else:
                 raise MemoryGone
 
-        self.cuda.current.issue(copy)
+        self.late.current.issue(copy)
 
     def host_memory(self, size: int) -> HostBytes:
         """Return new memory, with garbage in it."""
