@@ -24,6 +24,7 @@ from torch._dynamo import pgo
 from torch._dynamo.callback import callback_handler
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.torch_version import TorchVersion
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import inductor, recurrent
@@ -60,6 +61,9 @@ _DYNAMO = {
 }
 # Older releases know some of them not yet.
 _DYNAMO = {name: value for name, value in _DYNAMO.items() if hasattr(torch._dynamo.config, name)}
+if TorchVersion(torch.__version__) < "2.12":
+    # Else it does not look whether a parameter of a module that has not changed needs a gradient by now.
+    _DYNAMO["skip_tensor_guards_with_matching_dict_tags"] = False
 # Checkpointing that the model asks for is left to the plan; nothing is computed in the memory of what is saved.
 _FUNCTORCH = {"donated_buffer": False, "debug_assert": False, "functionalize_rng_ops": False}
 

@@ -374,6 +374,16 @@ def test_torch_logs_no_error_of_what_it_is_given(caplog: pytest.LogCaptureFixtur
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_a_layer_that_is_thawed_after_some_steps_gets_gradients() -> None:
+    """torch 2.11 looks at tensors no more once a module has stayed as it is for two calls."""
+    model = planned(MLP(), budget="100%")
+    for number in range(5):
+        model.layers[0].requires_grad_(number >= 3)
+        model.zero_grad(set_to_none=True)
+        backward(model(batch()))
+        assert (model.layers[0].weight.grad is not None) is (number >= 3)
+
+
 def test_class_whose_code_torch_passes_over_is_planned_all_the_same() -> None:
     """What torch runs of it before that leaves no trace: no statistics, no numbers drawn."""
 
