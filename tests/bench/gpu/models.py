@@ -198,15 +198,19 @@ class ResNet(nn.Module):
 
 
 class LSTM(nn.Module):
-    """Two layers that predict the next token, with dropout between them."""
+    """Layers that predict the next token, with dropout between them."""
 
     def __init__(self, depth: int, width: int, vocabulary: int) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
-        self.lstm = nn.LSTM(width, width, depth, batch_first=True, dropout=0.1)
+        self.blocks = nn.ModuleList(nn.LSTM(width, width, batch_first=True) for _ in range(depth))
+        self.drop = nn.Dropout(0.1)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.head(self.lstm(self.embedding(tokens))[0]).flatten(0, 1), targets.flatten())
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = self.drop(block(x)[0])
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
 @dataclass(frozen=True)
@@ -229,7 +233,7 @@ class Kind:
 
 
 _GPT_SIZES = {"batch": 8, "length": 1024, "depth": 16, "width": 1024, "heads": 16, "vocabulary": 50304}
-_SMALL_TEXT = {"batch": 4, "length": 32, "depth": 2, "width": 32, "heads": 2, "vocabulary": 64}
+_SMALL_TEXT = {"batch": 16, "length": 32, "depth": 2, "width": 32, "heads": 2, "vocabulary": 64}
 KINDS = {
     "llama": Kind(
         Llama,
@@ -238,22 +242,22 @@ KINDS = {
     ),
     "vit": Kind(
         ViT,
-        {"batch": 96, "image": 224, "depth": 12, "width": 768, "heads": 12, "patch": 16},
-        {"batch": 4, "image": 16, "depth": 2, "width": 32, "heads": 2, "patch": 4},
+        {"batch": 128, "image": 224, "depth": 12, "width": 768, "heads": 12, "patch": 16},
+        {"batch": 32, "image": 16, "depth": 2, "width": 32, "heads": 2, "patch": 4},
     ),
     "unet": Kind(
-        UNet, {"batch": 64, "image": 256, "width": 64, "depth": 4}, {"batch": 2, "image": 32, "width": 8, "depth": 2}
+        UNet, {"batch": 64, "image": 256, "width": 64, "depth": 4}, {"batch": 4, "image": 32, "width": 8, "depth": 2}
     ),
     "resnet": Kind(
         ResNet,
-        {"batch": 192, "image": 224, "width": 64, "blocks": 3463},
-        {"batch": 4, "image": 32, "width": 8, "blocks": 11},
+        {"batch": 224, "image": 224, "width": 64, "blocks": 3463},
+        {"batch": 8, "image": 32, "width": 8, "blocks": 11},
     ),
     # Under autocast a plan has recurrent layers written out step by step.
     "lstm": Kind(
         LSTM,
-        {"batch": 256, "length": 256, "depth": 4, "width": 1024, "vocabulary": 8000},
-        {"batch": 4, "length": 16, "depth": 2, "width": 32, "vocabulary": 64},
+        {"batch": 160, "length": 256, "depth": 4, "width": 1024, "vocabulary": 8000},
+        {"batch": 32, "length": 16, "depth": 4, "width": 32, "vocabulary": 64},
         narrow=False,
     ),
     "gpt": Kind(GPT, _GPT_SIZES, _SMALL_TEXT),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 
 Span = tuple[int, int]
 
@@ -44,9 +44,9 @@ def _united(spans: Iterable[Span]) -> list[Span]:
 
 
 def profiled(call: Callable[[], object]) -> tuple[list[Span], list[Span], bool]:
-    """Call, and return the spans of copies between host and GPU, those of kernels, and whether all copies are pinned."""
+    """Call, and return the spans of copies, those of kernels, and whether all copies are pinned."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         call()
         torch.cuda.synchronize()
     results: Any = profile.profiler

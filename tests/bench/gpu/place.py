@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from remat_cli.formats.torch.ops import local_part
 from remat_cli.formats.torch.optimizer import kept_state
 from remat_cli.runtime.torch.live import bytes_in
 from remat_cli.runtime.torch.memory import allocations_of
@@ -97,13 +98,13 @@ class Place:
             began = time.perf_counter()
             call()
             return 1e3 * (time.perf_counter() - began)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         start.record()
         call()
         end.record()
         torch.cuda.synchronize()
-        return start.elapsed_time(end)
+        return float(start.elapsed_time(end))
 
 
 Values = dict[str, torch.Tensor]
@@ -129,7 +130,7 @@ class Training:
     _weights: Values = field(init=False)
 
     def __post_init__(self) -> None:
-        self._weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+        self._weights = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
 
     def with_optimizer(self) -> torch.optim.Optimizer:
         """Have a new optimizer step after each backward pass; return it."""
@@ -154,7 +155,7 @@ class Training:
             inputs: of it, others than those of the training.
         """
         with self.cast():
-            made = (call or self.model)(*(inputs or self.inputs))
+            made = (self.model if call is None else call)(*(self.inputs if inputs is None else inputs))
         loss: torch.Tensor = made[0] if isinstance(made, tuple) else made
         torch.autograd.backward([loss])
         return loss.detach()
@@ -168,9 +169,14 @@ class Training:
         return loss
 
     def reset(self) -> None:
-        """Give the model the weights that it had, and no gradients; draw the same numbers from here on."""
+        """Put weights, optimizer and random numbers back to where they began; drop gradients."""
         self.model.zero_grad(set_to_none=True)
-        self.model.load_state_dict(self._weights)
+        with torch.no_grad():
+            for name, value in self.model.state_dict().items():
+                local_part(value).copy_(self._weights[name])
+            for state in self.optimizer.state.values() if self.optimizer is not None else []:
+                for value in state.values():
+                    local_part(value).zero_()
         torch.manual_seed(1)
 
     def results(self, call: Call | None = None, steps: int = 3) -> Values:
@@ -178,12 +184,16 @@ class Training:
         self.reset()
         first = self.step(call)
         found = {"loss first": first.cpu()}
-        parts = [(f"gradient {name}", part.grad) for name, part in self.model.named_parameters()]
-        parts += [(f"buffer {name}", buffer) for name, buffer in self.model.named_buffers()]
-        found |= {name: value.detach().cpu().clone() for name, value in parts if value is not None}
+        found |= self.gradients()
+        found |= {f"buffer {name}": buffer.cpu().clone() for name, buffer in self.model.named_buffers()}
         for _ in range(steps - 1):
             found["loss last"] = self.step(call).cpu()
         return found
+
+    def gradients(self) -> Values:
+        """Return copies of the gradients that are there."""
+        grads = {f"gradient {name}": part.grad for name, part in self.model.named_parameters()}
+        return {name: local_part(grad).cpu().clone() for name, grad in grads.items() if grad is not None}
 
     def peak(self, call: Call | None = None) -> Peak:
         """Return the peak of a whole step; state of the optimizer is there."""

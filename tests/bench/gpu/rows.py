@@ -13,9 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from remat_cli.errors import RematError
 from remat_cli.formats.torch.internals import compiled, seen_by
 from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import short_name
@@ -29,7 +31,7 @@ from tests.bench.gpu.models import KINDS, Kind, inputs_of
 from tests.bench.gpu.overlap import hidden_share, profiled
 from tests.bench.gpu.place import Call, Place, Training
 from tests.bench.gpu.table import Line, beside_eager
-from tests.bench.torch_execution import shares_off
+from tests.bench.torch_execution import share_off
 
 SIX = ("llama", "vit", "unet", "resnet", "lstm", "gpt by blocks")
 BUDGETS = ("70%", "50%", "min", "100%")
@@ -50,6 +52,15 @@ class Row:
     name: str
     run: Callable[[Place], Line]
     alone: bool = False
+
+    def line(self, place: Place) -> Line:
+        """Return what the row finds, or how remat refuses it."""
+        began = perf_counter()
+        try:
+            found = self.run(place)
+        except RematError as refusal:
+            found = Line("", refused=" ".join(str(refusal).split()))
+        return replace(found, row=self.name, seconds=perf_counter() - began).judged()
 
 
 def rows() -> list[Row]:
@@ -102,7 +113,7 @@ def memory(name: str, budget: str, place: Place) -> Line:
     eager, again = training.results(), training.results()
     peak = training.peak()
     planned(training.model, budget=budget, optimizer=optimizer, **_options(place, training.kind))
-    return _of_planned(training, eager, again, Line(f"{name} at {budget}", other_peak=peak.allocated))
+    return _of_planned(training, eager, again, Line("", other_peak=peak.allocated))
 
 
 def _of_planned(training: Training, eager: Any, again: Any, line: Line) -> Line:
@@ -115,7 +126,7 @@ def _of_planned(training: Training, eager: Any, again: Any, line: Line) -> Line:
         line: what is known already.
     """
     found = training.results()
-    own, plan = shares_off(eager, again), shares_off(eager, found)
+    own, plan = share_off(eager, again), share_off(eager, found)
     for _ in range(_WARM_UP):
         training.step()
     peak = training.peak()
@@ -171,7 +182,7 @@ def beside(name: str, other: Callable[[nn.Module], Call], place: Place, *, fused
     predicted, _, overhead = _predicted(plan_of(ours.model))
     times = place.milliseconds({"eager": training.step, "theirs": lambda: theirs.step(their_call), "plan": ours.step})
     eager, found = training.results(), ours.results()
-    words, faults = beside_eager(shares_off(eager, found), 0.0, narrow=fused or training.kind.narrow)
+    words, faults = beside_eager(share_off(eager, found), 0.0, narrow=fused or training.kind.narrow)
     return Line(
         "",
         budget=budget,
@@ -270,7 +281,8 @@ def lengths(place: Place) -> Line:
     """Train on texts of several lengths: results of each, plans, and the peak of the longest."""
     kind = KINDS["gpt"]
     longest = place.sizes(kind)["length"]
-    tried = [longest // 2, longest, 3 * longest // 4, 5 * longest // 8, 7 * longest // 8, longest]
+    eighths = (4, 8) if place.small else (4, 8, 6, 5, 7, 8)
+    tried = [share * longest // 8 for share in eighths]
     eager = place.training(kind)
     eager.step()
     other = eager.peak()
@@ -283,7 +295,7 @@ def lengths(place: Place) -> Line:
     for length in tried:
         inputs = inputs_of({**place.sizes(kind), "length": length}, place.device, seed=length)
         both = [replace(training, inputs=inputs).results(steps=1) for training in (eager, ours)]
-        worst = max(worst, shares_off(*both))
+        worst = max(worst, share_off(*both))
     for _ in range(_WARM_UP):
         ours.step()
     eager.model.zero_grad(set_to_none=True)
@@ -295,7 +307,7 @@ def lengths(place: Place) -> Line:
         "",
         budget=budget,
         other_peak=fixed + other.allocated - other.before,
-        predicted=last and last.predicted_peak_bytes,
+        predicted=None if last is None else last.predicted_peak_bytes,
         allocated=fixed + peak.allocated - peak.before,
         reserved=peak.reserved,
         results=words,
@@ -318,8 +330,7 @@ def accumulated(place: Place) -> Line:
     def gradients() -> dict[str, torch.Tensor]:
         training.reset()
         step()
-        found = {f"gradient {name}": part.grad for name, part in training.model.named_parameters()}
-        return {name: value.cpu().clone() for name, value in found.items() if value is not None}
+        return training.gradients()
 
     def peak() -> Any:
         training.model.zero_grad(set_to_none=True)
@@ -334,7 +345,7 @@ def accumulated(place: Place) -> Line:
         step()
     measured = peak()
     predicted, budget, overhead = _predicted(plan_of(training.model))
-    words, faults = beside_eager(shares_off(eager, found), shares_off(eager, again), narrow=kind.narrow)
+    words, faults = beside_eager(share_off(eager, found), share_off(eager, again), narrow=kind.narrow)
     return Line(
         "",
         budget=budget,
@@ -356,7 +367,7 @@ def sharded(place: Place) -> Line:
     results, again = eager.results(), eager.results()
     del eager
     backend = "nccl" if place.device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
         training = place.training(kind)
         blocks: Any = training.model.blocks
@@ -373,31 +384,33 @@ def sharded(place: Place) -> Line:
 
 
 def cuda_graphs(place: Place) -> Line:
-    """Record a planned step as a CUDA graph, and replay it: results, or what is said against it."""
+    """Record a planned step as a CUDA graph and replay it: results beside those of a call, or why it is refused."""
     if place.device != "cuda":
-        return Line("", says="needs a GPU")
-    training = place.training(KINDS["gpt"])
+        return Line("", refused="the CPU has no CUDA graphs")
+    training = place.training(KINDS["llama"])
     planned(training.model, budget="70%", **_options(place))
-    side = torch.cuda.Stream()
+    for _ in range(3 + _WARM_UP):
+        training.step()
+    expected = {"loss": training.step().cpu(), **training.gradients()}
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(3 + _WARM_UP):
-            training.step()
+        training.step()
     torch.cuda.current_stream().wait_stream(side)
-    eager = training.step()
-    graph = torch.cuda.CUDAGraph()
     training.model.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
             loss = training.loss()
     except RuntimeError as error:
-        return Line("", says=f"refused: {str(error).splitlines()[0]}")
+        return Line("", refused=str(error).splitlines()[0])
     graph.replay()
     torch.cuda.synchronize()
-    return Line("", says=f"recorded and replayed: loss {float(loss):.6f}, where a call has {float(eager):.6f}")
+    words, faults = beside_eager(share_off(expected, {"loss": loss.cpu(), **training.gradients()}), 0.0, narrow=True)
+    return Line("", results=words, says="recorded, and replayed once", faults=faults)
 
 
-_FAMILIES = {"cuDNN": ("convolution",), "cuBLAS": ("mm", "bmm", "addmm"), "attention": ("attention",)}
+_FAMILIES = {"convolutions": "convolution", "matrix products": "mm", "attention": "attention"}
 
 
 def kernels(name: str, place: Place) -> Line:
@@ -419,11 +432,11 @@ def kernels(name: str, place: Place) -> Line:
         seconds.append(perf_counter() - began)
     times = place.milliseconds({"eager": training.step})
     says = [f"measured in {seconds[0]:.1f} s, again in {seconds[1]:.1f} s"]
-    says.append(f"times of all ops {sum(found[1].times.values()) / 1e6:.1f} ms")
+    says.append(f"times of all ops {sum(found[1].times_ns.values()) / 1e6:.1f} ms")
     kinds = {op.name: short_name(op.node) for op in joint.ops if op.node is not None}
-    for family, parts in _FAMILIES.items():
-        of_family = [op for op, kind in kinds.items() if any(part in kind for part in parts)]
-        most = [max((one.workspace.get(op, 0) for op in of_family), default=0) for one in found]
+    for family, part in _FAMILIES.items():
+        of_family = [op for op, kind in kinds.items() if part in kind]
+        predicted, again = (max((one.workspace_bytes.get(op, 0) for op in of_family), default=0) for one in found)
         if of_family:
-            says.append(f"{family} {format_bytes(most[0])} at most, again {format_bytes(most[1])}")
+            says.append(f"workspace of {family}: {format_bytes(predicted)} predicted, {format_bytes(again)} again")
     return Line("", eager_ms=times["eager"], says="; ".join(says))

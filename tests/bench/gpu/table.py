@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +33,7 @@ class Line:
         plan_ms: of the planned step.
         says: what else was found.
         faults: what does not hold.
+        refused: why remat makes no such plan, in its words; empty where it does.
         failed: why there are no figures; empty where there are.
         seconds: that the row took.
     """
@@ -49,6 +50,7 @@ class Line:
     plan_ms: float | None = None
     says: str = ""
     faults: tuple[str, ...] = ()
+    refused: str = ""
     failed: str = ""
     seconds: float = 0.0
 
@@ -129,11 +131,27 @@ def _ms(time: float | None) -> str:
 def _words(line: Line) -> str:
     if line.failed:
         return f"**failed**: {line.failed}"
+    if line.refused:
+        return f"refused: {line.refused}"
     return "; ".join([*(f"**{fault}**" for fault in line.faults), *filter(None, [line.says])])
 
 
+def row_summary(line: Line) -> str:
+    """Return a row in one line, for a terminal."""
+    sign = "fails" if line.failed else "refused" if line.refused else "holds" if line.holds else "is off"
+    figures = [f"{name} {value}" for name, value in _figures(line) if value]
+    said = _words(line).replace("**", "")
+    return f"{line.row} {sign} ({line.seconds:.0f} s): {'; '.join(filter(None, [*figures, said]))}"
+
+
+def _figures(line: Line) -> Iterator[tuple[str, str]]:
+    yield "predicted", _bytes(line.predicted)
+    yield "allocated", _bytes(line.allocated)
+    yield "results", line.results
+
+
 def markdown(lines: Sequence[Line], machine: str) -> str:
-    """Return the table, under a line that names the machine."""
+    """Return the table, under a line that names the machine; peaks and budgets are those of all that is in memory."""
     rows = [list(_COLUMNS), ["---"] * len(_COLUMNS)]
     rows += [[cell(line).replace("|", r"\|") for cell in _COLUMNS.values()] for line in lines]
     return "\n".join([f"{machine}.", "", *(f"| {' | '.join(row)} |" for row in rows), ""])
