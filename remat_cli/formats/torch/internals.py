@@ -369,7 +369,7 @@ class _Functions(dict[Callable[..., Any], None]):
 def _logging_methods() -> _Functions:
     """Return all that loggers do, what libraries add among it: a captured step does not log."""
     methods = (method for name, method in vars(logging.Logger).items() if not name.startswith("_"))
-    return _Functions.fromkeys(filter(callable, methods))
+    return _Functions((method, None) for method in methods if callable(method))
 
 
 def _backend(

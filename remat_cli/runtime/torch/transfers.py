@@ -153,7 +153,7 @@ class Way(Enum):
     BACK = "from the host"
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     """A queue of work on a device, as `torch.cuda.Stream`."""
 
     def wait_stream(self, other: Any) -> None:
@@ -172,11 +172,11 @@ class Stream(Protocol):
 class Streams(Protocol):
     """The streams of a kind of device, as `torch.cuda` has them."""
 
-    def Stream(self, device: torch.device) -> Stream:
+    def Stream(self, device: torch.device) -> DeviceStream:
         """Return a new stream."""
         ...
 
-    def current_stream(self, device: torch.device) -> Stream:
+    def current_stream(self, device: torch.device) -> DeviceStream:
         """Return the stream to which work is issued."""
         ...
 
@@ -204,7 +204,7 @@ class CopiesOnStreams:
     def __init__(self, streams: Streams = torch.cuda) -> None:
         self.streams = streams
         self.memory = HostMemory(self.host_memory)
-        self._copying: dict[tuple[torch.device, Way], Stream] = {}
+        self._copying: dict[tuple[torch.device, Way], DeviceStream] = {}
         # By the address of host memory, the end of the last copy from or to it. Its next copy, perhaps that of another
         # step that has this memory next, comes after that.
         self._ends: dict[int, Any] = {}
