@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 from _thread import LockType, allocate_lock, start_new_thread
+from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 
 from remat_cli.errors import OutOfMemory, SystemRefuses
@@ -17,6 +19,8 @@ _NO_FILES = ("Too many open files",)
 _FILES_OF_ITS_OWN = 20
 # Such as a solver's.
 _THREADS_OF_ITS_OWN = 4
+_MEMORY_OF_MACHINE = Path("/proc/meminfo")
+_CONTAINER = Path("/sys/fs/cgroup")
 
 
 def says_out_of_memory(text: str) -> bool:
@@ -49,6 +53,21 @@ def refusal_in(text: str) -> SystemRefuses | None:
 
 def _out_of_memory() -> OutOfMemory:
     return OutOfMemory("out of memory", hint="use a smaller graph, or a planner for large graphs: dtr")
+
+
+def memory_left() -> int | None:
+    """Return the bytes that this process can still take, by the machine, its container and its own limit.
+
+    None where none of these tells.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    room = [] if limit == resource.RLIM_INFINITY else [limit]
+    with suppress(OSError, ValueError, IndexError):
+        lines = _MEMORY_OF_MACHINE.read_text().splitlines()
+        room += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):  # ValueError: "max", where there is no limit
+        room.append(int((_CONTAINER / "memory.max").read_text()) - int((_CONTAINER / "memory.current").read_text()))
+    return max(0, min(room)) if room else None
 
 
 def can_start_threads(count: int = 1) -> bool:

@@ -105,11 +105,14 @@ def command(
 
 def _prepared(graphs: Sequence[Path], options: GraphOptions, streams: Output) -> list[tuple[Path, Prepared]]:
     """Read the graphs; of several, some may lack dims that are given for all."""
+    from remat_cli.planning.memory_need import notes_on_memory
+
     optional = frozenset(options.dims) if len(graphs) > 1 else frozenset()
     prepared = []
     for path in graphs:
         try:
             prepared.append((path, prepare_without_absent_dims(path, options, optional)))
+            streams.notes(notes_on_memory(prepared[-1][1].graph))
         except RematError as error:
             if len(graphs) > 1:
                 error.name_file(str(called(path)))

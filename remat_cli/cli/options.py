@@ -136,7 +136,11 @@ _PLANNER_OPTIONS = (
         help="Option of the planner. Repeatable.",
     ),
     *PLAN_SETTINGS,
-    _planner("--time-limit", metavar="30s", help="Stop the planner after this time."),
+    _planner(
+        "--time-limit",
+        metavar="30s",
+        help="Stop the planner after this time; to read the graph and to judge the plan takes more.",
+    ),
     _planner("--seed", type=int, help="Seed of a planner that draws."),
     _planner(
         "-j",

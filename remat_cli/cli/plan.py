@@ -65,6 +65,7 @@ def command(
       remat plan train.py:step --budget 8GB --as checkpoints
     """
     from remat_cli.planning import plan
+    from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.terminal.plan import plan_report
 
@@ -85,6 +86,7 @@ def command(
         observe.phase("reading the graph")
         with watch.stage("reading"):
             prepared = prepare(graph, config.graph)
+        streams.notes(notes_on_memory(prepared.graph))
         with watch.stage("planning"):
             planning = plan(prepared, request, Timed(observe, watch))
     with watch.stage("writing"):

@@ -51,6 +51,7 @@ def command(
       remat sweep model.onnx --dim batch=8 --device a100 --offload
       remat sweep graph.json --budgets min,2GB..8GB:7 --csv curve.csv
     """
+    from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.plot import check_can_plot, sweep_plot
     from remat_cli.reports.terminal.sweep import sweep_csv, sweep_report, sweep_summary
     from remat_cli.studies.sweep import sweep
@@ -65,6 +66,7 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         prepared = prepare(graph, config.graph)
+        streams.notes(notes_on_memory(prepared.graph))
         found = sweep(prepared, requests, sizes, observe)
     if not found.points:
         raise refused_by_all(found.curves)

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,25 @@ def test_as_many_processes_as_files_may_be_open(monkeypatch: pytest.MonkeyPatch)
     for allowed, processes in ((0, 1), (opened + 32, 4), (opened + 33, 4), (sys.maxsize, 8)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, most=allowed: (most, most))
         assert processes_for_files(8, 3) == processes
+
+
+@pytest.mark.parametrize(
+    ("files", "limit", "left"),
+    [
+        ({"meminfo": "MemTotal: 9 kB\nMemAvailable:   5 kB\n"}, None, 5 * 1024),
+        ({"meminfo": "MemAvailable: 5 kB\n", "memory.max": "max", "memory.current": "7"}, None, 5 * 1024),
+        ({"meminfo": "MemAvailable: 5 kB\n", "memory.max": "2000", "memory.current": "500"}, None, 1500),
+        ({"memory.max": "500", "memory.current": "600"}, 9, 0),
+        ({}, 1234, 1234),
+        ({}, None, None),
+    ],
+)
+def test_memory_left_is_the_least_that_machine_container_and_process_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], limit: int | None, left: int | None
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(system_limits, "_MEMORY_OF_MACHINE", tmp_path / "meminfo")
+    monkeypatch.setattr(system_limits, "_CONTAINER", tmp_path)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY if limit is None else limit, 0))
+    assert system_limits.memory_left() == left

@@ -220,13 +220,14 @@ def _attention(call: _Call) -> int:
 def _experts(call: _Call) -> int:
     """What one expert reads and makes, where all experts get as many rows; several threads take more of them at once.
 
-    That is its rows, the result of both products and of the activation between them, and the rows added up.
+    That is its rows, the result of both products and of the activation between them, and the rows added up; beside them
+    the sums of all rows, as of version 1.32.
     """
     rows, width = prod(call.shape(0)[:-1]), call.shape(0)[-1]
     experts, first, *_ = call.shape(2)
     hidden = call.shape(4)[-1]
     share = -(-rows * integer_attribute(call.node, "k", 1) // max(1, experts))
-    return _FLOAT_BYTES * share * (3 * width + first + hidden)
+    return _FLOAT_BYTES * (share * (3 * width + first + hidden) + rows * width)
 
 
 def _distinct(call: _Call) -> int:

@@ -45,7 +45,7 @@ _GUARDED = """
 folder=$1; shift
 exec 3<&0 </dev/null
 "$@" 3<&- & solver=$!
-(read -r _ <&3; kill -9 $solver; rm -rf "$folder") & guard=$!
+(read -r _ <&3; trap '' TERM; kill -9 $solver; rm -rf "$folder") & guard=$!
 wait $solver; code=$?
 kill $guard 2>/dev/null
 exit $code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -26,11 +27,6 @@ _NOT_ALL_CALLED = (
     "gradients arrived at a planned {kind} that no planned call of it has made: what made them is not in the budget. "
     "Calls of model.forward(), of parts of the model, and of a model in eval() do not run as planned, nor do any after "
     "model.compile()"
-)
-_OF_TORCH = (
-    "gradients arrived at a planned {kind} that no planned call of it has made. Its forward method is torch's own, so "
-    "torch.compile(planned(model)) passes the plan by: call the planned model itself, whose plan needs no "
-    "torch.compile (fused=True runs its kernels), or make it a part of a module with a forward method"
 )
 
 
@@ -67,6 +63,9 @@ def attach(module: nn.Module, call: PlannedCall) -> None:
     """Have a module's calls carried out by a plan."""
     module._compiled_call_impl = call
     module.__dict__[_NAME] = Attached(call)
+    if "forward" not in module.__dict__ and torch._dynamo.trace_rules.check(module.forward):
+        # torch.compile traces the forward of torch's own modules, whatever their call is; not one that is no method.
+        module.__dict__["forward"] = partial(type(module).forward, module)
     watch_gradients(module, call)
 
 
@@ -74,6 +73,9 @@ def detach(module: nn.Module) -> None:
     """Have a module's calls run as they are again."""
     module._compiled_call_impl = None
     del module.__dict__[_NAME]
+    forward = module.__dict__.get("forward")
+    if isinstance(forward, partial) and forward.args == (module,):
+        del module.__dict__["forward"]
 
 
 def attached_record(module: nn.Module) -> PlanRecord | None:
@@ -113,8 +115,6 @@ class _Watch:
         if not record.gradients_unplanned:
             record.gradients_unplanned = True
             said = _NOT_CALLED if record.last is None else _NOT_ALL_CALLED
-            if torch._dynamo.trace_rules.check(module.forward):
-                said = _OF_TORCH
             _warn(said.format(kind=type(module).__name__))
 
 

@@ -126,8 +126,14 @@ def test_copy_of_a_model_with_fused_kernels_is_fused() -> None:
     assert copied.fused
 
 
-def test_saved_module_has_nothing_of_the_plan_in_it() -> None:
-    model = planned(MLP(), budget="100%")
+def in_sequence() -> nn.Module:
+    """A model whose forward method is torch's own, which torch.compile treats in a way of its own."""
+    return nn.Sequential(MLP())
+
+
+@pytest.mark.parametrize("build", [MLP, in_sequence])
+def test_saved_module_has_nothing_of_the_plan_in_it(build: Callable[[], nn.Module]) -> None:
+    model = planned(build(), budget="100%")
     backward(model(batch()))
     file = io.BytesIO()
     torch.save(model, file)
@@ -140,8 +146,9 @@ def test_saved_module_has_nothing_of_the_plan_in_it() -> None:
         plan_of(loaded)
 
 
-def test_compiled_around_a_planned_module_leaves_it_to_the_plan() -> None:
-    model, twin = twins(MLP)
+@pytest.mark.parametrize("build", [MLP, in_sequence])
+def test_compiled_around_a_planned_module_leaves_it_to_the_plan(build: Callable[[], nn.Module]) -> None:
+    model, twin = twins(build)
     compiled = torch.compile(planned(model, budget="100%"), backend="eager")
     x = batch()
     for _ in range(2):
