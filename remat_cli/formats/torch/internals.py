@@ -28,6 +28,7 @@ from torch.torch_version import TorchVersion
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import inductor, recurrent
+from remat_cli.formats.torch.data_sizes import DataSizes, Known
 from remat_cli.formats.torch.ops import draws
 from remat_cli.formats.torch.outputs import (
     ALL,
@@ -98,6 +99,7 @@ class Captured:
         old_values: where the graph was rewritten already: for each input whose old value is kept, by name, the name of
             the node that copies it. None where it was not.
         released: tells which of the forward outputs, by position, callers let go of before the backward pass.
+        is_sized_by_data: sizes in it are those of the data of one call; for other data it is traced again.
     """
 
     module: fx.GraphModule
@@ -105,6 +107,7 @@ class Captured:
     primals: tuple[Primal, ...]
     old_values: Mapping[str, str] | None = None
     released: Released = field(default_factory=Released)
+    is_sized_by_data: bool = False
 
 
 # Gets the joint graph, and returns forward and backward graph.
@@ -434,7 +437,10 @@ def divided_by(
 
 
 class _Divided:
-    """Runs a module as divided; it is traced again where other outputs get gradients than were expected."""
+    """Runs a module as divided.
+
+    It is traced again where other outputs get gradients than were expected, and where sizes that depend on data differ.
+    """
 
     def __init__(
         self, module: fx.GraphModule, inputs: Sequence[Any], divide: Divide, gradients: OutputGradients, *, fused: bool
@@ -445,23 +451,30 @@ class _Divided:
         nodes = module.graph.find_nodes(op="placeholder")
         self._sources = [_source(node) for node in nodes]
         self._fakes = [node.meta.get("example_value") for node in nodes]
-        self._run: Callable[..., Any]
-        self._seen: SeenOutputs
-        self._trace(inputs, given_of(module, inputs), gradients.expected(self._form))
+        self._data_sizes = DataSizes(module)
+        self._traced: dict[tuple[Known, ...], tuple[Callable[..., Any], SeenOutputs]] = {}
+        self._trace(inputs, given_of(module, inputs), gradients.expected(self._form), self._known(inputs))
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the module."""
-        expected = self._gradients.expected(self._form)
-        if expected != self._seen.expected:
+        expected, known = self._gradients.expected(self._form), self._known(inputs)
+        if known not in self._traced or expected != self._traced[known][1].expected:
             given = [
                 Primal(source, value if isinstance(value, torch.Tensor) else None)
                 for source, value in zip(self._sources, inputs, strict=True)
             ]
             with inductor.as_captured(self._fakes):
-                self._trace(self._fakes, given, expected)
-        return self._seen.around(self._run, inputs) if self._form else self._run(*inputs)
+                self._trace(self._fakes, given, expected, known)
+        run, seen = self._traced[known]
+        return seen.around(run, inputs) if self._form else run(*inputs)
 
-    def _trace(self, inputs: Sequence[Any], given: Sequence[Primal], expected: frozenset[int]) -> None:
+    def _known(self, inputs: Sequence[Any]) -> tuple[Known, ...]:
+        """Return what is known of sizes that depend on data; nothing where there are none, or nothing tells."""
+        return self._data_sizes.of(inputs) or ()
+
+    def _trace(
+        self, inputs: Sequence[Any], given: Sequence[Primal], expected: frozenset[int], known: tuple[Known, ...]
+    ) -> None:
         from torch._dynamo.backends.common import aot_autograd
 
         module = fx.GraphModule(self._module, copied(self._graph))
@@ -471,13 +484,17 @@ class _Divided:
         def partition(
             joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
         ) -> tuple[fx.GraphModule, fx.GraphModule]:
+            if known:
+                DataSizes.write_down(joint.graph)
             if self._fused:
                 joint = inductor.prepared_joint(joint, joint_inputs)
             rerun.draws = any(map(draws, joint.graph.nodes))
             rerun.changed = _changed_inputs(joint.graph, num_fwd_outputs)
             primals = tuple(_given_as(node, primals_given) for node in primals_of(joint.graph))
             released = Released(self._gradients, self._form, _places_of_outputs(joint.graph, num_fwd_outputs, expected))
-            return self._divide(Captured(joint, num_fwd_outputs, primals, released=released))
+            return self._divide(
+                Captured(joint, num_fwd_outputs, primals, released=released, is_sized_by_data=bool(known))
+            )
 
         compiler = aot_autograd(
             fw_compiler=_runner,
@@ -487,6 +504,8 @@ class _Divided:
             keep_inference_input_mutations=True,
             **({"decompositions": inductor.decompositions()} if self._fused else {}),
         )
+        if known:
+            self._data_sizes.fix(module.graph, known)
         detach_outputs(module.graph, {place for place, _, _ in self._form} - expected)
         recurrent.as_ops(module.graph)
         module.recompile()
@@ -497,8 +516,8 @@ class _Divided:
             run = compiler(module, inputs)
         primals_given.clear()  # torch 2.11 and 2.12 keep the partition function, and would keep tensors with it
         may_rerun = self._gradients.known is None
-        self._run = run
-        self._seen = SeenOutputs(self._form, self._gradients, expected, rerun if may_rerun else None)
+        seen = SeenOutputs(self._form, self._gradients, expected, rerun if may_rerun else None)
+        self._traced[known] = run, seen
 
 
 # Ops that torch traces as Python functions whose results differ from those of eager's kernels in the last bits.

@@ -78,6 +78,12 @@ def detach(module: nn.Module) -> None:
         del module.__dict__["forward"]
 
 
+def attached_call(module: nn.Module) -> PlannedCall:
+    """Return what carries out the calls of a planned module."""
+    attached: Attached = module.__dict__[_NAME]
+    return attached.call
+
+
 def attached_record(module: nn.Module) -> PlanRecord | None:
     """Return the record of a planned module; None where it is not planned."""
     attached = module.__dict__.get(_NAME)

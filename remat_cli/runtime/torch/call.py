@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch._dynamo import exc
 from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from remat_cli.errors import DoesNotFit, GraphError, RematError, UsageError
 from remat_cli.formats.torch.capture_errors import (
@@ -54,6 +55,19 @@ _GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
 )
 _REGIONS = 'hint: or plan its blocks, and leave what lies between them to eager: planned(..., regions="auto")'
 
+_MANY = 4
+_SIZES_DIFFER = (
+    f"sizes that depend on data differ from call to call, and each is captured and planned by itself, {_MANY} by now: "
+    "a mask with torch.where, or padding to one size, needs one plan"
+)
+
+
+class _SizedByData(GraphError):
+    """A model whose blocks may be planned is not captured as a whole for the data of one call."""
+
+    def __init__(self) -> None:
+        super().__init__("sizes in it depend on data, and a plan of the whole would be for the data of one call")
+
 
 class PlannedCall:
     """A model's call, carried out by a schedule.
@@ -65,7 +79,8 @@ class PlannedCall:
         record: what was planned, and how calls ran.
         fused: run inductor's kernels.
         strict: refuse a step for which no plan fits, though others have run.
-        otherwise: has a model run in another way, where it cannot be captured; then the call is made again.
+        otherwise: has a model run in another way, where it cannot be captured; then the call is made again. It returns
+            what takes that back.
     """
 
     def __init__(
@@ -81,10 +96,11 @@ class PlannedCall:
         self.function = callable_of(model)
         self.source = source
         self.record = PlanRecord(budget)
-        self.otherwise: Callable[[nn.Module, GraphError], None] | None = None
+        self.otherwise: Callable[[nn.Module, GraphError], Callable[[], None]] | None = None
         self._modules: list[nn.Module] = []
         self._has_called = False  # without data
         self._before: ModelState | None = None  # before a trial
+        self._sizes_of_data = 0  # for so many the model was traced
         self._is_apart = False  # captured with no code that other modules share
         self.fused, self.strict = fused, strict
         self._takes_sizes = source.takes_sizes and not fused
@@ -124,10 +140,27 @@ class PlannedCall:
         except GraphError as refusal:
             if self.otherwise is None or self.module is None or self.record.graphs:
                 raise
-            self.otherwise(self.module, refusal)
+            back = self.otherwise(self.module, refusal)
+            if isinstance(refusal, _SizedByData):
+                return self._by_blocks_or_whole(self.module, back, args, kwargs)
             return self.module(*args, **kwargs)
         finally:
             self._given = ()
+
+    def _by_blocks_or_whole(
+        self, module: nn.Module, back: Callable[[], None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module whose blocks are planned; where they cannot be, plan it as a whole for the data's sizes."""
+        generator, on_devices = torch.get_rng_state(), get_device_states(*pytree.tree_leaves((args, kwargs)))
+        try:
+            return module(*args, **kwargs)
+        except GraphError as refusal:
+            torch.set_rng_state(generator)
+            set_device_states(*on_devices)
+            back()
+            self.otherwise = None
+            told(logging.WARNING, f"it is planned as a whole after all, for these sizes of its data: {refusal.message}")
+            return module(*args, **kwargs)
 
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as planned; raise what remat and torch.compile say in words for the user."""
@@ -259,6 +292,12 @@ class PlannedCall:
         for part in (part for module in self._modules for part in module.modules()):
             if isinstance(other := part._compiled_call_impl, PlannedCall) and other is not self:
                 other.record.is_part = True
+        if captured.is_sized_by_data:
+            if self.otherwise is not None and not self.record.graphs:
+                raise _SizedByData
+            self._sizes_of_data += 1
+            if self._sizes_of_data == _MANY:
+                told(logging.WARNING, _SIZES_DIFFER)
         if (sizes := Sizes.of(captured)) is not None:
             if self.fused:
                 raise GraphError(

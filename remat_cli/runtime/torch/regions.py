@@ -34,7 +34,7 @@ from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.sizes import Values
 from remat_cli.formats.torch.step import losses_in
 from remat_cli.prepare import Prepared
-from remat_cli.runtime.torch.attached import detach
+from remat_cli.runtime.torch.attached import attach, attached_call, detach
 from remat_cli.runtime.torch.call import check_not_sharded
 from remat_cli.runtime.torch.choice import WithinBudget, larger_share
 from remat_cli.runtime.torch.described import Dimension, Inputs
@@ -245,7 +245,7 @@ def attach_regions(
 
 def plan_blocks(
     source: WithinBudget, budget: str, fused: bool, strict: bool, model: nn.Module, refusal: GraphError
-) -> None:
+) -> Callable[[], None]:
     """Have the repeated blocks of a model run as planned, as the whole cannot be captured.
 
     Args:
@@ -256,12 +256,16 @@ def plan_blocks(
         model: is planned as a whole, and is changed.
         refusal: why it cannot be captured.
 
+    Returns:
+        What plans the model as a whole again.
+
     Raises:
         GraphError: the refusal, as the model has no repeated blocks.
     """
     blocks = repeated_blocks(model)
     if not blocks:
         raise refusal
+    whole = attached_call(model)
     detach(model)
     paths = [block for found in blocks.values() for block in found]
     attach_regions(model, paths, source, budget, fused=fused, strict=strict)
@@ -271,6 +275,12 @@ def plan_blocks(
         logging.WARNING,
         f"the step is not planned as a whole, but by its {count} repeated blocks, {named}: {refusal.message}",
     )
+
+    def back() -> None:
+        model.__dict__.pop(_NAME).call.let_go()
+        attach(model, whole)
+
+    return back
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
