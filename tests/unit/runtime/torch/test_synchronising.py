@@ -36,7 +36,7 @@ class _Waits(AssertionError):
     """Something waits for the device."""
 
 
-class _NoWaiting(TorchDispatchMode):
+class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
