@@ -13,7 +13,7 @@ SECONDS ?= 600
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-lowest test-newest lint type check golden docs bench hunt thorough frameworks fuzz reproduce wheel clean
+.PHONY: help install demo test test-lowest test-newest lint type check golden docs bench gpu hunt thorough frameworks fuzz reproduce wheel clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -68,6 +68,9 @@ docs: install ## make the site of documents, build/site; a link that leads nowhe
 
 bench: install ## time the planners on fixed graphs; TABLES="methods scale" prints these only
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.bench $(TABLES)
+
+gpu: install ## train models as planned on a GPU, predicted beside measured, in eight minutes; ROWS="llama*" runs these only
+	$(BIN)/python -m tests.bench.gpu $(if $(ROWS),--rows $(ROWS))
 
 hunt: install ## hunt for false claims against an exhaustive search; each run with new seeds; SECONDS=3600 SEED=1 goes on, with these
 	$(BIN)/python -m tests.hunt --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

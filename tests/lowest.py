@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from tests.places import ROOT
 
-# Extras whose lowest releases are tried, beside what remat needs itself.
+# Extras whose lowest releases are tried, beside what remat needs itself. The lowest release of PyTorch is one of those
+# that the workflow runs the tests of PyTorch on.
 EXTRAS = ("highs", "run", "plot", "cluster")
 _DECLARED = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)")
 

@@ -116,19 +116,29 @@ def raised_by_remat(error: BaseException) -> RematError | None:
     return own
 
 
-@contextmanager
-def drawing_again() -> Iterator[None]:
-    """Let what is drawn afterwards be what is drawn now: by torch, by NumPy, by Python."""
+def random_states() -> Callable[[], None]:
+    """Return a function that puts the states of random generators back: of torch, NumPy and Python."""
     states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     others = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         torch.set_rng_state(states[0])
         if states[1]:
             torch.cuda.set_rng_state_all(states[1])
         np.random.set_state(others[0])
         random.setstate(others[1])
+
+    return put_back
+
+
+@contextmanager
+def drawing_again() -> Iterator[None]:
+    """Let what is drawn afterwards be what is drawn now: by torch, by NumPy, by Python."""
+    put_back = random_states()
+    try:
+        yield
+    finally:
+        put_back()
 
 
 def call_without_data(

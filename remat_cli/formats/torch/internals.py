@@ -24,6 +24,7 @@ from torch._dynamo import pgo
 from torch._dynamo.callback import callback_handler
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.torch_version import TorchVersion
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import inductor, recurrent
@@ -42,7 +43,7 @@ from remat_cli.formats.torch.outputs import (
 )
 from remat_cli.formats.torch.pruning import is_tangent, without_gradients
 
-TESTED_VERSIONS = ("2.13", "2.14", "2.15")
+TESTED_VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 # What tensors without data raise when they are asked for their values.
 NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
@@ -61,6 +62,9 @@ _DYNAMO = {
 }
 # Older releases know some of them not yet.
 _DYNAMO = {name: value for name, value in _DYNAMO.items() if hasattr(torch._dynamo.config, name)}
+if TorchVersion(torch.__version__) < "2.12":
+    # Else it does not look whether a parameter of a module that has not changed needs a gradient by now.
+    _DYNAMO["skip_tensor_guards_with_matching_dict_tags"] = False
 # Checkpointing that the model asks for is left to the plan; nothing is computed in the memory of what is saved.
 _FUNCTORCH = {"donated_buffer": False, "debug_assert": False, "functionalize_rng_ops": False}
 
@@ -315,8 +319,10 @@ def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     return MethodType(own, function.__self__) if isinstance(function, MethodType) else own
 
 
-def is_passed_over(error: RuntimeError) -> bool:
-    """Tell whether torch ran a function without a capture, as it does with code that it was told to pass over.
+def is_passed_over(error: RuntimeError | UserWarning) -> bool:
+    """Tell whether torch says that it ran a function without a capture: that of code it was told to pass over.
+
+    torch 2.12 warns of it, torch 2.11 says nothing.
 
     A module's forward method is the same code for all modules of its class, and it is passed over for all of them once
     somebody else's torch.compile has captured it as often as its limit allows.
@@ -352,9 +358,21 @@ def captured_call(module: nn.Module) -> Callable[..., Any]:
     return captured_apart(module) if torch._dynamo.trace_rules.check(module.forward) else module._call_impl
 
 
-def _logging_methods() -> set[Callable[..., Any]]:
+class _Functions(dict[Callable[..., Any], None]):
+    """Functions, as a setting of torch.compile.
+
+    torch 2.11 writes this setting as JSON: it sorts sets, which fails for functions. So it is told of no items.
+    """
+
+    def items(self) -> Any:
+        """Return nothing."""
+        return ()
+
+
+def _logging_methods() -> _Functions:
     """Return all that loggers do, what libraries add among it: a captured step does not log."""
-    return {method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")}
+    methods = (method for name, method in vars(logging.Logger).items() if not name.startswith("_"))
+    return _Functions((method, None) for method in methods if callable(method))
 
 
 def _backend(
@@ -461,6 +479,7 @@ class _Divided:
 
         module = fx.GraphModule(self._module, copied(self._graph))
         rerun = EagerRun(fx.GraphModule(self._module, self._graph))
+        primals_given = list(given)
 
         def partition(
             joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -471,7 +490,7 @@ class _Divided:
                 joint = inductor.prepared_joint(joint, joint_inputs)
             rerun.draws = any(map(draws, joint.graph.nodes))
             rerun.changed = _changed_inputs(joint.graph, num_fwd_outputs)
-            primals = tuple(_given_as(node, given) for node in primals_of(joint.graph))
+            primals = tuple(_given_as(node, primals_given) for node in primals_of(joint.graph))
             released = Released(self._gradients, self._form, _places_of_outputs(joint.graph, num_fwd_outputs, expected))
             return self._divide(
                 Captured(joint, num_fwd_outputs, primals, released=released, is_sized_by_data=bool(known))
@@ -495,6 +514,7 @@ class _Divided:
             contextlib.nullcontext() if self._fused else _as_eager_computes(),
         ):
             run = compiler(module, inputs)
+        primals_given.clear()  # torch 2.11 and 2.12 keep the partition function, and would keep tensors with it
         may_rerun = self._gradients.known is None
         seen = SeenOutputs(self._form, self._gradients, expected, rerun if may_rerun else None)
         self._traced[known] = run, seen

@@ -17,7 +17,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from remat_cli.errors import DoesNotFit, GraphError, RematError, UsageError
-from remat_cli.formats.torch.capture_errors import CAPTURE_ERRORS, call_without_data, explanation, raised_by_remat
+from remat_cli.formats.torch.capture_errors import (
+    CAPTURE_ERRORS,
+    call_without_data,
+    explanation,
+    raised_by_remat,
+    random_states,
+)
 from remat_cli.formats.torch.internals import (
     Captured,
     captured_apart,
@@ -194,8 +200,11 @@ class PlannedCall:
             self._before = None
 
     def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before, put_back = self._first_state()
         try:
-            return _planning(self._captured(), args, kwargs)
+            result = _planning(self._captured(), args, kwargs)
+            if before is None or self.record.graphs or not _needs_gradient(result):
+                return result
         except exc.TorchDynamoException as error:
             own = raised_by_remat(error)
             if own is not None and not isinstance(own, GraphError):
@@ -206,13 +215,22 @@ class PlannedCall:
                 return self._run_at_each_size(args, kwargs)
             if self._has_called or own is not None:
                 raise
-        except RuntimeError as error:
-            if self.module is None or self._is_apart or not is_passed_over(error):
+            self._has_called = True
+            return _planning(self._captured(), args, kwargs)
+        except (RuntimeError, UserWarning) as error:
+            if before is None or not is_passed_over(error):
                 raise
-            self._compiled, self._is_apart = {}, True
-            return self._tried(args, kwargs)
-        self._has_called = True
-        return _planning(self._captured(), args, kwargs)
+        # torch ran the model without a capture.
+        before.restore()
+        put_back()
+        self._compiled, self._is_apart = {}, True
+        return self._tried(args, kwargs)
+
+    def _first_state(self) -> tuple[ModelState | None, Callable[[], None]]:
+        """Return the state before a run that torch may leave without a capture; None where it does not do that."""
+        if self.module is None or self._is_apart or self.record.graphs:
+            return None, lambda: None
+        return ModelState(self._modules), random_states()
 
     def _run_at_each_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as it is captured for the sizes of this call alone, from now on if that can be done."""

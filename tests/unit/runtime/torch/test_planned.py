@@ -271,6 +271,18 @@ def test_budget_is_planned_with_the_link(
     assert same(gradients(model), gradients(twin))
 
 
+def test_copies_on_the_host_are_no_memory_of_the_device_in_measured_steps() -> None:
+    """The second plan would leave that free, and be tighter than the budget."""
+    model = MLP(depth=8)
+    planned(model, budget="60%", offload=True, planner="pofo", device="a100")
+    for _ in range(3):
+        model.zero_grad(set_to_none=True)
+        model(torch.randn(256, 16)).backward()
+    (plan,) = plan_of(model).graphs
+    assert plan.schedule.has_transfers
+    assert max(plan.measured_peak_bytes) == pytest.approx(plan.predicted_peak_bytes, abs=16)
+
+
 def test_budget_below_the_floor_says_what_the_floor_is_and_why() -> None:
     model = planned(MLP(), budget=10_000)
     with pytest.raises(DoesNotFit, match=r"No plan at all needs less than .* alone needs that") as caught:

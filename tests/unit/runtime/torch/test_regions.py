@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Kind, Op, Phase, Tensor, build_graph
@@ -116,6 +117,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 OPTIONS = {"time_limit": 0.3}
+IS_OLD = TorchVersion(torch.__version__) < "2.13"
 
 
 def by_regions(model: nn.Module, budget: str | int, regions: Any, device: str | None = None) -> nn.Module:
@@ -195,6 +197,7 @@ def test_the_smallest_budget_is_that_of_compiled_plans(monkeypatch: pytest.Monke
     assert [point.planned.overhead for point in record_of(model).points.values()] == [0]
 
 
+@pytest.mark.skipif(IS_OLD, reason="its compiler knows no attention in float64 on the CPU")
 def test_compiled_regions_compute_what_eager_does_at_the_predicted_peak() -> None:
     torch.manual_seed(0)
     model, given = Tuples(1, 8).double(), (torch.randn(2, 16, 8, dtype=torch.float64),)
@@ -253,7 +256,8 @@ def test_measured_peak_is_the_predicted_one_and_within_the_budget() -> None:
 
     measured, record = fixed + peak_of(run, "cpu"), record_of(model)
     assert measured <= record.budget_bytes
-    assert measured == pytest.approx(record.predicted_peak_bytes, rel=0.03)
+    # Before torch 2.13 the first step takes more, for which the second plan leaves room.
+    assert measured == pytest.approx(record.predicted_peak_bytes, rel=0.05 if IS_OLD else 0.03)
 
 
 def test_evaluation_and_calls_without_gradients_run_as_they_are() -> None:
