@@ -162,6 +162,15 @@ def test_form_is_guessed_from_the_name_or_said(remat: Remat, unet_schedule: Path
     assert guessed.read_bytes() == said.read_bytes()
 
 
+def test_a_snapshot_is_inspected(remat: Remat, unet_schedule: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.pickle"
+    assert remat("report", UNET, unet_schedule, "-o", path, "-q").code == 0
+    (device,) = remat("inspect", path, "--json").json["devices"]
+    assert device["peak_bytes"] == remat("verify", UNET, unet_schedule, "--json").json["peak_bytes"]
+    assert "fragmentation" in remat("inspect", path).out
+    assert remat("inspect", path, "--division").code == 2
+
+
 def test_nodes_of_the_model_carry_the_plan(remat: Remat, unet_schedule: Path, tmp_path: Path) -> None:
     import onnx
 
