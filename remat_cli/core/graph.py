@@ -62,6 +62,7 @@ class Tensor:
         dtype: element type, for people; None where not known.
         view_of: the tensor whose storage this one shares, itself no view once the graph is built.
         held: somebody outside of the graph holds it once it is made: it cannot leave the device. Its op runs once.
+        lasts: no op reads it, and the plain run keeps it to the end all the same, as onnxruntime does. Plans need not.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Tensor:
     dtype: str | None = None
     view_of: str | None = None
     held: bool = False
+    lasts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,11 @@ class Draft:
     def fixed_bytes(self) -> int:
         """Bytes that no plan can free: `resident_bytes` and the graph inputs."""
         return self.resident_bytes + sum(self.tensors[name].bytes for name in self.inputs)
+
+    @cached_property
+    def lasting(self) -> frozenset[str]:
+        """Tensors that no op reads, and that the plain run keeps to the end."""
+        return frozenset(name for name, tensor in self.tensors.items() if tensor.lasts and not self.consumers[name])
 
     @cached_property
     def gradients(self) -> tuple[str, ...]:

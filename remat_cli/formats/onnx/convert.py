@@ -51,9 +51,14 @@ class Conversion:
             GraphError: every node was folded, or the sizes add up to more than 2^60 bytes.
         """
         storage = self._storage(sized)
+        read = {name for node in sized.nodes for name in node.node.reads} | {*sized.outputs}
+        keeps_unread = self.profile is Aliasing.ORT_CPU
         tensors = [_tensor(name, sized.values[name], storage) for name in _given(sized)]
         for node in sized.nodes:
-            tensors.extend(_tensor(output, sized.values[output], storage) for output in node.node.outputs)
+            tensors.extend(
+                _tensor(output, sized.values[output], storage, lasts=keeps_unread and output not in read)
+                for output in node.node.outputs
+            )
         return build_graph(
             name=name,
             kind=Kind.FORWARD,
@@ -191,7 +196,7 @@ def _given(sized: SizedGraph) -> Iterable[str]:
     return (name for name in names if name not in produced and sized.values[name].is_activation)
 
 
-def _tensor(name: str, value: Value, storage: Mapping[str, str | None]) -> Tensor:
+def _tensor(name: str, value: Value, storage: Mapping[str, str | None], *, lasts: bool = False) -> Tensor:
     is_view = name in storage
     return Tensor(
         name=name,
@@ -199,6 +204,7 @@ def _tensor(name: str, value: Value, storage: Mapping[str, str | None]) -> Tenso
         shape=value.type.shape,
         dtype=value.type.element.name,
         view_of=storage[name] if is_view else None,
+        lasts=lasts and not is_view,
     )
 
 
