@@ -1,4 +1,4 @@
-"""Our own planner: the sparse need-time model, over orders that suit the budget."""
+"""The `retention` planner: the sparse need-time model in several orders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Retention(RetentionOptions):
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
-        # ortools comes with this; the options must be readable without it.
+        # This import needs ortools; reading the options must not.
         from remat_cli.planners.retention.search import RetentionSearch
         from remat_cli.planners.shared.incumbent import Incumbent
         from remat_cli.planners.shared.limits import Limits
