@@ -45,7 +45,7 @@ class Prepared:
     """A graph ready to be planned.
 
     Attributes:
-        graph: what is planned.
+        graph: the graph to plan.
         mode: "training" or "inference".
         link: to the host; None where its rate is not known.
         kept: what the plain run keeps for the backward; None for inference.

@@ -79,7 +79,7 @@ def allocate_in_banks(
         buffers: what is needed when; there may be none.
         traffic: [buffers] bytes that are written to and read from each.
         banks: at least one.
-        limits: where the search stops.
+        limits: limits of the search.
         alignment: offsets are multiples of it.
         observe: is told what is done.
     """

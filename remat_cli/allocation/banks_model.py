@@ -54,7 +54,7 @@ def solved_in_banks(
         instance: the buffers.
         capacities: [banks] in units.
         costs: [buffers][banks] time that a buffer takes there.
-        limits: where the search stops.
+        limits: limits of the search.
         known: [buffers] banks and offsets of a placement to begin with; None without any.
 
     Returns:

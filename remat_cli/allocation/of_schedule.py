@@ -28,7 +28,7 @@ def arena_of(
     Args:
         graph: what the schedule is for.
         schedule: valid.
-        limits: where the search stops.
+        limits: limits of the search.
         capacity: largest arena, in bytes; None: the smallest that is found.
         alignment: offsets and the size of the arena are multiples of it.
         observe: is told what is done.

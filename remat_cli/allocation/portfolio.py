@@ -99,7 +99,7 @@ def allocate(
 
     Args:
         buffers: what is needed when; there may be none.
-        limits: where the search stops. Limited by work alone, it finds the same on any number of cores; work is about
+        limits: limits of the search. Limited by work alone, it finds the same on any number of cores; work is about
             the seconds of a usual core. With more than one core a solver runs beside the beams.
         capacity: largest arena, in bytes; None: the smallest that is found.
         alignment: offsets and the size of the arena are multiples of it.

@@ -158,7 +158,7 @@ class ZeroOneProgram:
 
         Args:
             solver: one that is installed.
-            limits: where the search stops.
+            limits: limits of the search.
             gap: it also ends where a solution is within this share of the bound.
             start: [variables] 0 or 1, a solution to start from.
             on_solution: is told each better solution, rounded as in `MipOutcome`.

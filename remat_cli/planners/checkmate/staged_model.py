@@ -119,7 +119,7 @@ class StagedModel:
 
         Args:
             solver: one that is installed.
-            limits: where the search stops.
+            limits: limits of the search.
             gap: it also ends where a solution is within this share of the bound.
             known: [N, N + 1] recomputations of a plan that fits, to start from if the choices leave room for it.
             on_solution: is told each better solution.

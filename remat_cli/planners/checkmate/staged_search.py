@@ -30,7 +30,7 @@ class StagedSearch(Generic[Options]):
 
     Attributes:
         stages: the graph in its input order.
-        limits: where the search stops.
+        limits: limits of the search.
         incumbent: the best plan, and what is proven.
         plans: what the plans found so far recompute.
         repair: makes more of a plan.

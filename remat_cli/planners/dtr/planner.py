@@ -40,7 +40,7 @@ class DTR:
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
-        # numpy comes with it; the options must be readable without it.
+        # This import needs numpy; reading the options must not.
         from remat_cli.planners.dtr.search import GreedySearch
         from remat_cli.planners.shared.incumbent import Incumbent
         from remat_cli.planners.shared.limits import Limits

@@ -29,7 +29,7 @@ class GreedySearch:
         """Prepare a search.
 
         Args:
-            incumbent: keeps what is found.
+            incumbent: keeps the plans found.
             limits: no further run is begun at their end, and the one that goes on is given up.
             most_times: a run is given up that takes so many times the plain run's time, or its ops.
         """

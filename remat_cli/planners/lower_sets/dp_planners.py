@@ -27,7 +27,7 @@ class ApproxDP(DPOptions):
         Raises:
             PlannerRefuses: the graph has no forward or no backward part.
         """
-        # numpy comes with these; the options must be readable without it.
+        # These imports need numpy; reading the options must not.
         from remat_cli.planners.lower_sets.families import pruned_family
         from remat_cli.planners.lower_sets.search import LowerSetSearch
         from remat_cli.planners.shared.forward_part import ForwardPart
@@ -48,7 +48,7 @@ class ExactDP(DPOptions):
     Complexity: O(T L^2) for L lower sets and T time slots, for each value of B that is tried; up to 5 GB.
 
     Attributes:
-        max_lower_sets: a graph that has more is refused.
+        max_lower_sets: largest number of lower sets; a graph with more is refused.
     """
 
     max_lower_sets: int = 40_000
@@ -63,7 +63,7 @@ class ExactDP(DPOptions):
         Raises:
             PlannerRefuses: the graph has no forward or no backward part, or too many lower sets.
         """
-        # numpy comes with these; the options must be readable without it.
+        # These imports need numpy; reading the options must not.
         from remat_cli.planners.lower_sets.families import all_lower_sets
         from remat_cli.planners.lower_sets.search import LowerSetSearch
         from remat_cli.planners.shared.forward_part import ForwardPart

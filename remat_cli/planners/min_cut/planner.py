@@ -28,9 +28,9 @@ class MinCut:
     Attributes:
         time_limit: seconds.
         work_limit: runs of ops that may be laid out, in millions; without one the search ends when it no longer pays.
-        gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
+        gap: distance to the bound at which the search ends, as a share of the plain run's time.
         cores: processes that search at the same time; 0: all. Their number does not change the plan.
-        seed: of random choices.
+        seed: seed of the random choices.
     """
 
     time_limit: float = 60.0

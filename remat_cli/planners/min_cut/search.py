@@ -105,10 +105,10 @@ class MinCutSearch:
         """Prepare a search.
 
         Args:
-            incumbent: keeps what is found.
-            limits: where the search stops. Work is counted in runs that are laid out. Under limits of work alone the
+            incumbent: keeps the plans found.
+            limits: limits of the search. Work is counted in runs that are laid out. Under limits of work alone the
                 same search finds the same plan, however many cores there are.
-            gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
+            gap: distance to the bound at which the search ends, as a share of the plain run's time.
             start: a plan to begin with, in whose order of first runs to plan; one that does not fit, such as the plain
                 run in some order, gives the order alone.
         """

@@ -130,7 +130,7 @@ class IntervalModel:
         """Minimise the peak, down to the budget (equation 12).
 
         Args:
-            room: bytes for what ops make: the budget without the fixed bytes.
+            room: bytes for outputs of ops: the budget without the fixed bytes.
             largest: an upper limit on the peak, in bytes.
 
         Returns:
@@ -146,7 +146,7 @@ class IntervalModel:
         """Minimise the time of all runs but the first ones, within the budget (equation 1).
 
         Args:
-            room: bytes for what ops make: the budget without the fixed bytes.
+            room: bytes for outputs of ops: the budget without the fixed bytes.
 
         Returns:
             Time that one step of the objective stands for.

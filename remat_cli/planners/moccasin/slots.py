@@ -94,7 +94,7 @@ def staged_slots(
     op's stage there is one more, for outputs that are recomputed for the end.
 
     Args:
-        graph: what is planned.
+        graph: the graph to plan.
         budget_bytes: device memory, resident bytes and graph inputs included.
         order: of first runs.
         max_retentions: C_v.
@@ -133,7 +133,7 @@ def _chances(graph: Graph, after: NDArray[np.int64], depth: int | None) -> Bools
     """Return [ops, stages + 1] in which stages each op may run out of turn.
 
     Args:
-        graph: what is planned.
+        graph: the graph to plan.
         after: [ops] the stage that must have passed; the number of ops for never.
         depth: None for any.
     """

@@ -33,7 +33,7 @@ class Pofo(PofoOptions):
                 not known.
             UsageError: the options ask for a table that is too large.
         """
-        # numpy comes with these; the options must be readable without it.
+        # These imports need numpy; reading the options must not.
         from remat_cli.planners.pofo.search import PofoSearch
 
         return PofoSearch(problem, self, observe).run()

@@ -26,7 +26,7 @@ class Rotor(RotorOptions):
         Raises:
             PlannerRefuses: the graph has no forward or no backward part, or cannot be cut.
         """
-        # numpy comes with these; the options must be readable without it.
+        # These imports need numpy; reading the options must not.
         from remat_cli.planners.rotor.search import RotorSearch
 
         return RotorSearch(problem, self, observe).run()

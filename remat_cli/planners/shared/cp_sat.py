@@ -84,7 +84,7 @@ def solve_model(
 
     Args:
         model: to be minimised, or without an objective. Scaled here to numbers that the solver is right about.
-        limits: where the search stops. Work is the solver's deterministic time. A model with a hint gets one core.
+        limits: limits of the search. Work is the solver's deterministic time. A model with a hint gets one core.
         rounding: direction in which rows with too large numbers are rounded: RELAX to prove, RESTRICT to find plans.
         settings: further parameters of the solver that suit the model, by name.
         on_solution: is told the values of each better solution, by variable index, in this thread.

@@ -39,7 +39,7 @@ class Incumbent:
     the observer if it is the best.
 
     Attributes:
-        problem: what is planned.
+        problem: the problem to plan.
         observe: is told of better plans and bounds.
         finder: of a portfolio: the planner whose plans are offered now.
         best: the plan of the least time that fits, and of those the one of the least peak; None before one was found.
@@ -50,7 +50,7 @@ class Incumbent:
         """Begin with nothing.
 
         Args:
-            problem: what is planned.
+            problem: the problem to plan.
             observe: is told of better plans and bounds.
             searches: the smallest scope that contains all plans of the planner. Bounds of smaller scopes need not hold
                 for its plans.

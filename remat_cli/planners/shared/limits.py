@@ -26,7 +26,7 @@ class Limits:
         deadline: `time.monotonic()` at which it ends.
         work: what may still be done, in the planner's own unit.
         cores: threads or processes.
-        seed: of random choices.
+        seed: seed of the random choices.
         has_enough: tells whether the caller is content with the plan so far.
     """
 
@@ -52,7 +52,7 @@ class Limits:
             seconds: from now.
             work: None for as much as there is time for.
             cores: 0 for all that this process may use.
-            seed: of random choices.
+            seed: seed of the random choices.
             observe: may have enough before a limit is reached.
         """
         work = inf if work is None else work

@@ -70,7 +70,7 @@ class GraphReads:
     costs nothing.
 
     Attributes:
-        graph: what is planned.
+        graph: the graph to plan.
         every_read: [R] the op and the tensor of each read, by op; tensors that do not count are among them.
         inputs: for each op, the tensors that it reads and that count.
         outputs: for each op, the tensors that it makes and that count.

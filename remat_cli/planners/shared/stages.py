@@ -19,7 +19,7 @@ class Stages:
     which they are first made. Stage N stands for the end, where the graph's outputs are read.
 
     Attributes:
-        graph: what is planned.
+        graph: the graph to plan.
         order: [N] number in the graph of the op that each stage runs.
         bytes: [T] int64, size of each tensor.
         made_at: [T] stage of each tensor's producer; ascending.

@@ -33,7 +33,7 @@ def known_link(problem: Problem, planner: str, instead: str) -> Link:
     """Return the link to the host.
 
     Args:
-        problem: what is planned.
+        problem: the problem to plan.
         planner: the one that needs the link, for the message.
         instead: a planner that only recomputes, for the hint.
 

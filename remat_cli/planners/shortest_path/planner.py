@@ -49,7 +49,7 @@ class ShortestPath:
         Raises:
             PlannerRefuses: the graph has too many ops or tensors.
         """
-        # numpy comes with these; the options must be readable without it.
+        # These imports need numpy; reading the options must not.
         from remat_cli.planners.shared.incumbent import Incumbent
         from remat_cli.planners.shared.limits import Limits
         from remat_cli.planners.shared.sequence import RematSequence

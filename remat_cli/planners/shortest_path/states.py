@@ -50,7 +50,7 @@ class StateSpace:
         """Lay out a graph.
 
         Args:
-            graph: what is planned.
+            graph: the graph to plan.
             room_bytes: device memory for what ops make.
         """
         self._room = room_bytes

@@ -143,8 +143,8 @@ def search_orders(graph: Graph, room: int, limits: Limits, observe: Observer) ->
     excess alone does not say which of them needs the least recomputation. Nothing is proven.
 
     Args:
-        graph: what is planned.
-        room: bytes for what ops make: the budget without the graph's fixed bytes.
+        graph: the graph to plan.
+        room: bytes for outputs of ops: the budget without the graph's fixed bytes.
         limits: where the search stops; it stops sooner where an order fits, or where more search does not pay. Work is
             counted in moves of one op; under a limit of work alone the same call finds the same orders, however many
             cores there are.
