@@ -1,4 +1,4 @@
-"""Checkmate, Jain et al. 2020: its integer program, and its linear relaxation with two-phase rounding."""
+"""Checkmate (Jain et al. 2020), exact and by rounding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Checkmate(CheckmateOptions):
             PlannerRefuses: the program is too large.
             UsageError: the solver is not installed.
         """
-        # numpy and PuLP come with it; the options must be readable without them.
+        # This import needs numpy and PuLP; reading the options must not.
         from remat_cli.planners.checkmate.search import CheckmateSearch
 
         return CheckmateSearch(problem, self, observe).run()
@@ -55,7 +55,7 @@ class CheckmateLP(RoundingOptions):
             PlannerRefuses: the program is too large.
             UsageError: the solver is not installed.
         """
-        # numpy and PuLP come with it; the options must be readable without them.
+        # This import needs numpy and PuLP; reading the options must not.
         from remat_cli.planners.checkmate.search import RoundingSearch
 
         return RoundingSearch(problem, self, observe).run()

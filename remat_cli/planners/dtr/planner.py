@@ -1,4 +1,4 @@
-"""Dynamic Tensor Rematerialization as a planner that knows the whole graph."""
+"""Dynamic Tensor Rematerialization as a planner for whole graphs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class DTR:
     Complexity: O(N T) for each run of N ops and T tensors; h_dtr, eq and msps more where evicted regions are large.
 
     Attributes:
-        heuristic: what decides who is evicted: msps, h_dtr, eq, local, size, lru, or all: each in turn, and the plan of
-            least time is kept.
-        candidates: how many memory sizes are tried for each heuristic, twice as many while no plan fits. Sizes may
-            exceed the budget: the plan made of a run frees tensors earlier than the run does.
-        limit: a run is given up when it takes this many times the time of the plain run, or this many times its ops.
+        heuristic: score that decides on evictions: msps, h_dtr, eq, local, size, lru, or all: each in turn, and the
+            plan of least time is kept.
+        candidates: number of memory sizes to try for each heuristic, twice as many while no plan fits. Sizes may exceed
+            the budget: the plan of a run frees tensors earlier than the run does.
+        limit: largest time and number of ops of a run, as multiples of the plain run's.
         time_limit: seconds; after it, no further run is begun, and a longer one is given up.
     """
 
