@@ -10,7 +10,7 @@ from remat_cli.planners.shared.option_checks import check_least
 
 @dataclass(frozen=True)
 class ACG:
-    """Divides the forward pass into nested independent segments, stores what lies between some, recomputes the rest.
+    """Stores tensors between independent segments of the forward pass, recomputes the rest. The segments are nested.
 
     Source: Feng & Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs, CVPR 2021.
     Takes: training graphs.

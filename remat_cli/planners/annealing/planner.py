@@ -10,7 +10,7 @@ from remat_cli.planners.shared.option_checks import check_least
 
 @dataclass(frozen=True)
 class Annealing:
-    """Searches order and recomputation together: runs take other places, are added and are left out.
+    """Searches order and recomputation together, by moving, adding and dropping runs.
 
     For graphs without a backward pass, whose order is free and matters as much as recomputation.
 

@@ -10,7 +10,8 @@ from remat_cli.planners.checkmate.options import CheckmateOptions, RoundingOptio
 
 @dataclass(frozen=True)
 class Checkmate(CheckmateOptions):
-    """Decides by an integer program what each stage recomputes before it runs the next op, and what is held meanwhile.
+    """Chooses each stage's recomputed ops and held tensors by an integer program. A stage recomputes some ops, then
+    runs the next op for the first time.
 
     Source: Jain et al., Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020,
     section 4.

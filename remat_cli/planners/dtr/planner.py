@@ -11,7 +11,7 @@ from remat_cli.planners.shared.option_checks import check_least
 
 @dataclass(frozen=True)
 class DTR:
-    """Runs the graph op by op, and evicts the tensor that seems to matter least whenever memory is short.
+    """Runs the graph, and evicts the least important tensor when memory is short.
 
     Evicted tensors are recomputed when an op needs them.
 

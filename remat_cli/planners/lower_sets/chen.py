@@ -26,7 +26,7 @@ class BudgetRule(StrEnum):
 
 @dataclass(frozen=True)
 class Chen:
-    """Cuts the forward pass at articulation points into segments of about one size, and recomputes them.
+    """Recomputes equal segments of the forward pass between articulation points.
 
     Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, Algorithm 3; for any graph as in Kusumoto
     et al. 2019, appendix B: cuts at articulation points of the undirected graph, in a depth-first topological order.

@@ -11,7 +11,7 @@ from remat_cli.planners.shared.option_checks import check_least
 
 @dataclass(frozen=True)
 class ApproxDP(DPOptions):
-    """Cuts the forward pass into blocks, keeps the blocks' boundaries and recomputes the rest for the backward.
+    """Keeps the boundaries of blocks of the forward pass, recomputes the rest.
 
     Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
     Backpropagation, NeurIPS 2019, section 4.3 (Algorithm 1 over the pruned family).
@@ -38,7 +38,7 @@ class ApproxDP(DPOptions):
 
 @dataclass(frozen=True)
 class ExactDP(DPOptions):
-    """Cuts the forward pass into blocks, keeps the blocks' boundaries and recomputes the rest for the backward.
+    """Keeps the boundaries of blocks of the forward pass, recomputes the rest.
 
     Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
     Backpropagation, NeurIPS 2019, section 4.2 (Algorithm 1 over all lower sets).

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exhaustive:
-    """Tries every way to cut the forward pass into blocks: the best plan of this kind, for tiny graphs.
+    """Tries every division of the forward pass into blocks, on tiny graphs.
 
     Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
     Backpropagation, NeurIPS 2019, section 4.1.

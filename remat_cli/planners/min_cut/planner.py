@@ -12,7 +12,7 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class MinCut:
-    """Decides by minimum cuts what is kept where memory is short, and improves that by large neighbourhood search.
+    """Keeps or recomputes tensors by minimum cuts, then searches large neighbourhoods.
 
     Where memory is shortest, a price for each byte kept makes the choice between keeping and recomputing a minimum cut;
     the price is raised until the kept tensors fit. This is repeated until the whole plan fits. Moves of the search drop

@@ -1,7 +1,5 @@
 """Retention intervals (Bartan et al. 2023, section 2) as a CP-SAT model.
 
-2023 (section 2) as a CP-SAT model.
-
 The model extends the paper's graphs, whose ops have one output and no workspace:
 
 - An op with several outputs has an interval for each; the intervals start together and end independently.

@@ -10,7 +10,7 @@ from remat_cli.planners.moccasin.options import MoccasinOptions
 
 @dataclass(frozen=True)
 class Moccasin(MoccasinOptions):
-    """Decides by constraint programming when each op runs and until when its outputs stay, a few runs for each op.
+    """Chooses runs and retention intervals of tensors by constraint programming. Each op has a few runs.
 
     Source: Bartan et al., MOCCASIN: Efficient Tensor Rematerialization for Neural Networks, ICML 2023.
     Takes: any graph of up to a thousand ops or so.

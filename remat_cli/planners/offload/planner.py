@@ -10,7 +10,7 @@ from remat_cli.planners.shared.option_checks import check_least
 
 @dataclass(frozen=True)
 class Offloading:
-    """Decides by minimum cuts with two prices what is kept, recomputed or on the host, and improves that by search.
+    """Keeps, recomputes or offloads tensors by minimum cuts and search.
 
     Needs the bandwidth of the link to the host. Where memory is shortest, a byte on the device has one price and a byte
     that passes the link another: the best choice at such prices is a minimum cut. The best prices give a bound. The

@@ -10,7 +10,7 @@ from remat_cli.planners.retention.options import OrderChoice, RetentionOptions
 
 @dataclass(frozen=True)
 class Retention(RetentionOptions):
-    """Decides for each tensor, from use to use, whether to hold it or to recompute it.
+    """Decides from use to use whether to hold or recompute each tensor.
 
     Source: ours. Retention of tensors as in Bartan et al., MOCCASIN, ICML 2023, but with a decision only where one can
     change something: in gaps between uses over stages that are short of memory.
