@@ -1,4 +1,4 @@
-"""What `remat allocate` reports."""
+"""The report of `remat allocate`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def allocation_report(found: Allocation, title: str, *, capacity: int | None, wr
     """Return the report of `remat allocate`.
 
     Args:
-        found: what the search came to.
-        title: what was placed.
-        capacity: largest arena that was asked for, in bytes; None: the smallest.
-        written: the file with the addresses; None where none was written.
+        found: the result of the search.
+        title: name of the buffers or schedule.
+        capacity: requested capacity of the arena, in bytes; None for the smallest arena.
+        written: the file with the addresses; None if none was written.
     """
     asked = "the smallest" if capacity is None else f"at most {_exactly(capacity)}"
     rows: list[list[Cell]] = []
@@ -59,7 +59,10 @@ def allocation_summary(found: Allocation, *, capacity: int | None) -> dict[str, 
 
 
 def banks_report(found: BankAllocation, title: str, *, banks: Sequence[Bank], written: Path | None) -> Report:
-    """Return the report of `remat allocate --bank`; arguments as of `allocation_report`."""
+    """Return the report of `remat allocate --bank`.
+
+    Arguments are as for `allocation_report`.
+    """
     rows: list[list[Cell]] = []
     for index, bank in enumerate(banks):
         said = f"of {_exactly(bank.bytes)}, speed {float(bank.speed):g}"

@@ -1,4 +1,4 @@
-"""The report of `remat diff`: how the plain peaks of two graphs differ, and their ops."""
+"""The report of `remat diff`: plain peaks and ops of two graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_OPS = 8
 
 
 def diff_report(old: Prepared, new: Prepared, difference: Difference) -> Report:
-    """Return the report of `remat diff` on two graphs that are ready to be planned."""
+    """Return the report of `remat diff` on two prepared graphs."""
     title = facts([("old", graph_title(old.graph)), ("new", graph_title(new.graph))])
     parts: list[RenderableType] = [title, Text(_verdict(difference), "bold"), indented(_figures(difference))]
     if difference.at_peak:
@@ -130,13 +130,16 @@ def _made_bytes(graph: Graph, op: Op) -> int:
 
 
 def _shape(graph: Graph, op: Op) -> str:
-    """Return the shape of an op's first output, as far as it is known."""
+    """Return the shape of an op's first output, if known."""
     shape = graph.tensors[op.outputs[0]].shape if op.outputs else None
     return "" if shape is None else "×".join(map(str, shape)) or "scalar"
 
 
 def diff_summary(old: Prepared, new: Prepared, difference: Difference) -> Summary:
-    """Return the summary of `remat diff`; all changes at the peak add up to the change of the peak."""
+    """Return the summary of `remat diff`.
+
+    All changes at the peak add up to the change of the peak.
+    """
     return {
         "old": _side(old),
         "new": _side(new),
