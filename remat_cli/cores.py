@@ -1,4 +1,4 @@
-"""The cores of this machine, and the processes that use them."""
+"""The cores of this machine, and pools of processes."""
 
 from __future__ import annotations
 

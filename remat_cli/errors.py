@@ -73,7 +73,7 @@ class UsageError(RematError):
 
 
 class PlannerRefuses(RematError):
-    """A planner cannot take this graph; the hint names one that can."""
+    """A planner cannot take this graph; the hint names another planner."""
 
     exit_code = ExitCode.USAGE
 

@@ -105,7 +105,7 @@ def _wait_for(end: LockType) -> None:
 
 
 def leave_threads(cores: int) -> None:
-    """Let OpenBLAS start no threads if the system might refuse them.
+    """Let OpenBLAS start no threads if the system might refuse some.
 
     If OpenBLAS cannot start a thread, it raises Ctrl-C while it is loaded. No code here needs its threads. If address
     space is limited, each attempt takes some of it for good.

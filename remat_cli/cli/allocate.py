@@ -1,4 +1,4 @@
-"""`remat allocate`: an offset for everything that a schedule, or a table of buffers, keeps in memory."""
+"""`remat allocate`: offsets for a schedule or a table of buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from remat_cli.core.arena import Bank
     from remat_cli.planners.shared.limits import Limits
 
-    # Banks, the largest arena, or None for the smallest.
+    # banks, the largest arena, or None for the smallest arena
     _Room = tuple[Bank, ...] | int | None
 
 
@@ -125,7 +125,10 @@ def _report(streams: Output, found: Allocation | BankAllocation, title: str, roo
 def _of_buffers(
     path: Path, limits: Limits, room: _Room, alignment: int, streams: Output
 ) -> tuple[Allocation | BankAllocation, bytes | None, str]:
-    """Return what was found for a file of buffers, the file with offsets (None without any), and what it holds."""
+    """Search offsets for a file of buffers.
+
+    Return the result, the file with offsets (None without any), and a title.
+    """
     from remat_cli.allocation.banks import allocate_in_banks
     from remat_cli.allocation.portfolio import allocate
     from remat_cli.formats.buffers_csv import read_buffers
@@ -156,7 +159,10 @@ def _of_schedule(
     streams: Output,
     given: dict[str, Any],
 ) -> tuple[Allocation | BankAllocation, bytes | None, str]:
-    """Return what was found for a schedule, its file with addresses (None without any), and what it holds."""
+    """Search offsets for a schedule.
+
+    Return the result, its file with addresses (None without any), and a title.
+    """
     from dataclasses import replace
 
     from remat_cli.allocation.of_schedule import arena_in_banks, arena_of

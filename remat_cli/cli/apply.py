@@ -1,4 +1,4 @@
-"""`remat apply`: a schedule written as an ONNX model that runs it."""
+"""`remat apply`: an ONNX model that runs a schedule."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
     taken = taken_from_file(config.said, options)
     prepared, _ = replay(model, over(config.said, {"mode": options.mode}), file, schedule)
     graph = prepared.graph
-    # The runtime frees everything as early as can be, whatever the file says.
+    # The runtime frees every value as early as possible, whatever the file says.
     run = with_frees(graph, file.schedule.computes)
     trace = simulate(graph, run)
     facts = {

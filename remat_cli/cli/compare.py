@@ -104,7 +104,7 @@ def command(
 
 
 def _prepared(graphs: Sequence[Path], options: GraphOptions, streams: Output) -> list[tuple[Path, Prepared]]:
-    """Read the graphs; of several, some may lack dims that are given for all."""
+    """Read the graphs; with several, a graph may lack given dims."""
     from remat_cli.planning.memory_need import notes_on_memory
 
     optional = frozenset(options.dims) if len(graphs) > 1 else frozenset()
@@ -132,7 +132,7 @@ def _contests(
     sizes: tuple[BudgetSpec, ...],
     observe: Observer,
 ) -> list[Contest]:
-    """Let the planners work on one graph after the other, until the user interrupts it."""
+    """Run the planners graph by graph, until the user interrupts."""
     from remat_cli.reports.terminal.compare import Contest
     from remat_cli.studies.progress import Prefixed
     from remat_cli.studies.sweep import sweep

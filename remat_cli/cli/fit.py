@@ -78,7 +78,7 @@ def command(
 
 
 def _split_dims(texts: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the dimension to search, and those that have values."""
+    """Split the dimension to search from those with values."""
     searched = [text for text in texts if "=" not in text]
     values = [text for text in texts if "=" in text]
     if len(searched) != 1:

@@ -30,7 +30,7 @@ _WORK = ("grad_time", "flops", "moved_bytes", "grad_flops")
 
 
 class Kind(StrEnum):
-    """What a graph holds: a forward pass, a training step, or inference."""
+    """The content of a graph: forward pass, training step or inference."""
 
     FORWARD = "forward"  # a forward pass whose training graph is to be derived
     TRAINING = "training"  # has all forward and backward ops
@@ -330,7 +330,7 @@ def build_graph(
     ops: Iterable[Op],
     outputs: Sequence[str] | None = None,
 ) -> Graph:
-    """Build a graph from the parts in a file, and check it.
+    """Build and check a graph from the parts in a file.
 
     See `draft_graph` for the parts.
 
@@ -412,7 +412,7 @@ def _with_base(tensor: Tensor, base: str) -> Tensor:
 
 
 def _with_bases(names: Sequence[str], base: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names, followed by the bases of views among them.
+    """Return the names, followed by the bases of their views.
 
     Every given name stays, so that the checks see it. A second call changes nothing: a graph that is written and read
     again stays the same.

@@ -49,7 +49,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator as its framework defines it.
+    """An operator with its operands and attributes, as in its framework.
 
     Attributes:
         type: operator name, such as "Conv"; with its domain in front if that is not ONNX's own, such as
@@ -67,6 +67,6 @@ class Operator:
     opset: int = 0
 
     def integer(self, attribute: str, default: int) -> int:
-        """Return an integer attribute, or `default` if the file omits it."""
+        """Return an integer attribute, or `default` if absent."""
         value = self.attributes.get(attribute, default)
         return value if isinstance(value, int) else default

@@ -186,7 +186,7 @@ def _limits(planner: Planner, observe: Observer) -> Limits:
 
 
 def _within(planner: Planner, seconds: float) -> Planner:
-    """Return the planner with this time limit, if it has one."""
+    """Set the planner's time limit, if it has that option."""
     if "time_limit" not in planner.__dataclass_fields__:
         return planner
     return replace(planner, time_limit=seconds)

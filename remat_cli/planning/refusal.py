@@ -38,7 +38,7 @@ def with_closest(solution: Solution, observe: Observer, seconds: float) -> Solut
 
 
 def _run_within_reach(problem: Problem, budget_bytes: int, limits: Limits) -> tuple[Schedule, Trace] | None:
-    """Return a run at whose peak a plan is found; None without one.
+    """Return a run at whose peak a planner finds a plan, or None.
 
     The planner is dtr, which plans graphs of any size in moments. It need not find the closest schedule of one budget
     again at another, so it is asked at that schedule's peak. When the time is up, the closest run so far is returned.

@@ -117,7 +117,7 @@ def _tables_of(graph: Graph) -> GraphTables:
 
 
 def _flat(rows: list[list[int]]) -> tuple[Ints, Ints]:
-    """Concatenate the rows, and return the start of each before them."""
+    """Return the start of each row, and all rows concatenated."""
     start = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     return start, np.array([value for row in rows for value in row], dtype=np.int64)
 

@@ -211,7 +211,7 @@ class RunLine(Line):
 
     @property
     def sequence(self) -> RematSequence:
-        """The current runs, without useless ones."""
+        """The current sequence, without useless runs."""
         ops = np.array(self.op, dtype=np.int64)[self.order]
         return RematSequence(self._reads, ops).without_useless_runs()
 

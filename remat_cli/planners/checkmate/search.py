@@ -92,7 +92,7 @@ class CheckmateSearch(StagedSearch[CheckmateOptions]):
             self._prove(self._worthwhile(self.choices(), relaxation), scope, limited=True)
 
     def _relaxed(self, choices: StagedChoices, scope: Scope, *, limited: bool) -> StagedRelaxation:
-        """Solve the relaxation, and prove bounds from it.
+        """Prove bounds by solving the relaxation.
 
         They cover all plans, and plans with each choice.
         """

@@ -1,4 +1,4 @@
-"""Transfers in a sequence of runs, and the schedule that makes them.
+"""Transfers in a sequence of runs, and their schedule.
 
 Between two uses an instance may be on the host only. Its offload begins when it is produced, its prefetch ends before
 the next use; in each direction the link moves one instance after the other. An instance is offloaded at most once,

@@ -129,7 +129,7 @@ class Story:
         return served
 
     def _moment(self, step: int) -> int:
-        """Return the moment of a step; for a free, the next one."""
+        """Return the moment of a step; for a free, the next moment."""
         return bisect_left(self.steps, step)
 
     def _stay(self, name: str, number: int, lifetimes: Sequence[Lifetime], touched: _Touched) -> Stay:

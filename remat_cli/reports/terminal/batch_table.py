@@ -99,7 +99,7 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Renderable
 
 
 def _alike(rows: Sequence[Sequence[Cell]]) -> list[tuple[str, Cell]]:
-    """Return mode and dims if all graphs share them."""
+    """Return the mode and dims shared by all graphs."""
     said = {header: next((row[place] for row in rows if row[place]), "") for header, place in _READ_AS.items()}
     return [(header, cell) for header, cell in said.items() if cell and not _differs(header, rows)]
 

@@ -49,7 +49,7 @@ def _micros(run: Run, time: int) -> float:
 
 
 def _starts(run: Run) -> Sequence[int]:
-    """Return [steps + 1] start of each step and end of the last one.
+    """Return [steps + 1] start of each step, and the end.
 
     They are in the run's own time.
     """

@@ -125,7 +125,7 @@ class Linearised:
 
 @lru_cache(maxsize=8)
 def linearise(graph: Graph, planner: str, cuts: Cuts, segments: int) -> Linearised:
-    """Cut `graph` into a chain of segments and the loss, and measure it.
+    """Cut and measure `graph` as a chain of segments and the loss.
 
     At most `segments` segments are made.
 
