@@ -255,8 +255,7 @@ def graph_sha256(graph: Graph) -> str:
 def _parts(graph: Graph, left_out: Collection[str] = ()) -> Iterator[bytes]:
     """Yield the canonical JSON of a graph part by part.
 
-    Args:
-        Fields with their default are left out.
+    Fields with their default are left out.
 
     Args:
         graph: the graph to write.

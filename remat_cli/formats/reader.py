@@ -61,10 +61,7 @@ def _entry(text: str) -> tuple[str, int]:
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Parse a shape in three spellings: x:1,3,8 and x:1x3x8 and x:[1,3,8].
-
-    x: is a scalar.
-    """
+    """Parse a shape, such as x:1,3,8 or x:1x3x8 or x:[1,3,8]; `x:` is a scalar."""
     name, colon, shape = text.rpartition(":")
     sizes = shape.strip().removeprefix("[").removesuffix("]").replace("x", ",")
     parts = [part.strip() for part in sizes.split(",")] if sizes else []

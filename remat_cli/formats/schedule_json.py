@@ -203,6 +203,8 @@ def _structure(graph: Graph) -> dict[str, dict[str, str]]:
 class ScheduleFile:
     """The content of a schedule file.
 
+    Every field except the steps is None if the file lacks it.
+
     Attributes:
         schedule: the steps.
         sha256: hash of the schedule's graph.

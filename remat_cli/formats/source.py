@@ -139,6 +139,8 @@ def _has_each_key_once(document: Any, content: bytes) -> bool:
 def _keys_in(document: Any, *, everywhere: bool) -> int:
     """Count the keys of a JSON document, or fewer.
 
+    Lists of mixed values are skipped.
+
     Args:
         document: the parsed document.
         everywhere: whether to look into the objects of lists, too, which takes several times as long.

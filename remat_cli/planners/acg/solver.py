@@ -24,8 +24,7 @@ _TRIES = 4
 class StoredChoice:
     """The stored set under a limit on segments.
 
-    Attributes:
-        The graph's source and target are always stored, and not counted.
+    The graph's source and target are always stored, and not counted.
 
     Attributes:
         limit: largest cost of a segment between stored vertices.
