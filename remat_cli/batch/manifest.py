@@ -31,11 +31,11 @@ _INSTEAD = ("budget", "planner")
 
 
 def load_manifest(path: Path, called: Path | None = None) -> list[JobGroup]:
-    """Read a manifest. Paths in it are relative to its folder.
+    """Read a manifest; its paths are relative to its folder.
 
     Args:
-        path: of the file.
-        called: what it is called, and lies beside, where its content was put elsewhere.
+        path: path of the file.
+        called: the file's own path, if `path` holds a copy of its content.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
@@ -72,7 +72,7 @@ def _entry(whole: JobGroup, item: str | dict[str, Any], index: int, document: Do
 
 
 def _group(document: Document, folder: Path, more: Mapping[str, Any]) -> tuple[JobGroup, dict[str, Any]]:
-    """Return what a section says of its jobs, and the values of its other keys."""
+    """Return the jobs of a section, and its other keys' values."""
     said, others = said_in(document, Request, GraphOptions, more={**_KEYS, **more}, without=_INSTEAD)
     group = JobGroup(
         graphs=(),
@@ -90,7 +90,7 @@ def _budget(text: str | int, index: int, document: Document) -> BudgetSpec:
 
 
 def _config(config: str | dict[str, Any], index: int, document: Document, folder: Path) -> RunConfig:
-    """Return the config that a name, a file, or a planner with options stands for."""
+    """Return the config for a name, a file, or a planner with options."""
     if isinstance(config, str):
         return placed(document, ("configs", index), lambda: load_config(beside(folder, config)))
     part = document.section("configs", {}).section(index, config)
