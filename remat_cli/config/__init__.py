@@ -1,15 +1,17 @@
-"""Configuration: YAML files and options to checked settings, with the file and line of what is wrong.
+"""Configuration: checked settings from YAML files and options.
+
+Errors name file and line.
 
 Everything that a user can set by name goes through here, from whichever side it comes: a config file, the command line,
 a device profile, a table of measured times. Files:
 
 - `document`: YAML with the place of each value, and dataclasses built from it;
-- `graph_options`: how a file becomes the graph that is planned; `request`: which plan is wanted. A field of either is
-  a setting, declared there and nowhere else;
+- `graph_options`: options of reading a graph from a file; `request`: a request for a plan. A field of either is a
+  setting, declared there and nowhere else;
 - `planner_choice`: a planner and its options;
 - `run_config`: a whole config file;
 - `shipped`: files that come with remat, device profiles among them;
-- `measurements`: what `remat measure` wrote, and plain tables of times.
+- `measurements`: files of `remat measure`, and plain tables of times.
 """
 
 from remat_cli.config.document import Document, checked, in_yaml, placed, read_yaml, said_in, unknown_name
