@@ -54,7 +54,7 @@ class State(NamedTuple):
 
     Attributes:
         values: depth, lengths of the two undo lists, number of waiting groups, whether the frame is entered, number of
-            stamps used, whether corners are filled, how many corners may stay empty, whether the search has met this limit.
+            stamps used, whether corners are filled, how many corners may stay empty, whether this limit was met.
         buffers: [7, N] first section, the one after the last, size, rank in the order, the previous buffer of the same
             life and size, offset (-1: not placed), and the least offset above placed buffers.
         sections: [4, S + 1] floor below which nothing is left to fill, load of waiting buffers, number of waiting
