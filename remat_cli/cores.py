@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 # that tend the pool.
 _FILES_EACH = 2
 _THREADS_EACH = 4
-_THREADS_BESIDE = 4
+_OTHER_THREADS = 4
 
 
 def usable_cores() -> int:
@@ -45,7 +45,7 @@ def process_pool(
         arguments: arguments of `begin`.
     """
     count = processes_for_files(count, _FILES_EACH)
-    while count > 1 and not can_start_threads(count * _THREADS_EACH + _THREADS_BESIDE):
+    while count > 1 and not can_start_threads(count * _THREADS_EACH + _OTHER_THREADS):
         count //= 2
     if count < 2:
         yield None

@@ -305,11 +305,11 @@ def _with_kernels(
 
     Remarks are added to `notes`.
     """
-    found = with_kernels(graph, operators, options.kernels or Kernels.ORIGINAL)
-    if found.groups:
-        counts = ", ".join(f"{count} {type_}" for type_, count in sorted(found.groups.items()))
-        notes.append(f"{found.nodes} nodes count as the ops that training runs: {counts}")
-    return found.graph, found.operators
+    fused = with_kernels(graph, operators, options.kernels or Kernels.ORIGINAL)
+    if fused.groups:
+        counts = ", ".join(f"{count} {type_}" for type_, count in sorted(fused.groups.items()))
+        notes.append(f"{fused.nodes} nodes count as the ops that training runs: {counts}")
+    return fused.graph, fused.operators
 
 
 def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> _Known:

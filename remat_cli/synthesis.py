@@ -33,16 +33,16 @@ def synthesize(
     """
     if ops is not None:
         generator = _with_length(generator, kind, ops)
-    made = generator.generate()
-    if made.graph.kind is Kind.INFERENCE and kind not in (None, Kind.INFERENCE):
+    generated = generator.generate()
+    if generated.graph.kind is Kind.INFERENCE and kind not in (None, Kind.INFERENCE):
         raise UsageError(
-            f"{made.graph.name} is made for inference: it has no backward",
+            f"{generated.graph.name} is made for inference: it has no backward",
             hint="ask for no other kind, or another family",
         )
     mode = {None: None, Kind.FORWARD: "training"}.get(kind, kind)
     return prepare_reading(
-        Reading(made.graph, made.operators, made.parameters),
-        made.graph.name,
+        Reading(generated.graph, generated.operators, generated.parameters),
+        generated.graph.name,
         replace(options or GraphOptions(), mode=mode),
         derive_training=kind is not Kind.FORWARD,
     )

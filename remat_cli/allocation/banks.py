@@ -159,8 +159,8 @@ class _Search:
         from remat_cli.allocation.banks_model import solved_in_banks
 
         self._observe.phase("choosing banks and offsets together")
-        status, found, bound = solved_in_banks(self._instance, self._capacities, costs, self._part(1.0), self.best)
-        self._take(None if found is None else _Placed(*found))
+        status, placement, bound = solved_in_banks(self._instance, self._capacities, costs, self._part(1.0), self.best)
+        self._take(None if placement is None else _Placed(*placement))
         self._conclude(status, bound)
 
     def _conclude(self, status: Status, bound: int | None) -> None:
@@ -228,10 +228,10 @@ class _Search:
             return None
         limits = self._limits.part(_FOR_LAST_BANK, _FOR_LAST_BANK * self._limits.work)
         rest = [self._buffers[buffer] for buffer in left.tolist()]
-        found = allocate(rest, limits, capacity=self._capacities[bank] * self._unit, alignment=self._unit)
-        if found.offsets is None:
+        allocation = allocate(rest, limits, capacity=self._capacities[bank] * self._unit, alignment=self._unit)
+        if allocation.offsets is None:
             return None
-        placed.offsets[left] = np.array(found.offsets, np.int64) // self._unit
+        placed.offsets[left] = np.array(allocation.offsets, np.int64) // self._unit
         return placed
 
     def _time(self, banks: Ints) -> int:
@@ -268,8 +268,8 @@ def _fitting(instance: Instance, order: Ints, capacity: int) -> Iterator[tuple[i
     count = 0
     for buffer in order.tolist():
         first, last, size = instance.lower[buffer], instance.upper[buffer], int(instance.sizes[buffer])
-        beside = np.flatnonzero((lower[:count] < last) & (first < upper[:count]))
-        offset = lowest_gap(starts[beside], ends[beside], size)
+        overlapping = np.flatnonzero((lower[:count] < last) & (first < upper[:count]))
+        offset = lowest_gap(starts[overlapping], ends[overlapping], size)
         if offset + size <= capacity:
             lower[count], upper[count], starts[count], ends[count] = first, last, offset, offset + size
             count += 1

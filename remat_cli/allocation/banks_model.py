@@ -84,8 +84,8 @@ def solved_in_banks(
     if outcome.values is None:
         return outcome.status, None, outcome.bound
     banks = [[outcome.values[choice.index] for choice in choices].index(1) for choices in chosen]
-    found = np.array(banks, np.int64), np.array([outcome.values[each.index] for each in offsets], np.int64)
-    return outcome.status, found, outcome.bound
+    placement = np.array(banks, np.int64), np.array([outcome.values[each.index] for each in offsets], np.int64)
+    return outcome.status, placement, outcome.bound
 
 
 def _choices(

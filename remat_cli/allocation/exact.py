@@ -58,8 +58,8 @@ class ExactSearch:
 
     def go_on(self, steps: int) -> None:
         """Place at most a number of buffers."""
-        end, made = kernel.go_on(self._near, self._state, self._capacity, steps)
-        self.steps += made
+        end, taken = kernel.go_on(self._near, self._state, self._capacity, steps)
+        self.steps += taken
         if end == kernel.FOUND:
             self.is_over, self.offsets = True, self._state.buffers[kernel.OFFSET].copy()
         elif end == kernel.LOST:

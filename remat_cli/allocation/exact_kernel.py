@@ -87,22 +87,22 @@ def go_on(near: Neighbours, s: State, capacity: int, steps: int) -> tuple[int, i
 
     Return the end (offsets found, none exist, or steps used up), and the number of steps.
     """
-    made = 0
+    taken = 0
     while True:
         depth = s.values[DEPTH]
         if not s.values[IS_ENTERED]:
             if s.frames[START, depth] == s.frames[STOP, depth]:
                 if not _next_group(s, depth):
-                    return FOUND, made
+                    return FOUND, taken
                 continue
             _enter(s, depth)
-        if made >= steps:
-            return GOES_ON, made
+        if taken >= steps:
+            return GOES_ON, taken
         if depth + 3 >= s.frames.shape[1]:
-            return LOST, made
-        made += 1
+            return LOST, taken
+        taken += 1
         if not _step(near, s, depth, capacity):
-            return NONE, made
+            return NONE, taken
 
 
 @compiled
@@ -500,8 +500,8 @@ def _least_rest(near: Neighbours, s: State, corner: int, floor: int) -> int:
     for at in range(near.member_start[corner], near.member_start[corner + 1]):
         buffer = near.member[at]
         if s.buffers[OFFSET, buffer] < 0 and s.buffers[LEAST, buffer] == floor:
-            for beside in range(near.start[buffer], near.start[buffer + 1]):
-                other = near.other[beside]
+            for place in range(near.start[buffer], near.start[buffer + 1]):
+                other = near.other[place]
                 is_outside = corner < s.buffers[LOWER, other] or s.buffers[UPPER, other] <= corner
                 if is_outside and s.buffers[OFFSET, other] < 0:
                     least = min(least, s.buffers[LEAST, other] + s.buffers[SIZE, other])

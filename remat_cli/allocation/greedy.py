@@ -61,9 +61,9 @@ def first_fit(instance: Instance, order: Ints) -> Ints:
     lower, upper, starts, ends = (np.zeros(len(instance), np.int64) for _ in range(4))  # of placed buffers
     for count, buffer in enumerate(order.tolist()):
         first, last = instance.lower[buffer], instance.upper[buffer]
-        beside = np.flatnonzero((lower[:count] < last) & (first < upper[:count]))
+        overlapping = np.flatnonzero((lower[:count] < last) & (first < upper[:count]))
         size = instance.sizes[buffer]
-        offset = lowest_gap(starts[beside], ends[beside], int(size))
+        offset = lowest_gap(starts[overlapping], ends[overlapping], int(size))
         lower[count], upper[count], starts[count], ends[count] = first, last, offset, offset + size
         offsets[buffer] = offset
     return offsets

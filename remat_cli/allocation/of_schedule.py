@@ -37,10 +37,10 @@ def arena_of(
         The result of the search, and the arena; None without an arena.
     """
     needed = needed_by(graph, schedule)
-    found = allocate(needed.buffers, limits, capacity=capacity, alignment=alignment, observe=observe)
-    if found.offsets is None or found.bytes is None:
-        return found, None
-    return found, needed.arena(found.offsets, found.bytes, alignment)
+    allocation = allocate(needed.buffers, limits, capacity=capacity, alignment=alignment, observe=observe)
+    if allocation.offsets is None or allocation.bytes is None:
+        return allocation, None
+    return allocation, needed.arena(allocation.offsets, allocation.bytes, alignment)
 
 
 def arena_in_banks(
@@ -57,7 +57,7 @@ def arena_in_banks(
     Arguments and result are as for `arena_of`.
     """
     needed = needed_by(graph, schedule)
-    found = allocate_in_banks(needed.buffers, needed.traffic, banks, limits, alignment=alignment, observe=observe)
-    if found.banks is None or found.offsets is None:
-        return found, None
-    return found, needed.arena_in(banks, found.banks, found.offsets, alignment)
+    allocation = allocate_in_banks(needed.buffers, needed.traffic, banks, limits, alignment=alignment, observe=observe)
+    if allocation.banks is None or allocation.offsets is None:
+        return allocation, None
+    return allocation, needed.arena_in(banks, allocation.banks, allocation.offsets, alignment)

@@ -198,14 +198,14 @@ class _Hunt:
                 continue
             self._observe.phase(f"placing {len(part)} buffers within {capacity / self._instance.load:.1%} of the load")
             before = limits.work
-            found, proof = _within(self._instance.chosen(part), capacity, limits)
+            placed, proof = _within(self._instance.chosen(part), capacity, limits)
             if before < inf:
                 self._limits.spend(before - limits.work)
             if proof is not None:
                 self._raise_bound(capacity + 1, proof)
-            if found is None:
+            if placed is None:
                 return False
-            offsets[part] = found
+            offsets[part] = placed
         self._take(offsets)
         return True
 
@@ -311,12 +311,12 @@ def _side_by_side(
     The solver has one thread: several would exchange results by chance.
     """
     is_enough = Event()
-    beside = replace(limits, cores=1, has_enough=lambda: is_enough.is_set() or limits.has_enough())
+    solver_limits = replace(limits, cores=1, has_enough=lambda: is_enough.is_set() or limits.has_enough())
     if limits.cores == 1 or not can_start_threads():
         offsets = _by_beams(instance, capacity, limits, beams)
-        return (offsets, None) if offsets is not None else _by_solver(instance, capacity, beside)
+        return (offsets, None) if offsets is not None else _by_solver(instance, capacity, solver_limits)
     with ThreadPoolExecutor(1, "allocation") as pool:
-        answer = pool.submit(_by_solver, instance, capacity, beside)
+        answer = pool.submit(_by_solver, instance, capacity, solver_limits)
         try:
             offsets = _by_beams(instance, capacity, limits, beams, lambda: answer.done() and bool(answer.result()[1]))
             return answer.result() if offsets is None else (offsets, None)

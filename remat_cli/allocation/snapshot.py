@@ -185,9 +185,9 @@ class _Recorder:
     def segments(self) -> list[dict[str, Any]]:
         """Return the segments at the end of the schedule."""
         resident = () if self._resident is None else (self._resident,)
-        found = [_segment(_RESIDENT_AT, self._graph.resident_bytes, resident)]
-        found.append(_segment(_ARENA_AT, self._size, tuple(self._living.values())))
-        return [segment for segment in found if segment["total_size"]]
+        segments = [_segment(_RESIDENT_AT, self._graph.resident_bytes, resident)]
+        segments.append(_segment(_ARENA_AT, self._size, tuple(self._living.values())))
+        return [segment for segment in segments if segment["total_size"]]
 
 
 def _segment(address: int, size: int, living: Sequence[_Block]) -> dict[str, Any]:
@@ -230,9 +230,9 @@ def _frames(graph: Graph, tensor: str) -> tuple[Frame, ...]:
     op = graph.producer.get(tensor)
     if op is None:
         return (_frame(f"input {tensor}"),)
-    made = tensor if tensor == op.name else f"{op.name}: {tensor}"
+    label = tensor if tensor == op.name else f"{op.name}: {tensor}"
     file, line = _place(op.source)
-    return (_frame(f"{made} ({op.type})", file, line), *_places(op))
+    return (_frame(f"{label} ({op.type})", file, line), *_places(op))
 
 
 def _places(op: Op) -> tuple[Frame, ...]:

@@ -41,8 +41,9 @@ class Job:
 class JobLimits:
     """Limits on a job's time and memory.
 
-    Attributes:\\n  seconds: time after which the job is asked for its best plan, and ended soon after; None without
-    limit.\\n  memory_bytes: memory that its process may allocate; None without limit.
+    Attributes:
+        seconds: time after which the job is asked for its best plan, and ended soon after; None without limit.
+        memory_bytes: memory that its process may allocate; None without limit.
     """
 
     seconds: float | None = None

@@ -98,13 +98,13 @@ def run_jobs(
     waiting = deque(jobs)
     running = 0
     lines: list[JobLine] = []
-    told = ""
+    shown = ""
     while (waiting or running) and not interruption.wanted:
         while waiting and not interruption.wanted and executor.has_room:
             executor.submit(waiting.popleft())
             running += 1
-        if (how_far := _how_far(lines, running, len(jobs), executor.trouble)) != told:
-            observe.phase(told := how_far)
+        if (how_far := _how_far(lines, running, len(jobs), executor.trouble)) != shown:
+            observe.phase(shown := how_far)
         for job, outcome in executor.finished(_LOOK):
             running -= 1
             lines.append(record(job, outcome))

@@ -12,13 +12,13 @@ from remat_cli.config import (
     GraphOptions,
     Request,
     RunConfig,
-    beside,
-    beside_file,
+    file_or_shipped,
     load_config,
     placed,
     planner_section,
     read_yaml,
     said_in,
+    with_paths_from,
 )
 from remat_cli.errors import RematError, UsageError
 from remat_cli.settings import over
@@ -76,7 +76,7 @@ def _group(document: Document, folder: Path, more: Mapping[str, Any]) -> tuple[J
     said, others = said_in(document, Request, GraphOptions, more={**_KEYS, **more}, without=_INSTEAD)
     group = JobGroup(
         graphs=(),
-        said=beside_file(said, folder),
+        said=with_paths_from(said, folder),
         budgets=tuple(_budget(text, index, document) for index, text in enumerate(others.get("budgets", ()))),
         configs=tuple(
             _config(config, index, document, folder) for index, config in enumerate(others.get("configs", ()))
@@ -92,7 +92,7 @@ def _budget(text: str | int, index: int, document: Document) -> BudgetSpec:
 def _config(config: str | dict[str, Any], index: int, document: Document, folder: Path) -> RunConfig:
     """Return the config for a name, a file, or a planner with options."""
     if isinstance(config, str):
-        return placed(document, ("configs", index), lambda: load_config(beside(folder, config)))
+        return placed(document, ("configs", index), lambda: load_config(file_or_shipped(folder, config)))
     part = document.section("configs", {}).section(index, config)
     # As it would stand in a config file.
     lines = {("planner", *path): line for path, line in part.lines.items()}

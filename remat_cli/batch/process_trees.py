@@ -25,9 +25,9 @@ def kill_tree(leader: int) -> None:
 
 
 def _descendants(process: int) -> list[int]:
-    found: list[int] = []
+    descendants: list[int] = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):  # it has ended in the meantime
             children = [int(child) for child in listed.read_text(encoding="ascii").split()]
-            found += [each for child in children for each in (child, *_descendants(child))]
-    return found
+            descendants += [each for child in children for each in (child, *_descendants(child))]
+    return descendants

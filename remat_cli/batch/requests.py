@@ -75,8 +75,8 @@ def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
         )
     if not has_magic(pattern):
         raise NoSuchFile(f"{path}: no such file", hint="check the path")
-    found = sorted(folder / name for name in glob(pattern, root_dir=folder, recursive=True))
-    files = tuple(match for match in found if match.is_file())
+    matches = sorted(folder / name for name in glob(pattern, root_dir=folder, recursive=True))
+    files = tuple(match for match in matches if match.is_file())
     if not files:
         raise NoSuchFile(f"{path}: no file matches", hint="check the pattern; ** stands for any folders")
     return files

@@ -163,25 +163,25 @@ class _ResultsFile:
             if content and not resume:
                 hint = ("go on with the results in it with ", Setting("resume"), ", or name another file with -o")
                 raise UsageError(f"{path} is not empty", hint=hint)
-            found = read_content(path, content)
-            if found.damaged:
-                self._set_aside(found)
+            earlier = read_content(path, content)
+            if earlier.damaged:
+                self._set_aside(earlier)
                 self._file = opened.enter_context(_locked(path))
-            self._file.truncate(len(found.kept))
-            self.lines = found.lines
-            self._earlier = {line.job for line in found.lines}
+            self._file.truncate(len(earlier.kept))
+            self.lines = earlier.lines
+            self._earlier = {line.job for line in earlier.lines}
             self._opened = opened.pop_all()
 
-    def _set_aside(self, found: Content) -> None:
+    def _set_aside(self, content: Content) -> None:
         """Move unreadable lines from the results file to another file.
 
         The replaced file stays open and locked, so that a process which opened it meanwhile does not write to it.
         """
         aside = self._path.with_name(f"{self._path.name}.damaged")
         with aside.open("ab") as file:
-            file.writelines(line.removesuffix(b"\n") + b"\n" for line in found.damaged.values())
-        write_file(self._path, found.kept)
-        numbers = ", ".join(map(str, found.damaged))
+            file.writelines(line.removesuffix(b"\n") + b"\n" for line in content.damaged.values())
+        write_file(self._path, content.kept)
+        numbers = ", ".join(map(str, content.damaged))
         self.notes = (f"{self._path}: cannot be read at line {numbers}: moved to {aside}, and done again",)
 
     def add(self, line: JobLine) -> None:

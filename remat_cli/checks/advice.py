@@ -61,10 +61,10 @@ def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observ
         request: the request for plans.
         observe: receives each try.
     """
-    beside = request.beside(prepared.graph)
-    failing = refusal.problem.budget.device_bytes - beside
+    outside_bytes = request.outside_arena(prepared.graph)
+    failing = refusal.problem.budget.device_bytes - outside_bytes
     best = Offer(round_up(plain_need(prepared, request, observe)), 0.0)
-    guess = _closest(refusal, beside) or refusal.working_set.bytes - beside
+    guess = _closest(refusal, outside_bytes) or refusal.working_set.bytes - outside_bytes
     hurried = _in_haste(request)
     for _ in range(_TRIES_WITH_ARENAS if request.arena else _TRIES):
         if not failing < guess < best.budget_bytes:
@@ -76,7 +76,7 @@ def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observ
         tried = uninterrupted(plan(prepared, hurried.at(budget), observe))
         if tried.overhead is None:
             failing = budget
-            guess = _closest(tried.solution, beside)
+            guess = _closest(tried.solution, outside_bytes)
         else:
             best = Offer(budget, tried.overhead)
             guess = 0
@@ -102,7 +102,7 @@ def plain_need(prepared: Prepared, request: Request, observe: Observer) -> int:
     if request.arena:
         smallest = replace(request, budget=BudgetSpec(smallest=True))
         needed = plain_planning(prepared, smallest, observe).solution.needed_bytes or needed
-    return needed - request.beside(prepared.graph)
+    return needed - request.outside_arena(prepared.graph)
 
 
 def plain_planning(prepared: Prepared, request: Request, observe: Observer) -> Planning:

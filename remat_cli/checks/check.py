@@ -298,7 +298,7 @@ class _Check:
         """
         sizes, request = {}, self.model.request
         if request.budget is not None:
-            sizes["budget"] = bytes_of_budget(request.budget, graph, request.beside(graph))
+            sizes["budget"] = bytes_of_budget(request.budget, graph, request.outside_arena(graph))
         if self.model.max_peak is not None:
             sizes["max_peak"] = self.model.max_peak
         return dict(sorted(sizes.items(), key=lambda item: item[1]))
@@ -312,18 +312,20 @@ class _Check:
             return
         needed = plain_need(prepared, request, self.observe)
         remedies = [f"raise max_peak to {written(needed)}"]
-        batch = batch_offer(self.model, graph.resident_bytes - request.beside(graph), needed, limit, self.observe)
+        batch = batch_offer(
+            self.model, graph.resident_bytes - request.outside_arena(graph), needed, limit, self.observe
+        )
         if batch is not None:
             remedies.append(f"set dims.{batch.dim} to {batch.size}, where the plain run fits")
         overhead = plan_overhead(prepared, self.model.request.at(limit), self.observe)
         if overhead is not None:
             # The plain run does not fit: a plan without overhead is another order of the same runs.
-            found = "another order of the same runs" if overhead == 0 else _plan_in_words(overhead)
-            remedies.append(f"replace it by 'budget: {written(limit)}', where {found} fits")
-        peak = format_bytes(plain.peak_bytes - request.beside(graph))
+            better = "another order of the same runs" if overhead == 0 else _plan_in_words(overhead)
+            remedies.append(f"replace it by 'budget: {written(limit)}', where {better} fits")
+        peak = format_bytes(plain.peak_bytes - request.outside_arena(graph))
         reason = f"the plain run peaks at {peak}{_beside(planning)}, above max_peak {format_bytes(limit)}"
         if planning.solution.closest_arena_bytes is not None:
-            reason = _fragmentation(planning.solution, request.beside(graph))
+            reason = _fragmentation(planning.solution, request.outside_arena(graph))
         self.failures.append(Failure("max_peak", reason, tuple(remedies)))
 
     def planning(self, prepared: Prepared, plain: Trace, limit: int) -> Planning:
@@ -333,7 +335,7 @@ class _Check:
         """
         request = replace(self.model.request.at(limit), max_overhead=None)
         self.observe.phase("planning")
-        if plain.peak_bytes <= limit + request.beside(prepared.graph):
+        if plain.peak_bytes <= limit + request.outside_arena(prepared.graph):
             planning = plain_planning(prepared, request, self.observe)
             if planning.trace is not None:  # otherwise the plain run's arena does not fit, but that of another plan may
                 return planning
@@ -373,12 +375,12 @@ class _Check:
             prepared.graph,
             schedule,
             link=prepared.link,
-            budget_bytes=limit + self.model.request.beside(prepared.graph),
+            budget_bytes=limit + self.model.request.outside_arena(prepared.graph),
             beside_usual=True,
             observe=self.observe,
         )
         if execution.runtime == "onnxruntime" and execution.usual is not None:
-            self.session = f"{_short(self.model.name)}: {execution.usual.beside(execution.plan.measured)}."
+            self.session = f"{_short(self.model.name)}: {execution.usual.compared_with(execution.plan.measured)}."
         broken = execution.broken(prepared.graph)
         if broken is not None:
             yield Failure("execute", broken.message, _in_yaml(broken))
@@ -389,20 +391,23 @@ class _Check:
         too_small = [key for key, size in limits.items() if size < offer.budget_bytes]
         budget = self.model.request.budget
         is_share = budget is not None and budget.share is not None
-        beside = self.model.request.beside(prepared.graph)
+        outside_bytes = self.model.request.outside_arena(prepared.graph)
         larger = written(offer.budget_bytes)
         if budget is not None and is_share and too_small == ["budget"]:
             if budget.of_activations:
-                share = activations_of(prepared.graph).share(offer.budget_bytes + beside)
+                share = activations_of(prepared.graph).share(offer.budget_bytes + outside_bytes)
             else:
-                share = Fraction(offer.budget_bytes, refusal.baseline.peak_bytes - beside)
+                share = Fraction(offer.budget_bytes, refusal.baseline.peak_bytes - outside_bytes)
             # otherwise the share is above the sum, for want of a smaller arena
             if share <= 1 or not self.model.request.arena:
                 larger = _percent(min(Fraction(1), share)) + (" of activations" if budget.of_activations else "")
         remedies = []
         if too_small:
             remedies = [f"raise {' and '.join(too_small)} to {larger}, where {_plan_in_words(offer.overhead)} fits"]
-        resident, limit = prepared.graph.resident_bytes - beside, refusal.problem.budget.device_bytes - beside
+        resident, limit = (
+            prepared.graph.resident_bytes - outside_bytes,
+            refusal.problem.budget.device_bytes - outside_bytes,
+        )
         # A share of the plain peak would shrink with the batch.
         batch = None if is_share else batch_offer(self.model, resident, offer.budget_bytes, limit, self.observe)
         if batch is not None:
@@ -438,35 +443,35 @@ class _Check:
 def _why_nothing_fits(planning: Planning) -> str:
     solution = planning.solution
     graph, least = solution.problem.graph, solution.working_set
-    beside = planning.request.beside(graph)
-    budget = solution.problem.budget.device_bytes - beside
+    outside_bytes = planning.request.outside_arena(graph)
+    budget = solution.problem.budget.device_bytes - outside_bytes
     size = format_bytes(budget) + _beside(planning)
-    if budget < graph.fixed_bytes - beside:
-        meant = meant_as_share(budget, solution.baseline.peak_bytes - beside)
-        always = f"{format_bytes(graph.fixed_bytes - beside)} are in memory from start to end"
+    if budget < graph.fixed_bytes - outside_bytes:
+        meant = meant_as_share(budget, solution.baseline.peak_bytes - outside_bytes)
+        always = f"{format_bytes(graph.fixed_bytes - outside_bytes)} are in memory from start to end"
         return f"no plan fits {size}: {always}" + (f" ({meant})" if meant else "")
-    if budget < least.bytes - beside:
+    if budget < least.bytes - outside_bytes:
         who = "its outputs alone need" if least.op is None else f"op {_short(least.op)} alone needs"
-        return f"no plan fits {size}: {who} {format_bytes(least.bytes - beside)}"
+        return f"no plan fits {size}: {who} {format_bytes(least.bytes - outside_bytes)}"
     if solution.closest_arena_bytes is not None:
-        return _fragmentation(solution, beside)
+        return _fragmentation(solution, outside_bytes)
     if solution.status is Status.INFEASIBLE:
         return f"{_which_plan(solution)} fits {size}: proven"
     return f"no plan was found that fits {size}; that there is none is not proven"
 
 
 def _beside(planning: Planning) -> str:
-    resident = planning.request.beside(planning.prepared.graph)
+    resident = planning.request.outside_arena(planning.prepared.graph)
     return f" beside {format_bytes(resident)} of resident bytes" if resident else ""
 
 
 def _fragmentation(refusal: Solution, beside_bytes: int) -> str:
     """Return why there is no arena although the sum fits."""
-    limit, found = refusal.problem.budget.device_bytes - beside_bytes, refusal.closest_arena_bytes
-    assert found is not None
+    limit, smallest = refusal.problem.budget.device_bytes - beside_bytes, refusal.closest_arena_bytes
+    assert smallest is not None
     return (
         f"the sum fits {format_bytes(limit)}, but no arena of that size was found: fragmentation costs "
-        f"{format_bytes(found - limit)} more, as the smallest arena that was found takes {format_bytes(found)}"
+        f"{format_bytes(smallest - limit)} more, as the smallest arena that was found takes {format_bytes(smallest)}"
     )
 
 

@@ -13,11 +13,11 @@ from remat_cli.config import (
     GraphOptions,
     PlannerChoice,
     Request,
-    beside,
-    beside_file,
+    file_or_shipped,
     load_config,
     read_yaml,
     said_in,
+    with_paths_from,
 )
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import graph_beside
@@ -194,9 +194,9 @@ def _section(document: Document, below: _Section, folder: Path, **more: type) ->
     said, keys = said_in(document, Request, GraphOptions, ModelLimits, more={"config": str, **more}, required="path")
     sources = below.sources
     if "config" in keys:
-        config = load_config(beside(folder, keys["config"]))
+        config = load_config(file_or_shipped(folder, keys["config"]))
         said, sources = over(config.said, said), (*sources, *config.sources)
-    said = over(below.said, beside_file(said, folder))
+    said = over(below.said, with_paths_from(said, folder))
     budget = said.get("budget")
     if budget is not None and budget.smallest:
         raise UsageError(

@@ -91,17 +91,19 @@ def command(
     room = parse_banks(banks) or limit
     limits = limits_of(seconds, cores=cores)
     if schedule is None:
-        found, content, title = _of_buffers(source, limits, room, alignment or 1, streams)
+        allocation, content, title = _of_buffers(source, limits, room, alignment or 1, streams)
     else:
-        found, content, title = _of_schedule(source, schedule, limits, room, alignment, streams, given)
+        allocation, content, title = _of_schedule(source, schedule, limits, room, alignment, streams, given)
     if output is not None and content is not None:
         streams.write(output, content)
     written = None if content is None or output in (None, STDOUT) else output
-    _report(streams, found, title, room, written)
-    return ExitCode.INTERRUPTED if found.interrupted else found.status.exit_code
+    _report(streams, allocation, title, room, written)
+    return ExitCode.INTERRUPTED if allocation.interrupted else allocation.status.exit_code
 
 
-def _report(streams: Output, found: Allocation | BankAllocation, title: str, room: _Room, written: Path | None) -> None:
+def _report(
+    streams: Output, allocation: Allocation | BankAllocation, title: str, room: _Room, written: Path | None
+) -> None:
     from remat_cli.allocation.portfolio import Allocation
     from remat_cli.reports.terminal.allocation import (
         allocation_report,
@@ -110,15 +112,16 @@ def _report(streams: Output, found: Allocation | BankAllocation, title: str, roo
         banks_summary,
     )
 
-    if isinstance(found, Allocation):
+    if isinstance(allocation, Allocation):
         limit = room if isinstance(room, int) else None
         streams.report(
-            lambda: allocation_report(found, title, capacity=limit, written=written),
-            lambda: allocation_summary(found, capacity=limit),
+            lambda: allocation_report(allocation, title, capacity=limit, written=written),
+            lambda: allocation_summary(allocation, capacity=limit),
         )
     elif isinstance(room, tuple):
         streams.report(
-            lambda: banks_report(found, title, banks=room, written=written), lambda: banks_summary(found, banks=room)
+            lambda: banks_report(allocation, title, banks=room, written=written),
+            lambda: banks_summary(allocation, banks=room),
         )
 
 
@@ -142,8 +145,8 @@ def _of_buffers(
     title = f"{path.name} · {len(file.buffers):,} buffers"
     with streams.progress() as observe:
         if not isinstance(room, tuple):
-            found = allocate(file.buffers, limits, capacity=room, alignment=alignment, observe=observe)
-            return found, None if found.offsets is None else file.with_offsets(found.offsets), title
+            allocation = allocate(file.buffers, limits, capacity=room, alignment=alignment, observe=observe)
+            return allocation, None if allocation.offsets is None else file.with_offsets(allocation.offsets), title
         chosen = allocate_in_banks(file.buffers, file.traffic, room, limits, alignment=alignment, observe=observe)
     if chosen.offsets is None or chosen.banks is None:
         return chosen, None, title
@@ -176,12 +179,12 @@ def _of_schedule(
         prepared, _ = replay(graph, merge_config(given).said, file, schedule)
         asked = prepared.graph, file.schedule
         alignment = alignment or USUAL_ALIGNMENT
-        found: Allocation | BankAllocation
+        allocation: Allocation | BankAllocation
         if isinstance(room, tuple):
-            found, arena = arena_in_banks(*asked, room, limits, alignment=alignment, observe=observe)
+            allocation, arena = arena_in_banks(*asked, room, limits, alignment=alignment, observe=observe)
         else:
-            found, arena = arena_of(*asked, limits, capacity=room, alignment=alignment, observe=observe)
+            allocation, arena = arena_of(*asked, limits, capacity=room, alignment=alignment, observe=observe)
     if arena is not None:
         check_arena(prepared.graph, file.schedule, arena)
     content = None if arena is None else with_arena(schedule, arena)
-    return found, content, f"{schedule.name} · {len(file.schedule.steps):,} steps of {prepared.graph.name}"
+    return allocation, content, f"{schedule.name} · {len(file.schedule.steps):,} steps of {prepared.graph.name}"

@@ -155,21 +155,21 @@ def _write_first(project: Path, asked: Mapping[str, object], streams: Output) ->
     """
     from remat_cli.checks.first_project import first_project
 
-    beside = [option for option, value in asked.items() if value]
-    if beside:
-        raise UsageError(f"--init checks nothing, and takes no {beside[0]}", hint="check in a second call")
+    others = [option for option, value in asked.items() if value]
+    if others:
+        raise UsageError(f"--init checks nothing, and takes no {others[0]}", hint="check in a second call")
     _check_is_new(project)
     check_writes({"PROJECT": project})
     with streams.progress(keeps_plans=False) as observe:
-        found = first_project(project.parent, observe)
-    streams.notes([f"left out: {reason}" for reason in found.left_out])
-    if not found.models:
+        project_file = first_project(project.parent, observe)
+    streams.notes([f"left out: {reason}" for reason in project_file.left_out])
+    if not project_file.models:
         raise UsageError(
             f"there is no model in {project.parent.resolve()}, nor below it", hint="name the file beside the models"
         )
     _check_is_new(project)  # another program may have written it meanwhile
-    streams.write(project, found.content)
-    models = "1 model" if found.models == 1 else f"{found.models} models"
+    streams.write(project, project_file.content)
+    models = "1 model" if project_file.models == 1 else f"{project_file.models} models"
     streams.notes([f"{project}: {models}, held to what they take today by: remat check {quote(str(project))}"])
 
 

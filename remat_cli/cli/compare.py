@@ -141,13 +141,13 @@ def _contests(
     for number, (path, graph) in enumerate(prepared, start=1):
         where = f"{path.name} ({number} of {len(prepared)}) · " if len(prepared) > 1 else ""
         try:
-            found = sweep(graph, requests, sizes, Prefixed(observe, where), share_plans=False)
+            swept = sweep(graph, requests, sizes, Prefixed(observe, where), share_plans=False)
         except KeyboardInterrupt:
             if not contests:
                 raise
             contests[-1] = replace(contests[-1], sweep=replace(contests[-1].sweep, interrupted=True))
             break
-        contests.append(Contest(str(called(path)), graph, found))
-        if found.interrupted:
+        contests.append(Contest(str(called(path)), graph, swept))
+        if swept.interrupted:
             break
     return contests

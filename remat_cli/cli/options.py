@@ -93,19 +93,19 @@ def setting_option(
     """
     item = next(item for item in fields(owner) if item.name == name)
     said, option = declared(item), option_of(name)
-    told: dict[str, Any] = {"help": said.help, "metavar": said.metavar, "shell_complete": _COMPLETIONS.get(name)}
+    arguments: dict[str, Any] = {"help": said.help, "metavar": said.metavar, "shell_complete": _COMPLETIONS.get(name)}
     if said.choices:
-        told["type"] = click.Choice(said.choices)
+        arguments["type"] = click.Choice(said.choices)
     if said.names_file:
-        told["type"] = NameToRead()
+        arguments["type"] = NameToRead()
     if isinstance(item.default, bool):
         # Either value is given, or none: then the config file or the default decides.
-        option, told["default"] = f"{option}/{without(option)}", None
+        option, arguments["default"] = f"{option}/{without(option)}", None
     if item.default_factory is dict:
-        told["multiple"] = True
+        arguments["multiple"] = True
     if section is not None:
-        told |= {"cls": SectionedOption, "section": section}
-    return click.option(option, name, **(told | different))
+        arguments |= {"cls": SectionedOption, "section": section}
+    return click.option(option, name, **(arguments | different))
 
 
 def graph_option(name: str, **different: Any) -> Callable[[Command], Command]:

@@ -56,8 +56,8 @@ def _compile() -> None:
     if can_compile() and trouble() is None:
         compile_for(synthesize(Layered(), ops=40).graph)
         were_ready = compile_searches()
-    if found := trouble():
-        raise UsageError(found.reason, hint=found.remedy)
+    if reason := trouble():
+        raise UsageError(reason.reason, hint=reason.remedy)
     done = {True: "was compiled before", False: "compiled, and kept for later runs"}
     click.echo(f"arenas: {done[were_ready]}")
     click.echo(f"annealing: {done[was_ready]}")

@@ -15,7 +15,7 @@ a device profile, a table of measured times. Files:
 """
 
 from remat_cli.config.document import Document, checked, in_yaml, placed, read_yaml, said_in, unknown_name
-from remat_cli.config.graph_options import GIVEN_COSTS, GraphOptions, beside_file
+from remat_cli.config.graph_options import GIVEN_COSTS, GraphOptions, with_paths_from
 from remat_cli.config.measurements import load_measurements, measurements_bytes
 from remat_cli.config.planner_choice import (
     DEFAULT_PLANNER,
@@ -28,7 +28,7 @@ from remat_cli.config.planner_choice import (
 )
 from remat_cli.config.request import Request
 from remat_cli.config.run_config import ReportOptions, RunConfig, load_config
-from remat_cli.config.shipped import beside, load_device, shipped_names
+from remat_cli.config.shipped import file_or_shipped, load_device, shipped_names
 
 __all__ = [
     "DEFAULT_PLANNER",
@@ -39,10 +39,9 @@ __all__ = [
     "ReportOptions",
     "Request",
     "RunConfig",
-    "beside",
-    "beside_file",
     "check_is_option",
     "checked",
+    "file_or_shipped",
     "in_yaml",
     "load_config",
     "load_device",
@@ -57,4 +56,5 @@ __all__ = [
     "said_in",
     "shipped_names",
     "unknown_name",
+    "with_paths_from",
 ]

@@ -43,10 +43,10 @@ class Document:
 
         The line is that of the nearest outer value if the value has none.
         """
-        around = path
-        while around and around not in self.lines:
-            around = around[:-1]
-        line = f":{self.lines[around]}" if around in self.lines else ""
+        outer = path
+        while outer and outer not in self.lines:
+            outer = outer[:-1]
+        line = f":{self.lines[outer]}" if outer in self.lines else ""
         return f"{self.source}{line}: {'.'.join(map(str, path))}"
 
     def section(self, key: str | int, values: Mapping[str, Any]) -> Document:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from remat_cli.config.shipped import beside, shipped_names
+from remat_cli.config.shipped import file_or_shipped, shipped_names
 from remat_cli.core.link import Duplex
 from remat_cli.costs import COST_MODELS
 from remat_cli.errors import UsageError
@@ -100,7 +100,7 @@ class GraphOptions(ReadOptions):
         return {name: in_json(value) for name, value in said.items() if value != {}}
 
 
-def beside_file(said: Said, folder: Path) -> dict[str, Any]:
+def with_paths_from(said: Said, folder: Path) -> dict[str, Any]:
     """Make file paths in settings relative to `folder`.
 
     The file with these settings lies there.
@@ -112,6 +112,6 @@ def beside_file(said: Said, folder: Path) -> dict[str, Any]:
     return {
         name: value
         if name not in files
-        else str(folder / value if files[name].metavar == "FILE" else beside(folder, value))
+        else str(folder / value if files[name].metavar == "FILE" else file_or_shipped(folder, value))
         for name, value in said.items()
     }

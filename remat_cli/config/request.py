@@ -109,7 +109,7 @@ class Request(Settings):
         Raises:
             UsageError: no budget is given, or banks are to have the smallest.
         """
-        held = self.beside(graph) + sum(bank.bytes for bank in self.banks.values())
+        held = self.outside_arena(graph) + sum(bank.bytes for bank in self.banks.values())
         if self.budget is None and self.banks:
             return held
         if self.budget is None:
@@ -120,10 +120,10 @@ class Request(Settings):
             raise UsageError("banks have sizes of their own: there is no smallest budget", hint="leave the banks out")
         if self.budget.smallest:
             return None
-        asked = self.beside(graph) + bytes_of_budget(self.budget, graph, self.beside(graph))
+        asked = self.outside_arena(graph) + bytes_of_budget(self.budget, graph, self.outside_arena(graph))
         return min(asked, held) if self.banks else asked
 
-    def beside(self, graph: Graph) -> int:
+    def outside_arena(self, graph: Graph) -> int:
         """Return resident bytes outside the arena; 0 without an arena."""
         return graph.resident_bytes if self.arena else 0
 

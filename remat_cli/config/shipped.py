@@ -12,7 +12,7 @@ from remat_cli.costs import Device
 from remat_cli.errors import UsageError
 
 
-def beside(folder: Path, name: str) -> Path:
+def file_or_shipped(folder: Path, name: str) -> Path:
     """Return the file of a name in `folder`, or else the bare name.
 
     A bare name stands for a shipped file.
@@ -41,9 +41,9 @@ def shipped(path: Path, folder: str) -> Path:
     if exists(path) or len(path.parts) != 1:
         return path
     name = path.name.removesuffix(".yaml")
-    found = _shipped_folder(folder) / f"{name}.yaml"
-    if isfile(found):
-        return found
+    file = _shipped_folder(folder) / f"{name}.yaml"
+    if isfile(file):
+        return file
     names = shipped_names(folder)
     close = get_close_matches(path.stem, names, n=1)
     raise UsageError(

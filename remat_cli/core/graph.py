@@ -216,8 +216,8 @@ class Draft:
     @cached_property
     def gradients(self) -> tuple[str, ...]:
         """Outputs of the step that a backward op produces."""
-        made = (name for name in dict.fromkeys(self.outputs) if name in self.producer)
-        return tuple(name for name in made if self.producer[name].phase is Phase.BACKWARD)
+        produced = (name for name in dict.fromkeys(self.outputs) if name in self.producer)
+        return tuple(name for name in produced if self.producer[name].phase is Phase.BACKWARD)
 
     @cached_property
     def total_time(self) -> int:
@@ -294,8 +294,8 @@ class GraphArrays:
         numbers_of = index.__getitem__
         inputs = tuple(tuple(map(numbers_of, op.inputs)) for op in graph.ops)
         outputs = tuple(tuple(map(numbers_of, op.outputs)) for op in graph.ops)
-        made = np.fromiter(chain.from_iterable(outputs), dtype=np.int64)
-        producer[made] = np.repeat(np.arange(len(outputs)), np.fromiter(map(len, outputs), dtype=np.int64))
+        produced = np.fromiter(chain.from_iterable(outputs), dtype=np.int64)
+        producer[produced] = np.repeat(np.arange(len(outputs)), np.fromiter(map(len, outputs), dtype=np.int64))
         inplace_bytes = np.zeros(len(graph.ops), dtype=np.int64)
         for number, op in enumerate(graph.ops):
             if op.inplace is not None:
@@ -572,15 +572,15 @@ def _is_in_order(graph: Graph) -> bool:
     Each op needs a name of its own, reads tensors that exist, each once, and produces tensors that do not.
     """
     there = set(graph.inputs)
-    made = len(there)
+    count = len(there)
     for op in graph.ops:
         inputs = op.inputs
         if not there.issuperset(inputs) or len(set(inputs)) != len(inputs):
             return False
         there.update(op.outputs)
-        made += len(op.outputs)
+        count += len(op.outputs)
     # These numbers differ if a tensor is produced twice or is unknown.
-    return made == len(there) == len(graph.tensors) and len(graph.op) == len(graph.ops)
+    return count == len(there) == len(graph.tensors) and len(graph.op) == len(graph.ops)
 
 
 def _check_in_order(graph: Graph) -> None:

@@ -213,9 +213,9 @@ def bytes_of_budget(budget: BudgetSpec, graph: Graph, leaving_out: int = 0) -> i
     Raises:
         ValueError: "min" has no size.
     """
-    beside = activations_of(graph) if budget.of_activations else Activations(0, 0)
+    activations = activations_of(graph) if budget.of_activations else Activations(0, 0)
     peak = baseline_of(graph).peak_bytes - leaving_out
-    return budget.bytes_of(peak, max(0, beside.beside_bytes - leaving_out), beside.bytes)
+    return budget.bytes_of(peak, max(0, activations.beside_bytes - leaving_out), activations.bytes)
 
 
 def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -> Solution:

@@ -55,10 +55,10 @@ def _result(operator: Operator) -> tuple[int, ...]:
     return _shape(operator, operator.outputs[:1])
 
 
-def _shape(operator: Operator, found: tuple[Operand | None, ...]) -> tuple[int, ...]:
-    if not found or found[0] is None or found[0].shape is None:
+def _shape(operator: Operator, operands: tuple[Operand | None, ...]) -> tuple[int, ...]:
+    if not operands or operands[0] is None or operands[0].shape is None:
         raise UnknownWork(operator.type)
-    return found[0].shape
+    return operands[0].shape
 
 
 # --- Formulas ---------------------------------------------------------------------------------------------------------

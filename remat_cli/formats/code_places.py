@@ -14,7 +14,7 @@ def frames_of(trace: str) -> list[tuple[str, int]]:
 
     The innermost frame is last.
     """
-    return [(found["file"], int(found["line"])) for found in _FRAME.finditer(trace)]
+    return [(frame["file"], int(frame["line"])) for frame in _FRAME.finditer(trace)]
 
 
 @cache

@@ -70,15 +70,15 @@ def read_snapshot(path: Path) -> list[RecordedMemory]:
         document = _PlainValues(io.BytesIO(content), path).load()
         segments, traces = document["segments"], document["device_traces"]
         devices = {int(segment["device"]) for segment in segments} | {at for at, trace in enumerate(traces) if trace}
-        found = [_device(number, segments, traces) for number in sorted(devices)]
+        memories = [_device(number, segments, traces) for number in sorted(devices)]
     except GraphError:
         raise
     except Exception as problem:  # a pickle can raise any exception
         raise GraphError(f"{path} is no memory snapshot: {type(problem).__name__}: {problem}", hint=_HINT) from None
-    found = [memory for memory in found if memory.peak_bytes]
-    if not found:
+    memories = [memory for memory in memories if memory.peak_bytes]
+    if not memories:
         raise GraphError(f"{path}: nothing is allocated in this snapshot", hint=_HINT)
-    return found
+    return memories
 
 
 class _PlainValues(pickle.Unpickler):

@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 
 FORMAT = "remat.graph/1"
 # The largest number of unknown fields in notes.
-_MOST_TOLD = 10
+_MOST_NOTES = 10
 
 _REQUIRED: Any = object()
 
@@ -134,8 +134,8 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
     top = _fields(document, _GRAPH_FIELDS, where, unknown)
     kind = _choice(top["kind"], _KINDS_OF_GRAPH, f"{where}: kind")
     time_unit = _choice(top["time_unit"], _TIME_UNITS, f"{where}: time_unit")
-    tensors = _made(top["tensors"], tensors_in, lambda item, place: _tensor(item, place, where, unknown))
-    ops = _made(top["ops"], ops_in, lambda item, place: _op(item, place, where, unknown))
+    tensors = _built(top["tensors"], tensors_in, lambda item, place: _tensor(item, place, where, unknown))
+    ops = _built(top["ops"], ops_in, lambda item, place: _op(item, place, where, unknown))
     try:
         graph = build_graph(
             name=top["name"],
@@ -151,7 +151,7 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
     return Reading(graph, notes=_unknown_notes(unknown))
 
 
-def _made(
+def _built(
     items: list[Any], at_once: Callable[[list[Any]], list[Item] | None], one: Callable[[Any, int], Item]
 ) -> list[Item]:
     """Build an item from each object of a list, which is emptied.
@@ -161,19 +161,19 @@ def _made(
         at_once: builds a whole lot; returns None if any object is unusual or wrong.
         one: builds the item at a place in the list, or raises the error for it.
     """
-    made: list[Item] = []
+    built: list[Item] = []
     items.reverse()
     while items:
         lot = items[: -_LOT - 1 : -1]
         del items[-_LOT:]
-        made += at_once(lot) or [one(item, place) for place, item in enumerate(lot, len(made))]
-    return made
+        built += at_once(lot) or [one(item, place) for place, item in enumerate(lot, len(built))]
+    return built
 
 
 def _unknown_notes(unknown: Mapping[str, str]) -> tuple[str, ...]:
-    told = tuple(f"{place}: unknown field {name!r} is ignored" for name, place in islice(unknown.items(), _MOST_TOLD))
-    rest = len(unknown) - len(told)
-    return (*told, f"and {rest:,} more unknown fields") if rest else told
+    notes = tuple(f"{place}: unknown field {name!r} is ignored" for name, place in islice(unknown.items(), _MOST_NOTES))
+    rest = len(unknown) - len(notes)
+    return (*notes, f"and {rest:,} more unknown fields") if rest else notes
 
 
 def _fields(item: Any, known: Mapping[str, _Field], where: str, unknown: dict[str, str]) -> dict[str, Any]:

@@ -67,10 +67,10 @@ def ops_in(items: list[Any]) -> list[Op] | None:
 
 def _read(cls: Any, items: list[Any]) -> list[Any] | None:
     try:
-        made: list[Any] = _reader(cls).validate_python(items)
+        built: list[Any] = _reader(cls).validate_python(items)
     except ValidationError:
         return None
-    return made
+    return built
 
 
 def encoded(items: Sequence[Tensor | Op], left_out: Collection[str] = ()) -> bytes:

@@ -66,12 +66,12 @@ class SizeCurves:
         return None if numbers is None else _filled(self.example, iter(numbers))
 
 
-def is_as_told(told: Any, read: Any) -> bool:
+def agrees_with_prediction(predicted: Any, read: Any) -> bool:
     """Tell whether a reading equals its prediction, signatures aside.
 
     The same works for results of a reading.
     """
-    return _form_and_numbers(told) == _form_and_numbers(read)
+    return _form_and_numbers(predicted) == _form_and_numbers(read)
 
 
 def _on_curve(values: Mapping[int, Sequence[int]], size: int) -> list[int] | None:

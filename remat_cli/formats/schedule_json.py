@@ -293,9 +293,9 @@ def _document_in(path: Path) -> dict[str, Any]:
     document = parse_json(path, read_bytes(path, error=ScheduleFileError), error=ScheduleFileError)
     if isinstance(document, dict) and document.get("format") == FORMAT:
         return document
-    found = document.get("format") if isinstance(document, dict) else None
+    version = document.get("format") if isinstance(document, dict) else None
     raise ScheduleFileError(
-        f"{path}: unknown format {found!r}", hint=f'a schedule file has "format": {FORMAT!r}; is it another file?'
+        f"{path}: unknown format {version!r}", hint=f'a schedule file has "format": {FORMAT!r}; is it another file?'
     )
 
 

@@ -43,7 +43,7 @@ def write_file(path: Path, content: bytes, *, force: bool = False) -> None:
             if target.read_bytes() == content:
                 return
             raise _protected(path, "choose another place, or make it writable")
-        descriptor, name = _new_beside(target)
+        descriptor, name = _new_file_next_to(target)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
@@ -203,7 +203,7 @@ def _writable(path: Path, hint: str, *, force: bool) -> Path | None:
             return None
         if is_protected(target) and not force:
             raise _protected(path, (hint, ", or replace it with ", Setting("force")))
-        descriptor, name = _new_beside(target)
+        descriptor, name = _new_file_next_to(target)
         os.close(descriptor)
         os.unlink(name)
         return target
@@ -211,7 +211,7 @@ def _writable(path: Path, hint: str, *, force: bool) -> Path | None:
 
 def _folds_names(folder: Path) -> bool:
     """Tell whether a folder treats the names `a` and `A` alike."""
-    descriptor, name = _new_beside(folder / "name")
+    descriptor, name = _new_file_next_to(folder / "name")
     try:
         os.close(descriptor)
         return Path(folder, Path(name).name.swapcase()).exists()
@@ -219,7 +219,7 @@ def _folds_names(folder: Path) -> bool:
         os.unlink(name)
 
 
-def _new_beside(target: Path) -> tuple[int, str]:
+def _new_file_next_to(target: Path) -> tuple[int, str]:
     """Open a new file in the folder of `target`; return descriptor and name."""
     return tempfile.mkstemp(dir=target.parent, prefix=".remat-")
 

@@ -36,7 +36,7 @@ _MOST_SUMS = 6
 _SMALLEST_STEP = 200
 
 
-class _Found(PassingObserver):
+class _PlanCollector(PassingObserver):
     """Keeps the plans that a planner reports."""
 
     def __init__(self, observe: Observer) -> None:
@@ -111,7 +111,7 @@ class _Search:
 
         Also return the planner's other plans.
         """
-        heard = _Found(self._observe)
+        heard = _PlanCollector(self._observe)
         planner = _within(self._planner, share * self._limits.seconds)
         return solve(replace(self._problem, budget=Budget(limit)), planner, heard), heard.plans
 
@@ -161,18 +161,18 @@ class _Search:
     def _in_block(self, schedule: Schedule, limits: Limits) -> Arena | None:
         alignment, observe = self._alignment, self._observe
         graph, capacity = self._problem.graph, self._capacity
-        found, arena = arena_of(graph, schedule, limits, capacity=capacity, alignment=alignment, observe=observe)
-        if arena is None and found.closest_bytes is not None:
-            self.closest = min(found.closest_bytes, self.closest or found.closest_bytes)
-        self.interrupted |= found.interrupted
+        allocation, arena = arena_of(graph, schedule, limits, capacity=capacity, alignment=alignment, observe=observe)
+        if arena is None and allocation.closest_bytes is not None:
+            self.closest = min(allocation.closest_bytes, self.closest or allocation.closest_bytes)
+        self.interrupted |= allocation.interrupted
         return arena
 
     def _in_banks(self, schedule: Schedule, limits: Limits) -> Arena | None:
         alignment, observe = self._alignment, self._observe
-        found, arena = arena_in_banks(
+        allocation, arena = arena_in_banks(
             self._problem.graph, schedule, self._banks, limits, alignment=alignment, observe=observe
         )
-        self.interrupted |= found.interrupted
+        self.interrupted |= allocation.interrupted
         return arena
 
 
@@ -223,10 +223,10 @@ def smallest_arena(solution: Solution, proven_bytes: int, alignment: int, observ
         return solution
     graph = solution.problem.graph
     limits = Limits.of(_SECONDS, _WORK, cores=0, observe=observe)
-    found, arena = arena_of(graph, schedule, limits.part(0.5, _WORK / 2), alignment=alignment, observe=observe)
+    allocation, arena = arena_of(graph, schedule, limits.part(0.5, _WORK / 2), alignment=alignment, observe=observe)
     assert arena is not None, "without a capacity the first greedy order is an arena"
-    interrupted = solution.interrupted or found.interrupted
-    if not interrupted and found.status is not Status.OPTIMAL:
+    interrupted = solution.interrupted or allocation.interrupted
+    if not interrupted and allocation.status is not Status.OPTIMAL:
         try:
             least = proven_bytes - graph.resident_bytes
             schedule, arena = _in_another_order(graph, schedule, arena, least, limits.part(work=_WORK / 2), observe)

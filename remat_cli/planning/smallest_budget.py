@@ -114,15 +114,15 @@ class _Search:
         if self.found is not None and self.ended_early:
             self.found = self.best_at(self.found)
 
-    def best_at(self, found: Solution) -> Solution:
+    def best_at(self, start: Solution) -> Solution:
         """Let the planner continue at the smallest budget.
 
         Return its plan, or the known plan if that is better.
         """
-        solution = solve(found.problem, self.planner, self.observe)
-        is_better = solution.trace is not None and found.trace is not None and solution.trace.time <= found.trace.time
+        solution = solve(start.problem, self.planner, self.observe)
+        is_better = solution.trace is not None and start.trace is not None and solution.trace.time <= start.trace.time
         # Bounds proven on the way hold for the known plan, too.
-        return solution if is_better else with_plan_of(solution, found)
+        return solution if is_better else with_plan_of(solution, start)
 
     def bisect(self) -> None:
         # A refusal names the planner's closest schedule, a better start than halving from above. At that schedule's

@@ -15,7 +15,7 @@ class Fate(StrEnum):
 
     KEPT = "kept"
     FREED_EARLIER = "freed earlier"
-    MADE_LATER = "made later"
+    PRODUCED_LATER = "made later"
     RECOMPUTED = "recomputed"
     OFFLOADED = "offloaded"
 
@@ -86,7 +86,7 @@ def _fate(stays: Sequence[Lifetime], peak_steps: Sequence[int]) -> Fate:
     (stay,) = stays
     if any(stay.start <= step < stay.end for step in peak_steps):
         return Fate.KEPT
-    return Fate.FREED_EARLIER if stay.end <= peak_steps[0] else Fate.MADE_LATER
+    return Fate.FREED_EARLIER if stay.end <= peak_steps[0] else Fate.PRODUCED_LATER
 
 
 def count_fates(tensors: Sequence[PeakTensor]) -> str:

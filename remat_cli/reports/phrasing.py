@@ -136,12 +136,12 @@ def smallest_budget(search: SmallestBudget) -> str:
     within = "" if search.max_overhead is None else f" at no more than {format_share(search.max_overhead)} overhead"
     if search.found_bytes is None:
         return f"No budget was found for which there is a plan{within}."
-    found = format_bytes(search.found_bytes)
+    smallest = format_bytes(search.found_bytes)
     if search.solution.interrupted:
-        return f"Interrupted: the smallest budget found until then{within} is {found}."
+        return f"Interrupted: the smallest budget found until then{within} is {smallest}."
     if search.found_bytes == search.proven_bytes:
-        return f"The smallest budget{within} is {found}, proven to the byte."
-    return f"The smallest budget found{within} is {found}."
+        return f"The smallest budget{within} is {smallest}, proven to the byte."
+    return f"The smallest budget found{within} is {smallest}."
 
 
 def verdict_on_schedule(peak_bytes: int, budget_bytes: int | None) -> str:
@@ -162,11 +162,11 @@ def working_set_in_words(graph: Graph, working_set: WorkingSet) -> str:
     )
     more = len(working_set.tensors) - _LARGEST_SHOWN
     tensors = f" ({shown}{f' and {more} more' if more > 0 else ''})" if shown else ""
-    beside = f" next to {format_bytes(graph.fixed_bytes)} that are always there" if graph.fixed_bytes else ""
+    fixed = f" next to {format_bytes(graph.fixed_bytes)} that are always there" if graph.fixed_bytes else ""
     if working_set.op is None:
-        return f"At the end all outputs are there together{tensors}{beside}: {format_bytes(working_set.bytes)}."
+        return f"At the end all outputs are there together{tensors}{fixed}: {format_bytes(working_set.bytes)}."
     op = shorten(working_set.op, _LONGEST_NAME)
-    return f"Op {op} alone needs {format_bytes(working_set.bytes)}: all it reads and writes{tensors}{beside}."
+    return f"Op {op} alone needs {format_bytes(working_set.bytes)}: all it reads and writes{tensors}{fixed}."
 
 
 def remedies(solution: Solution, optimizer: str | None) -> list[str]:
@@ -178,8 +178,10 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
     """
     if solution.trace is not None:
         return []
-    beside = solution.beside_bytes
-    meant = meant_as_share(solution.problem.budget.device_bytes - beside, solution.baseline.peak_bytes - beside)
+    outside_bytes = solution.beside_bytes
+    meant = meant_as_share(
+        solution.problem.budget.device_bytes - outside_bytes, solution.baseline.peak_bytes - outside_bytes
+    )
     advice = [*([meant] if meant else []), _budget_that_fits(solution)]
     if solution.problem.budget.device_bytes < solution.working_set.bytes:
         dims = option_of("dims")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINK = "link"
-WAYS = {Direction.TO_HOST: "to host", Direction.TO_DEVICE: "back"}
+DIRECTION_LABELS = {Direction.TO_HOST: "to host", Direction.TO_DEVICE: "back"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,10 @@ def queues(run: Run) -> Mapping[str, Sequence[Transfer]]:
         return {}
     if link.duplex is Duplex.HALF:
         return {LINK: transfers}
-    return {way: [each for each in transfers if each.direction is direction] for direction, way in WAYS.items()}
+    return {
+        label: [each for each in transfers if each.direction is direction]
+        for direction, label in DIRECTION_LABELS.items()
+    }
 
 
 def busy_shares(transfers: Sequence[Transfer], total: int, slots: int) -> NDArray[np.float64]:

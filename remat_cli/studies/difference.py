@@ -81,8 +81,8 @@ class Difference:
     @cached_property
     def _names(self) -> dict[str, str]:
         """The old names of ops that both graphs have, by new name."""
-        return matched({op.name: _likeness(self.old, op) for op in self.old.ops},
-                       {op.name: _likeness(self.new, op) for op in self.new.ops},
+        return matched({op.name: _comparison_key(self.old, op) for op in self.old.ops},
+                       {op.name: _comparison_key(self.new, op) for op in self.new.ops},
                        {op.name: op.type for op in self.old.ops},
                        {op.name: op.type for op in self.new.ops})  # fmt: skip
 
@@ -94,8 +94,8 @@ class Difference:
     @cached_property
     def gone(self) -> tuple[Op, ...]:
         """Ops that only the old graph has."""
-        found = set(self._names.values())
-        return tuple(op for op in self.old.ops if op.name not in found)
+        matched_names = set(self._names.values())
+        return tuple(op for op in self.old.ops if op.name not in matched_names)
 
     @cached_property
     def resized(self) -> tuple[tuple[Op, Op], ...]:
@@ -104,7 +104,9 @@ class Difference:
         Their names and types are equal.
         """
         pairs = ((self.old.op[old], self.new.op[new]) for new, old in self._names.items())
-        return tuple((old, new) for old, new in pairs if _likeness(self.old, old) != _likeness(self.new, new))
+        return tuple(
+            (old, new) for old, new in pairs if _comparison_key(self.old, old) != _comparison_key(self.new, new)
+        )
 
     @cached_property
     def renamed(self) -> int:
@@ -144,7 +146,7 @@ def _others(before: PeakContents, now: PeakContents) -> Iterator[PeakChange]:
         yield PeakChange(name, before.others[name], size, "has grown" if size > before.others[name] else "shrank")
 
 
-def _likeness(graph: Graph, op: Op) -> Hashable:
+def _comparison_key(graph: Graph, op: Op) -> Hashable:
     """Return a key that ops of the same type and output shapes share."""
     outputs = (graph.tensors[name] for name in op.outputs)
     return op.type, op.phase, tuple((tensor.bytes, tensor.shape, tensor.dtype) for tensor in outputs)
@@ -167,14 +169,14 @@ def matched(
         old_types: types of the old things, by name.
         new_types: types of the new things, by name.
     """
-    same = {name: name for name, likeness in new.items() if name in old and old[name] == likeness}
+    same = {name: name for name, key in new.items() if name in old and old[name] == key}
     left: dict[Hashable, list[str]] = {}
     for name in reversed(tuple(old)):
         if name not in same:
             left.setdefault(old[name], []).append(name)
-    for name, likeness in new.items():
-        if name not in same and left.get(likeness):
-            same[name] = left[likeness].pop()
+    for name, key in new.items():
+        if name not in same and left.get(key):
+            same[name] = left[key].pop()
     rest = {name for names in left.values() for name in names}
     for name in new:
         if name not in same and name in rest and (old_types or {}).get(name) == (new_types or {}).get(name):

@@ -16,7 +16,7 @@ from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import Solution, baseline_of, with_plan_of
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
-from remat_cli.formats.other_sizes import is_as_told
+from remat_cli.formats.other_sizes import agrees_with_prediction
 from remat_cli.planning import FirstPlan, Planning, Request, exact_overhead, plan, plan_again
 from remat_cli.prepare import Prepared
 from remat_cli.settings import Setting, parts
@@ -135,7 +135,7 @@ def fit(
     question: Question,
     prepare_at: Callable[[int], Prepared],
     observe: Observer | None = None,
-    told_at: Callable[[int], Prepared | None] = lambda value: None,
+    predict_at: Callable[[int], Prepared | None] = lambda value: None,
 ) -> Fit:
     """Search the largest value that fits a budget.
 
@@ -149,7 +149,7 @@ def fit(
         question: the search.
         prepare_at: reads the model at a value of the dimension.
         observe: is told the progress.
-        told_at: returns a prediction of the model at a value, without its ops' signatures, or None. The values that
+        predict_at: returns a prediction of the model at a value, without its ops' signatures, or None. The values that
             decide the result are read. If a prediction is wrong there, the search starts again and reads all values.
 
     Raises:
@@ -164,12 +164,12 @@ def fit(
             hint="give a larger upper limit, or a smaller multiple",
         )
     try:
-        return _Search(question, prepare_at, observe or Observer(), told_at).run()
-    except _NotAsTold:
+        return _Search(question, prepare_at, observe or Observer(), predict_at).run()
+    except _WrongPrediction:
         return _Search(question, prepare_at, observe or Observer(), lambda value: None).run()
 
 
-class _NotAsTold(Exception):
+class _WrongPrediction(Exception):
     """A prediction of the model differs from the model."""
 
 
@@ -183,17 +183,17 @@ class _Search:
     question: Question
     prepare_at: Callable[[int], Prepared]
     observe: Observer
-    told_at: Callable[[int], Prepared | None]
+    predict_at: Callable[[int], Prepared | None]
     _plain_peaks: dict[int, int] = field(default_factory=dict)
     _working_sets: dict[int, int] = field(default_factory=dict)  # bytes of the largest working set, by number
     _plans: dict[int, Planning] = field(default_factory=dict)
     _ended_early: set[int] = field(default_factory=set)  # numbers whose planner stopped at a plan and could run on
-    _told: set[int] = field(default_factory=set)  # numbers with a predicted model, not a read one
+    _predicted: set[int] = field(default_factory=set)  # numbers with a predicted model, not a read one
     _kept: dict[int, Sized] = field(default_factory=dict)  # models that decide the result, by number
     _interrupted: bool = False
 
     def __post_init__(self) -> None:
-        self._recent = lru_cache(maxsize=_KEPT_READY)(self._read_or_told)
+        self._recent = lru_cache(maxsize=_KEPT_READY)(self._read_or_predict)
 
     def run(self) -> Fit:
         budget, most = self.question.budget_bytes, self.question.at_most // self.question.multiple_of
@@ -202,22 +202,24 @@ class _Search:
         self._check_memory_depends(plain)
         limit = largest(lambda number: self._at(number).least_bytes <= budget, plain, most, self._guess_limit)
         try:
-            found = self._largest_planned(plain, limit)
+            largest_number = self._largest_planned(plain, limit)
         except KeyboardInterrupt:
-            found = max((number for number, plan in self._plans.items() if plan.trace is not None), default=plain)
-            if found == 0:
+            largest_number = max(
+                (number for number, plan in self._plans.items() if plan.trace is not None), default=plain
+            )
+            if largest_number == 0:
                 raise
             self._interrupted = True
-        self._check_what_was_told(plain, found, limit, min(limit + 1, most))
-        if found in self._plans:
-            self._run_on(found)
+        self._check_predictions(plain, largest_number, limit, min(limit + 1, most))
+        if largest_number in self._plans:
+            self._run_on(largest_number)
         return Fit(
             self.question,
             self._at(1),
             self._sized(plain),
-            self._sized(found),
+            self._sized(largest_number),
             self._sized(limit),
-            self._planning(found),
+            self._planning(largest_number),
             self._refused(),
             self._is_monotone(),
             self._interrupted,
@@ -226,14 +228,14 @@ class _Search:
     def _at(self, number: int) -> Sized:
         return self._kept.get(number) or self._recent(number)
 
-    def _read_or_told(self, number: int) -> Sized:
+    def _read_or_predict(self, number: int) -> Sized:
         value = number * self.question.multiple_of
-        told = None if self.question.request.arena else self.told_at(value)
-        if told is None:
+        predicted = None if self.question.request.arena else self.predict_at(value)
+        if predicted is None:
             sized = Sized(value, self._read(value))
         else:
-            self._told.add(number)
-            sized = Sized(value, told)
+            self._predicted.add(number)
+            sized = Sized(value, predicted)
         self._plain_peaks[value] = sized.plain_peak_bytes
         self._working_sets[number] = sized.least_bytes
         return sized
@@ -255,23 +257,23 @@ class _Search:
                 ),
             ) from None
 
-    def _check_what_was_told(self, *numbers: int) -> None:
+    def _check_predictions(self, *numbers: int) -> None:
         """Read the model at these numbers unless it was read before.
 
         The read models take the place of predictions.
 
         Raises:
-            _NotAsTold: the model differs from a prediction.
+            _WrongPrediction: the model differs from a prediction.
         """
-        for number in sorted(self._told.intersection(numbers)):
-            told = self._at(number)
+        for number in sorted(self._predicted.intersection(numbers)):
+            predicted = self._at(number)
             try:
-                read = self._read(told.value)
+                read = self._read(predicted.value)
             except (GraphError, UsageError):
-                raise _NotAsTold from None
-            if not is_as_told(told.prepared, read):
-                raise _NotAsTold
-            self._kept[number] = Sized(told.value, read)
+                raise _WrongPrediction from None
+            if not agrees_with_prediction(predicted.prepared, read):
+                raise _WrongPrediction
+            self._kept[number] = Sized(predicted.value, read)
 
     def _guess_plain(self, low: int, high: int) -> int | None:
         return _crossing(self._peaks_by_number, self.question.budget_bytes, low, high)

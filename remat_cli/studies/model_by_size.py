@@ -48,7 +48,7 @@ class ModelBySize:
             self._curves = SizeCurves.through(self._read)
         return prepare_reading(reading, str(self.path), options)
 
-    def told_at(self, value: int) -> Prepared | None:
+    def predict_at(self, value: int) -> Prepared | None:
         """Predict the model at a value; return None if impossible.
 
         The prediction comes from models that were read at other values.
@@ -56,10 +56,10 @@ class ModelBySize:
         Raises:
             GraphError: no graph exists at this value, for example because sizes are too large.
         """
-        told = None if self._curves is None or value in self._read else self._curves.at(value)
-        if told is None:
+        predicted = None if self._curves is None or value in self._read else self._curves.at(value)
+        if predicted is None:
             return None
-        return prepare_reading(told, str(self.path), self._options(value))
+        return prepare_reading(predicted, str(self.path), self._options(value))
 
     def _options(self, value: int) -> GraphOptions:
         return replace(self.options, dims={**self.options.dims, self.dim: value})

@@ -56,9 +56,9 @@ def annotate_saves(graph: Draft, operators: Mapping[str, Operator]) -> tuple[Dra
             continue
         needed = _needed(operator, rule, with_gradient)
         saved = _with_copies(saved_for_backward(operator, rule, needed.positions), copies.get(op.name, {}))
-        made = _statistics(op, saved, names)
-        statistics += made
-        made_names = tuple(tensor.name for tensor in made)
+        new_statistics = _statistics(op, saved, names)
+        statistics += new_statistics
+        made_names = tuple(tensor.name for tensor in new_statistics)
         own = {*op.inputs, *op.outputs}  # parameters and constants are operands, but no tensors of the graph
         kept = tuple(value.name for value in saved.operands if value.name in own)
         ops.append(
@@ -133,9 +133,9 @@ def _weight_of(value: Operand, depends_on: Mapping[str, str]) -> str:
 
 def _with_copies(saved: Saved, copies: Mapping[str, Statistic]) -> Saved:
     """Return saved values with copies in place of their operands."""
-    made = (copies[value.name] for value in saved.operands if value.name in copies)
+    kept = (copies[value.name] for value in saved.operands if value.name in copies)
     operands = tuple(value for value in saved.operands if value.name not in copies)
-    return Saved(operands, (*saved.statistics, *made))
+    return Saved(operands, (*saved.statistics, *kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ def copied_operands(graph: Draft, operators: Mapping[str, Operator]) -> dict[str
     copies: dict[str, dict[str, Statistic]] = {}
     for op in graph.ops:
         operator = operators[op.name]
-        found = {value.name: _copy(value, shape) for value, shape in memory.copied(operator)}
-        copies |= {op.name: found} if found else {}
+        copied = {value.name: _copy(value, shape) for value, shape in memory.copied(operator)}
+        copies |= {op.name: copied} if copied else {}
         memory.follow(operator)
     return copies
 
@@ -98,8 +98,8 @@ class _Memory:
             if base is not None:
                 self.strides[value.name] = self._strides_of_view(operator, value, base)
             elif product is not None:
-                made = contiguous(product.shape)
-                self.strides[value.name] = tuple(made[axis] for axis in product.axes)
+                strides = contiguous(product.shape)
+                self.strides[value.name] = tuple(strides[axis] for axis in product.axes)
             elif operator.type in _KEEPS_ORDER:
                 same = (one for one in operator.inputs if one is not None and one.shape == value.shape)
                 if (like := next(same, None)) is not None and like.name in self.strides:
@@ -183,13 +183,13 @@ def _viewed(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int])
             runs[-1] = (runs[-1][0] * size, stride)
         else:
             runs.append((size, stride))
-    found: list[int] = []
+    viewed: list[int] = []
     length, step = runs.pop() if runs else (1, 1)
     for size in reversed(wanted):
         if length == 1 and size > 1:
             length, step = runs.pop()
         if length % size:
             return None
-        found.append(step)
+        viewed.append(step)
         length, step = length // size, step * size
-    return tuple(reversed(found))
+    return tuple(reversed(viewed))

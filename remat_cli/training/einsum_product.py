@@ -86,14 +86,14 @@ def product_of(operator: Operator) -> Product | None:
         stacks, high, wide = (prod(sizes[label] for label in group) for group in groups)
         return Factor(value, axes, (stacks, high, wide))
 
-    made = stack + rows + columns
+    dims = stack + rows + columns
     return Product(
         (
             factor(0, stack, rows, summed),
             factor(1, stack, summed, "".join(label for label in columns if label in wide_right)),
         ),
-        tuple(sizes[label] for label in made),
-        tuple(made.index(label) for label in result),
+        tuple(sizes[label] for label in dims),
+        tuple(dims.index(label) for label in result),
     )
 
 

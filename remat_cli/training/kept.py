@@ -75,8 +75,8 @@ def kept_by_module(training: Graph, kept: KeptForBackward) -> tuple[KeptOfModule
         parts.setdefault(training.producer[name].module or "", []).append(training.tensors[name])
     if not any(parts):
         return ()
-    found = (_of_module(training, module, tensors) for module, tensors in parts.items())
-    return tuple(sorted(found, key=lambda part: -part.bytes))
+    modules = (_of_module(training, module, tensors) for module, tensors in parts.items())
+    return tuple(sorted(modules, key=lambda part: -part.bytes))
 
 
 def _of_module(training: Graph, module: str, tensors: list[Tensor]) -> KeptOfModule:

@@ -199,14 +199,14 @@ class _Nodes:
             except _OtherForm:
                 return tuple(passed)
 
-    def beside(self, node: str, value: Operand) -> Operand:
+    def other_operand(self, node: str, value: Operand) -> Operand:
         """Return the other operand of a node that reads `value`."""
         first, second = self.input(node, 0), self.input(node, 1)
         if value.name not in (first.name, second.name):
             raise _OtherForm
         return second if first.name == value.name else first
 
-    def beside_constant(self, node: str) -> Operand:
+    def non_constant_operand(self, node: str) -> Operand:
         """Return the other operand of a node that reads a constant."""
         operands = [self.input(node, position) for position in (0, 1)]
         others = [value for value in operands if value.role is not Role.CONSTANT]
@@ -254,7 +254,7 @@ def _recognised(nodes: _Nodes, node: str) -> _Group | None:
 def _swish(nodes: _Nodes, sigmoid: str) -> _Group:
     """x * sigmoid(x)."""
     x, product = nodes.input(sigmoid, 0), nodes.reader(sigmoid, "Mul")
-    if nodes.beside(product, nodes.output(sigmoid)).name != x.name:
+    if nodes.other_operand(product, nodes.output(sigmoid)).name != x.name:
         raise _OtherForm
     return _Group("Swish", (x,), (sigmoid, product), (nodes.output(product),))
 
@@ -262,7 +262,7 @@ def _swish(nodes: _Nodes, sigmoid: str) -> _Group:
 def _gelu(nodes: _Nodes, function: str) -> _Group:
     """Half of x * (1 + f(x)), where f is erf of a multiple of x, or tanh of a polynomial in x."""
     plus_one = nodes.reader(function, "Add")
-    nodes.beside_constant(plus_one)
+    nodes.non_constant_operand(plus_one)
     x, products, spelled_out = _times_half_of_x(nodes, plus_one)
     argument = _factors(nodes, nodes.input(function, 0), x)
     result = nodes.output(products[-1])
@@ -275,33 +275,33 @@ def _times_half_of_x(nodes: _Nodes, factor: str) -> tuple[Operand, tuple[str, ..
     Models halve x.
     """
     first = nodes.reader(factor, "Mul")
-    other = nodes.beside(first, nodes.output(factor))
+    other = nodes.other_operand(first, nodes.output(factor))
     if other.role is Role.CONSTANT:
         second = nodes.reader(first, "Mul")
-        return nodes.beside(second, nodes.output(first)), (first, second), False
+        return nodes.other_operand(second, nodes.output(first)), (first, second), False
     try:
         second = nodes.reader(first, "Mul")
-        nodes.beside_constant(second)
+        nodes.non_constant_operand(second)
         return other, (first, second), False
     except _OtherForm:
         half = nodes.maker(other, "Mul")
-        return nodes.beside_constant(half), (half, first), True
+        return nodes.non_constant_operand(half), (half, first), True
 
 
 def _factors(nodes: _Nodes, value: Operand, x: Operand) -> tuple[str, ...]:
     """Return the nodes between `value` and x; other inputs are constants."""
-    found: dict[str, None] = {}
+    between: dict[str, None] = {}
     pending = [value]
     while pending:
         operand = pending.pop()
         if operand.name == x.name or operand.role is Role.CONSTANT:
             continue
         node = nodes.maker(operand, "Mul", "Add", "Div", "Pow")
-        found[node] = None
-        if len(found) > _MOST_FACTORS:
+        between[node] = None
+        if len(between) > _MOST_FACTORS:
             raise _OtherForm
         pending += [nodes.input(node, 0), nodes.input(node, 1)]
-    return tuple(found)
+    return tuple(between)
 
 
 def _normalization(nodes: _Nodes, root: str) -> _Group:
@@ -309,11 +309,11 @@ def _normalization(nodes: _Nodes, root: str) -> _Group:
 
     The last dimensions are normalized, then scaled.
     """
-    variance = nodes.maker(nodes.beside_constant(nodes.maker(nodes.input(root, 0), "Add")), "ReduceMean")
+    variance = nodes.maker(nodes.non_constant_operand(nodes.maker(nodes.input(root, 0), "Add")), "ReduceMean")
     plus_epsilon = nodes.maker(nodes.input(root, 0), "Add")
     square = nodes.maker(nodes.input(variance, 0), "Pow", "Mul")
     centred = nodes.input(square, 0)
-    if nodes.type(square) == "Mul" and nodes.beside(square, centred).name != centred.name:
+    if nodes.type(square) == "Mul" and nodes.other_operand(square, centred).name != centred.name:
         raise _OtherForm
     try:
         x, centring = _centring(nodes, centred)
@@ -346,7 +346,7 @@ def _divided(nodes: _Nodes, value: Operand, root: str) -> tuple[str, ...]:
     first = nodes.reader(root, "Div", "Reciprocal")
     quotient = nodes.reader(first, "Mul") if nodes.type(first) == "Reciprocal" else first
     divisor = nodes.output(root if quotient == first else first)
-    if nodes.beside(quotient, divisor).name != value.name:
+    if nodes.other_operand(quotient, divisor).name != value.name:
         raise _OtherForm
     return tuple(dict.fromkeys((first, quotient)))
 
@@ -360,7 +360,7 @@ def _affine(nodes: _Nodes, node: str, most: int) -> tuple[tuple[Operand, ...], t
         last = (node, *members, *casts)[-1]
         try:
             applied = nodes.reader(last, type_)
-            weight = nodes.beside(applied, nodes.output(last))
+            weight = nodes.other_operand(applied, nodes.output(last))
         except _OtherForm:
             break
         if weight.role is not Role.PARAMETER:
@@ -389,7 +389,7 @@ def _group_norm(nodes: _Nodes, norm: str) -> _Group:
     scaled = nodes.reader(joined, "Mul")
     shifted = nodes.reader(scaled, "Add")
     x = nodes.input(cut, 0)
-    weights = nodes.beside(scaled, nodes.output(joined)), nodes.beside(shifted, nodes.output(scaled))
+    weights = nodes.other_operand(scaled, nodes.output(joined)), nodes.other_operand(shifted, nodes.output(scaled))
     if nodes.output(joined).shape != x.shape:
         raise _OtherForm
     _, groups, *_ = (*_shape(nodes.output(cut)), 1, 1)
@@ -414,7 +414,7 @@ def _attention(nodes: _Nodes, softmax: str) -> _Group:
     scaling: tuple[str, ...] = ()
     try:
         scaling = nodes.maker(q, "Mul"), nodes.maker(k, "Mul")
-        q, k = (nodes.beside_constant(node) for node in scaling)
+        q, k = (nodes.non_constant_operand(node) for node in scaling)
     except _OtherForm:
         scaling, spelled_out = (), True
     if len(_shape(q)) != 4 or len(_shape(k)) != 4:
@@ -458,7 +458,7 @@ def _unmasked(nodes: _Nodes, node: str) -> tuple[Operand, Operand | None]:
         case "Where":
             return _chosen(nodes, node), nodes.input(node, 0)
         case "Mul" | "Div":
-            return nodes.beside_constant(node), None
+            return nodes.non_constant_operand(node), None
         case _:
             return nodes.input(node, 0), None
 

@@ -15,12 +15,12 @@ def plain_attributes(node: onnx.NodeProto) -> dict[str, AttributeValue]:
 
     Tensors, graphs and types are left out.
     """
-    found = {}
+    plain = {}
     for attribute in node.attribute:
         value = _plain(attribute)
         if value is not None:
-            found[attribute.name] = value
-    return found
+            plain[attribute.name] = value
+    return plain
 
 
 def _plain(attribute: onnx.AttributeProto) -> AttributeValue | None:

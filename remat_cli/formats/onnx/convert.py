@@ -135,13 +135,13 @@ class Conversion:
     def _loop_bytes(self, node: SizedNode, values: Mapping[str, Value], body_peak: int) -> int:
         """Return the workspace of onnxruntime's Loop: last and next state, and the collected parts."""
         states = len(node.node.proto.input) - 2
-        made, collected = (
+        produced, collected = (
             sum(values[name].type.bytes for name in names if name)
             for names in (node.node.proto.output[:states], node.node.proto.output[states:])
         )
         (body,) = node.bodies
         pieces = sum(body.values[name].type.bytes for name in body.outputs[1 + states :])
-        return collected + made + _growth_bytes(node, values) + max(0, body_peak - pieces)
+        return collected + produced + _growth_bytes(node, values) + max(0, body_peak - pieces)
 
     def _body_peak_bytes(self, body: SizedGraph, name: str) -> int:
         if not body.nodes:

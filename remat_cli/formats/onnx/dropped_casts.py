@@ -40,15 +40,15 @@ def dropped_casts(nodes: Iterable[Node], values: Values, results: Collection[str
             casts.append(node)
     read_instead: dict[str, str] = {}
     for cast in casts:
-        made = cast.proto.output[0]
+        output = cast.proto.output[0]
         source = _end(read_instead, cast.proto.input[0])
-        after = [node.proto.output[0] for node in readers[made] if _is_cast(node)]
-        if made in read_instead or not _may_go(values, source, made, after):
+        after = [node.proto.output[0] for node in readers[output] if _is_cast(node)]
+        if output in read_instead or not _may_go(values, source, output, after):
             continue
         back = {name for name in after if name not in results and _element(values, name) == _element(values, source)}
         read_instead |= dict.fromkeys(back, source)
-        if after and len(after) == len(readers[made]) and made not in results:
-            read_instead[made] = source
+        if after and len(after) == len(readers[output]) and output not in results:
+            read_instead[output] = source
         for name in back:
             readers[source].extend(readers[name])
     return read_instead
@@ -65,12 +65,12 @@ def _end(read_instead: Mapping[str, str], name: str) -> str:
     return name
 
 
-def _may_go(values: Values, source: str, made: str, after: Iterable[str]) -> bool:
+def _may_go(values: Values, source: str, output: str, after: Iterable[str]) -> bool:
     """Whether a cast loses no precision that later casts would keep.
 
     A cast to bool could distinguish numbers that the first cast turns to 0.
     """
-    first, second = _element(values, source), _element(values, made)
+    first, second = _element(values, source), _element(values, output)
     last = [_element(values, name) for name in after]
     return _keeps(first, second) or all(one != BOOL and _keeps(one, second) for one in last)
 

@@ -43,10 +43,10 @@ def einsum_elements(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
     for number, right in enumerate(terms[1:], start=2):
         stays = {label for label in order if _is_read_later(label, terms[number:], result)}
         product, copied = _product(left, right, stays, order, sizes)
-        made = _elements(product, sizes)
+        elements = _elements(product, sizes)
         in_other_order = number == len(terms) and "".join(product) != result
-        most = max(most, held + copied + made + (made if in_other_order else 0))
-        left, held = product, made
+        most = max(most, held + copied + elements + (elements if in_other_order else 0))
+        left, held = product, elements
     return kept + most
 
 
@@ -71,8 +71,8 @@ def _product(left: str, right: str, stays: Collection[str], order: str, sizes: M
         copied += _elements(left, sizes)
     if [*batch, *summed, *right_only, *left_only] != list(order):
         copied += _elements(right, sizes)
-    made = (label for label in (*batch, *left_only, *right_only) if label in stays and label in left + right)
-    return "".join(made), copied
+    labels = (label for label in (*batch, *left_only, *right_only) if label in stays and label in left + right)
+    return "".join(labels), copied
 
 
 def _is_read_later(label: str, later: Iterable[str], result: str) -> bool:

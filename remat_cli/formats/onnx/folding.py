@@ -111,7 +111,7 @@ def _evaluator(node: bytes, opsets: tuple[tuple[str, int], ...]) -> ReferenceEva
     from onnx.reference import ReferenceEvaluator
 
     proto = onnx.NodeProto.FromString(node)
-    read, made = (
+    read, written = (
         [helper.make_empty_tensor_value_info(name) for name in names if name] for names in (proto.input, proto.output)
     )
-    return ReferenceEvaluator(helper.make_graph([proto], "one-node", read, made), opsets=dict(opsets))
+    return ReferenceEvaluator(helper.make_graph([proto], "one-node", read, written), opsets=dict(opsets))

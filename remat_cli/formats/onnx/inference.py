@@ -184,13 +184,13 @@ def later_schemas(op_type: str, version: int) -> tuple[OpSchema, ...]:
 
     The op is of ONNX's own set.
     """
-    found: dict[int, OpSchema] = {}
+    schemas: dict[int, OpSchema] = {}
     newest = _schema(op_type, defs.onnx_opset_version(), "")
     for later in range(version + 1, newest.since_version + 1 if newest else 0):
         schema = _schema(op_type, later, "")
         if schema is not None and schema.since_version > version:
-            found[schema.since_version] = schema
-    return tuple(found.values())
+            schemas[schema.since_version] = schema
+    return tuple(schemas.values())
 
 
 def _without_hints(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -280,8 +280,8 @@ class ShapeInference:
             try:
                 return self._size(body, body_inputs(body, types, node.name), values, path=f"{node.name}/")
             except Misfit:
-                for name, found in before.items():  # a branch that cannot run leaves no trace
-                    setattr(self, name, found)
+                for name, earlier in before.items():  # a branch that cannot run leaves no trace
+                    setattr(self, name, earlier)
                 raise
 
         flow = control_flow(node, values, self.opsets.version(""), size_body)
@@ -292,14 +292,14 @@ class ShapeInference:
 
     def _inputs_behind(self, name: str) -> list[str]:
         """Return a few inputs of the main graph that a value depends on."""
-        found: dict[str, None] = {}
+        inputs: dict[str, None] = {}
         open_names = [name]
-        while open_names and len(found) < _MOST_BEHIND:
+        while open_names and len(inputs) < _MOST_BEHIND:
             one = open_names.pop()
-            if one not in found:
-                found[one] = None
+            if one not in inputs:
+                inputs[one] = None
                 open_names += self._reads.get(one, ())
-        return [name for name in found if name in self._inputs] or ["NAME"]
+        return [name for name in inputs if name in self._inputs] or ["NAME"]
 
     def _inferred_without_schema(self, node: Node, values: Values) -> Mapping[str, ValueType | None]:
         """Return the output types of a node that onnx does not define."""

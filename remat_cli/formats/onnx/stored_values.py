@@ -67,9 +67,9 @@ def constant_weights(nodes: Iterable[onnx.NodeProto]) -> frozenset[str]:
 
     They are weights like any other.
     """
-    found = list(all_nodes(nodes))
-    constants = {node.output[0] for node in found if node.op_type == "Constant" and node.domain == "" and node.output}
-    products = (node for node in found if node.op_type in _PRODUCTS and node.domain == "")
+    every = list(all_nodes(nodes))
+    constants = {node.output[0] for node in every if node.op_type == "Constant" and node.domain == "" and node.output}
+    products = (node for node in every if node.op_type in _PRODUCTS and node.domain == "")
     return frozenset(name for node in products for name in node.input if name in constants)
 
 

@@ -267,9 +267,9 @@ def _distinct(call: _Call) -> int:
     axis = attribute_of(call.node, "axis")
     if axis is None:
         return value * result[0] + _READ_BYTES * prod(shape)
-    read, found = shape[axis.i], result[axis.i]
+    read, written = shape[axis.i], result[axis.i]
     row = _ROW_BYTES + prod(shape) // max(1, read) * _element_bytes(call)
-    return (value + row) * found + _READ_BYTES * read
+    return (value + row) * written + _READ_BYTES * read
 
 
 def _packed_attention(call: _Call) -> int:
@@ -318,9 +318,9 @@ def _quantized_recurrence(call: _Call) -> int:
     """
     steps, batch, width = call.shape(0)
     directions, hidden, gates = call.shape(2)
-    made = directions * steps * batch * (gates * _FLOAT_BYTES + width)
+    scratch = directions * steps * batch * (gates * _FLOAT_BYTES + width)
     in_reverse = _FLOAT_BYTES * steps * batch * (width + hidden) if _runs_backwards(call) else 0
-    return made + in_reverse
+    return scratch + in_reverse
 
 
 def _einsum(call: _Call) -> int:

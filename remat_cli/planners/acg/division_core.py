@@ -64,7 +64,7 @@ def core_segments(after: Sequence[Sequence[int]]) -> list[CoreSegment]:
             # A segment that extends beyond the immediate post-dominator is split by it, so it is linear.
             region += [v for v in dominated[u] if v < post_dominator[source]]
         segments += _Region(source, region[1:], before, after).segments()
-    return sorted(segments, key=lambda found: (found.stop - found.start, found.source, found.target))
+    return sorted(segments, key=lambda segment: (segment.stop - segment.start, segment.source, segment.target))
 
 
 def _immediate_dominators(before: Sequence[Sequence[int]]) -> list[int]:
@@ -123,7 +123,7 @@ class _Region:
         path = [self._enter(start)]
         while path:
             vertex, neighbours = path[-1]
-            unreached = self._look_around(vertex, neighbours)
+            unreached = self._scan_neighbours(vertex, neighbours)
             if unreached is not None:
                 path.append(self._enter(unreached))
                 continue
@@ -140,7 +140,7 @@ class _Region:
         self._walk.append(vertex)
         return vertex, iter(self._near[vertex])
 
-    def _look_around(self, vertex: int, neighbours: Iterator[int]) -> int | None:
+    def _scan_neighbours(self, vertex: int, neighbours: Iterator[int]) -> int | None:
         """Return the next unreached neighbour; update low points by the others."""
         for neighbour in neighbours:
             if neighbour not in self._place:

@@ -186,10 +186,10 @@ class _Reduction:
         """Add an edge for a part, merged with a parallel edge."""
         u, v, number = part.source, part.target, len(self._parts)
         self._parts.append(part)
-        beside = self._out[u].get(v)
-        if beside is not None:
+        parallel = self._out[u].get(v)
+        if parallel is not None:
             number += 1
-            self._parts.append(_TreePart(SegmentKind.BRANCH, u, v, (beside, number - 1)))
+            self._parts.append(_TreePart(SegmentKind.BRANCH, u, v, (parallel, number - 1)))
             self._waiting += (v, u)
         self._out[u][v] = self._into[v][u] = number
 

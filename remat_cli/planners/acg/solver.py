@@ -134,7 +134,7 @@ class StoredSets:
         The search fills the widest gaps first; the two extremes are always among them.
         """
         top, bottom = self.within(self._tree.root.cost), self.within(0)
-        found = {choice.largest: choice for choice in (bottom, top)}
+        choices = {choice.largest: choice for choice in (bottom, top)}
         gaps: list[tuple[int, int, int, int]] = []  # widest first
 
         def add_gap(floor: int, upper: StoredChoice, lower: StoredChoice) -> None:
@@ -145,18 +145,18 @@ class StoredSets:
 
         add_gap(bottom.largest, top, bottom)
         for _ in range(_TRIES * count):
-            if len(found) >= count or not gaps:
+            if len(choices) >= count or not gaps:
                 break
             _, floor, ceiling, below = heappop(gaps)
-            upper, lower, middle = found[ceiling], found[below], (floor + ceiling) // 2
+            upper, lower, middle = choices[ceiling], choices[below], (floor + ceiling) // 2
             choice = self.within(middle)
             if choice.largest > floor:
-                found[choice.largest] = choice
+                choices[choice.largest] = choice
                 add_gap(floor, choice, lower)
                 add_gap(middle, upper, choice)
             else:
                 add_gap(middle, upper, lower)
-        return list(_undominated(found[largest] for largest in sorted(found)))[::-1]
+        return list(_undominated(choices[largest] for largest in sorted(choices)))[::-1]
 
     def _sweep(self, limit: int) -> tuple[StoredChoice, dict[int, _SegmentDP]]:
         """Return the choice under a limit, with the linear segments' programs.

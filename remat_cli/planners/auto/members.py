@@ -296,13 +296,13 @@ class Members:
 
         Needless reruns are dropped from the plan.
         """
-        told = Listener(incumbent)
-        result = planner.plan(self.problem, told)
+        listener = Listener(incumbent)
+        result = planner.plan(self.problem, listener)
         if result.closest is not None:
             incumbent.offer(result.closest)
         is_small = len(self.problem.graph.ops) <= _MOST_FOR_IMPROVEMENT
-        if is_small and incumbent is self.recomputing and isinstance(told.latest, SequencePlan):
-            incumbent.offer(without_needless_reruns(told.latest.sequence, self._budget, self.limits))
+        if is_small and incumbent is self.recomputing and isinstance(listener.latest, SequencePlan):
+            incumbent.offer(without_needless_reruns(listener.latest.sequence, self._budget, self.limits))
 
     def _note(self, bound: RerunBound) -> None:
         """Keep a bound on the time of reruns in any order."""

@@ -94,8 +94,8 @@ class StagedChoices:
         """[N + 1] whether all tensors that may be alive in a stage fit."""
         stages = self.stages
         stage = np.arange(len(stages) + 1)
-        alive = (stage >= stages.made_at[:, None]) & (stage <= self.last_read[:, None])
-        alive |= self.may_run[stages.made_at]
+        alive = (stage >= stages.produced_at[:, None]) & (stage <= self.last_read[:, None])
+        alive |= self.may_run[stages.produced_at]
         workspace = (self.may_run * stages.workspace[:, None]).max(axis=0)
         workspace[:-1] = np.maximum(workspace[:-1], stages.workspace)
         fits: Bools = stages.bytes @ alive + workspace <= self.room
@@ -114,7 +114,7 @@ class StagedChoices:
             tensors[_touched_by(stages, touching)] = True
         reached = np.flatnonzero(tensors)
         while len(reached):
-            ops = np.union1d(stages.made_at[reached], self._readers(reached))
+            ops = np.union1d(stages.produced_at[reached], self._readers(reached))
             ops = ops[may_run[ops] & ~left[ops]]
             left[ops] = True
             near = np.concatenate([stages.inputs.expand(ops)[1], stages.outputs.expand(ops)[1]])
@@ -142,7 +142,7 @@ def _with_loose(stages: Stages, room: int, can_run: Bools, depth: int | None, is
     # The depth of the chain of recomputations that reads each tensor, or contains each op, in each stage.
     read_depth = np.where(is_read, np.int16(1), _NEVER)
     run_depth = np.full((count, count + 1), _NEVER, dtype=np.int16)
-    last_read = stages.made_at.copy()
+    last_read = stages.produced_at.copy()
     for op in range(count - 1, -1, -1):
         outputs = stages.outputs[op]
         for tensor in outputs.tolist():

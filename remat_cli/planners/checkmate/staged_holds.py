@@ -40,11 +40,11 @@ def least_holds(stages: Stages, runs: Bools) -> Bools:
 
     A tensor counts as held from before the stage.
     """
-    made_at = stages.made_at
-    is_remade = runs[made_at]
-    holds = reads(stages, runs) & ~is_remade & (np.arange(len(stages) + 1) > made_at[:, None])
+    produced_at = stages.produced_at
+    is_remade = runs[produced_at]
+    holds = reads(stages, runs) & ~is_remade & (np.arange(len(stages) + 1) > produced_at[:, None])
     for stage in range(len(stages) - 1, -1, -1):
-        holds[:, stage] |= holds[:, stage + 1] & ~is_remade[:, stage] & (made_at < stage)
+        holds[:, stage] |= holds[:, stage + 1] & ~is_remade[:, stage] & (produced_at < stage)
     return holds
 
 
@@ -56,17 +56,17 @@ def least_runs(stages: Stages, holds: Bools) -> Bools:
     """
     holds = holds.copy()
     runs = np.zeros((len(stages), len(stages) + 1), dtype=np.bool_)
-    made_at, recomputable = stages.made_at.tolist(), stages.recomputable.tolist()
+    produced_at, recomputable = stages.produced_at.tolist(), stages.recomputable.tolist()
     own = [stages.inputs[op].tolist() for op in range(len(stages))]
     own.append(stages.read_tensor[stages.read_stage == len(stages)].tolist())
     for stage in range(len(stages), -1, -1):
         needed: list[int] = list(own[stage])
         if stage < len(stages):
-            needed += np.flatnonzero(holds[:, stage + 1] & (stages.made_at < stage)).tolist()
+            needed += np.flatnonzero(holds[:, stage + 1] & (stages.produced_at < stage)).tolist()
         missing = [tensor for tensor in needed if not holds[tensor, stage]]
         while missing:
             tensor = missing.pop()
-            op = made_at[tensor]
+            op = produced_at[tensor]
             if not recomputable[op]:
                 holds[tensor, op + 1 : stage + 1] = True
             elif not runs[op, stage]:
@@ -109,7 +109,7 @@ def rerun_time(stages: Stages, holds: Bools, runs: Bools, op: int, stage: int) -
             return None
         time += int(stages.time[op])
         missing: Ints = stages.inputs[op]
-        makers = set(stages.made_at[missing[~holds[missing, stage]]].tolist()) - seen
+        makers = set(stages.produced_at[missing[~holds[missing, stage]]].tolist()) - seen
         waiting += makers
         seen |= makers
     return time

@@ -185,12 +185,12 @@ class StagedModel:
     def _add_supplies(self) -> None:
         """Add the constraint that a read tensor is held or recomputed in the stage."""
         stages = self.choices.stages
-        made_at = stages.made_at
+        produced_at = stages.produced_at
         tensor, stage = stages.read_tensor, stages.read_stage
-        self._add(np.stack([self._hold[tensor, stage], self._run[made_at[tensor], stage]], axis=1), (1, 1), 1)
+        self._add(np.stack([self._hold[tensor, stage], self._run[produced_at[tensor], stage]], axis=1), (1, 1), 1)
         which, tensor = stages.inputs.expand(self._variables.run_op)
         op, stage = self._variables.run_op[which], self._variables.run_stage[which]
-        columns = (self._run[op, stage], self._hold[tensor, stage], self._run[made_at[tensor], stage])
+        columns = (self._run[op, stage], self._hold[tensor, stage], self._run[produced_at[tensor], stage])
         self._add(np.stack(columns, axis=1), (-1, 1, 1), 0)
 
     def _add_continuity(self) -> None:
@@ -198,11 +198,11 @@ class StagedModel:
 
         It was held before the stage, or recomputed in the stage. In passing stages the converse holds, too.
         """
-        made_at = self.choices.stages.made_at
+        produced_at = self.choices.stages.produced_at
         is_held = self._hold != NEVER
         tensor, stage = np.nonzero(self._variables.is_split & is_held[:, :-1] & is_held[:, 1:])
         before, after = self._hold[tensor, stage], self._hold[tensor, stage + 1]
-        remade = self._run[made_at[tensor], stage]
+        remade = self._run[produced_at[tensor], stage]
         self._add(np.stack([before, remade, after], axis=1), (1, 1, -1), 0)
         kept = self.choices.is_passing[stage]
         for there in (before, remade):
@@ -241,7 +241,7 @@ class StagedModel:
             elif variable != NEVER and size:
                 terms[variable] = terms.get(variable, 0) + size
 
-        for tensor in range(int(np.searchsorted(stages.made_at, stage))):
+        for tensor in range(int(np.searchsorted(stages.produced_at, stage))):
             count(self._is_there(stage, op, tensor), int(self._bytes[tensor]))
         count(int(self._run[op, stage]), int(stages.workspace[op]) // self._byte_unit)
         saved = int(stages.shared_bytes[op]) // self._byte_unit
@@ -258,11 +258,11 @@ class StagedModel:
         if self.in_any_sequence:
             needed = self._all_along(stage, tensor)
             touched = tensor in stages.inputs[op] or tensor in stages.outputs[op]
-        elif stages.made_at[tensor] > op:
+        elif stages.produced_at[tensor] > op:
             return int(self._hold[tensor, stage])
         else:
             needed = self._needed(stage, tensor, op)
-            touched = bool(stages.made_at[tensor] == op)
+            touched = bool(stages.produced_at[tensor] == op)
         return self._run_or(stage, op, tensor, needed) if touched else needed
 
     def _needed(self, stage: int, tensor: int, turn: int) -> int:
@@ -296,7 +296,7 @@ class StagedModel:
         It is needed after the stage, and not recomputed in the stage.
         """
         needed = self._needed_after(stage, tensor)
-        remade = int(self._run[self.choices.stages.made_at[tensor], stage])
+        remade = int(self._run[self.choices.stages.produced_at[tensor], stage])
         if NEVER in (needed, remade):
             return needed
         key = (stage, tensor)

@@ -138,7 +138,7 @@ class StagedRepair:
         best: tuple[float, int, int, int] | None = None
         for tensor in self._idle(plan.runs, holds, stage, op):
             first, last = gap(stages, holds, is_read, tensor, stage)
-            time = rerun_time(stages, holds, plan.runs, int(stages.made_at[tensor]), last)
+            time = rerun_time(stages, holds, plan.runs, int(stages.produced_at[tensor]), last)
             if time is not None:
                 relief = int(np.minimum(over[min(first, stage) : last], stages.bytes[tensor]).sum())
                 best = min(best or (np.inf, 0, 0, 0), (time / relief, tensor, first, last))
@@ -153,7 +153,7 @@ class StagedRepair:
         stages = self._stages
         if stage == len(stages):
             return []
-        is_made = runs[stages.made_at, stage] & (stages.made_at <= op)
+        is_made = runs[stages.produced_at, stage] & (stages.produced_at <= op)
         is_idle = holds[:, stage + 1] & (holds[:, stage] | is_made)
         for turn in (*(np.flatnonzero(runs[op:, stage]) + op).tolist(), stage):
             is_idle[stages.inputs[turn]] = False

@@ -48,7 +48,7 @@ def largest_size(stages: Stages) -> ModelSize:
             last_read[tensor] = max(int(last_read[tensor]), *last_run[readers_of(stages, tensor)].tolist(), op)
             if stages.recomputable[op]:
                 last_run[op] = max(last_run[op], last_read[tensor])
-    runs, holds = last_run - np.arange(len(stages)), int((last_read - stages.made_at).sum())
+    runs, holds = last_run - np.arange(len(stages)), int((last_read - stages.produced_at).sum())
     supplies = int(runs @ np.diff(stages.inputs.start)) + len(stages.read_stage)
     return ModelSize(
         variables=holds + int(runs.sum()), rows=supplies + holds + len(stages), entries=3 * supplies + 4 * holds
@@ -102,10 +102,10 @@ class StagedVariables:
 
         In passing stages everything is kept.
         """
-        choices, made_at = self.choices, self.choices.stages.made_at
-        is_remade, holds = runs[made_at], least_holds(choices.stages, runs)
+        choices, produced_at = self.choices, self.choices.stages.produced_at
+        is_remade, holds = runs[produced_at], least_holds(choices.stages, runs)
         for stage in np.flatnonzero(choices.is_passing[:-1]).tolist():
-            is_there = holds[:, stage] | is_remade[:, stage] | (made_at == stage)
+            is_there = holds[:, stage] | is_remade[:, stage] | (produced_at == stage)
             holds[:, stage + 1] |= is_there & (self.hold[:, stage + 1] != NEVER)
         return holds
 
@@ -115,21 +115,21 @@ class StagedVariables:
         It cannot if the stage neither reads nor recomputes the tensor, or if everything is kept.
         """
         choices = self.choices
-        is_remade = choices.may_run[choices.stages.made_at][:, :-1]
+        is_remade = choices.may_run[choices.stages.produced_at][:, :-1]
         is_decided = (choices.may_read | choices.is_loose) & ~choices.is_passing
         is_split: Bools = is_remade | is_decided[:, :-1]
         return is_split
 
     def _number_holds(self) -> Ints:
         """Return the numbers for `hold`."""
-        choices, made_at = self.choices, self.choices.stages.made_at
+        choices, produced_at = self.choices, self.choices.stages.produced_at
         count = len(choices.stages)
         stage = np.arange(count + 1)
         is_read_later = np.logical_or.accumulate(choices.may_read[:, ::-1], axis=1)[:, ::-1]
-        can_hold = (stage > made_at[:, None]) & is_read_later
+        can_hold = (stage > produced_at[:, None]) & is_read_later
         is_held = self._surely_held(can_hold)
         is_new = can_hold & ~is_held
-        is_new[:, 1:] &= self.is_split | (stage[1:] == made_at[:, None] + 1)
+        is_new[:, 1:] &= self.is_split | (stage[1:] == produced_at[:, None] + 1)
         numbers = np.cumsum(is_new.ravel()).reshape(is_new.shape) - 1
         return np.where(can_hold, np.where(is_held, ALWAYS, numbers), NEVER)
 
@@ -138,13 +138,13 @@ class StagedVariables:
 
         A reader needs it that no recomputation serves, or everything is kept.
         """
-        choices, made_at = self.choices, self.choices.stages.made_at
-        may_remake = choices.may_run[made_at]
+        choices, produced_at = self.choices, self.choices.stages.produced_at
+        may_remake = choices.may_run[produced_at]
         is_held = choices.is_read & ~may_remake & can_hold
         last = can_hold.shape[1] - 1
         for stage in range(last - 1, -1, -1):
             is_held[:, stage] |= is_held[:, stage + 1] & ~may_remake[:, stage] & can_hold[:, stage]
         for stage in np.flatnonzero(choices.is_passing[:-1]).tolist():
-            is_there = is_held[:, stage] | (made_at == stage)
+            is_there = is_held[:, stage] | (produced_at == stage)
             is_held[:, stage + 1] |= is_there & can_hold[:, stage + 1]
         return is_held

@@ -101,15 +101,17 @@ class RegionCosts(NeighbourhoodCosts):
     Walking in both directions gives e* of h_DTR; walking only from a tensor to its sources gives that of MSPS.
     """
 
-    def __init__(self, own: NDArray[np.float64], ways: Sequence[Neighbours], ways_back: Sequence[Neighbours]) -> None:
+    def __init__(
+        self, own: NDArray[np.float64], walks: Sequence[Neighbours], opposite_walks: Sequence[Neighbours]
+    ) -> None:
         """Take the costs of ops, and neighbours by direction.
 
-        `ways` has the directions of the walks, `ways_back` their opposites.
+        `walks` has the directions of the walks, `opposite_walks` their opposites.
         """
         super().__init__(own)
         self._costs: list[float] = own.tolist()
-        self._ways = ways
-        self._ways_back = ways_back
+        self._walks = walks
+        self._opposite_walks = opposite_walks
         self._is_lost = bytearray(len(own))
 
     def lost(self, tensor: int) -> None:
@@ -124,7 +126,7 @@ class RegionCosts(NeighbourhoodCosts):
         """
         self._is_lost[tensor] = False
         cheaper = []
-        for neighbours in self._ways_back:
+        for neighbours in self._opposite_walks:
             cheaper += list(islice(self._reached(tensor, neighbours), _MOST_RESET))
             if len(cheaper) >= _MOST_RESET:
                 super().found(tensor)
@@ -133,7 +135,7 @@ class RegionCosts(NeighbourhoodCosts):
         self.values[cheaper] = self._own[cheaper]
 
     def _costs_around(self, tensor: int) -> Iterator[float]:
-        for neighbours in self._ways:
+        for neighbours in self._walks:
             yield from (self._costs[near] for near in self._reached(tensor, neighbours) if self._is_lost[near])
 
     def _reached(self, tensor: int, neighbours: Neighbours) -> Iterator[int]:

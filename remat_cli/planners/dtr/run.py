@@ -120,10 +120,10 @@ class GreedyRun:
         return [t for t in reversed(inputs) if not self._is_here[t]]
 
     def _run(self, op: int) -> None:
-        made = [t for t in self._outputs[op] if not self._is_here[t]]
-        new_bytes = sum(self._size[t] for t in made)
+        produced = [t for t in self._outputs[op] if not self._is_here[t]]
+        new_bytes = sum(self._size[t] for t in produced)
         taken = self._taken_over(op)
-        shared = 0 if taken is None else min(self._size[taken], self._size[made[0]])
+        shared = 0 if taken is None else min(self._size[taken], self._size[produced[0]])
         self._make_room(new_bytes + self._workspace[op] - shared)
         self._order.append(op)
         self._clock += self._time[op]
@@ -133,7 +133,7 @@ class GreedyRun:
             self._unlock(t)
         if taken is not None:
             self._evict(taken)
-        for t in made:
+        for t in produced:
             self._arrive(t)
 
     def _check_limits(self) -> None:
@@ -254,13 +254,13 @@ def _costs(graph: Graph, heuristic: Heuristic, inputs: Sequence[Sequence[int]]) 
         return EvictionCosts(np.ones_like(own))
     if heuristic is Heuristic.LOCAL:
         return EvictionCosts(own)
-    made_from: list[Sequence[int]] = [inputs[op] if op >= 0 else () for op in producer]
-    used_for: list[list[int]] = [[] for _ in own]
-    for t, sources in enumerate(made_from):
+    sources_of: list[Sequence[int]] = [inputs[op] if op >= 0 else () for op in producer]
+    readers_of: list[list[int]] = [[] for _ in own]
+    for t, sources in enumerate(sources_of):
         for source in sources:
-            used_for[source].append(t)
+            readers_of[source].append(t)
     if heuristic is Heuristic.EQ:
-        return ClassCosts(own, [[*above, *below] for above, below in zip(made_from, used_for, strict=True)])
+        return ClassCosts(own, [[*above, *below] for above, below in zip(sources_of, readers_of, strict=True)])
     if heuristic is Heuristic.MSPS:
-        return RegionCosts(own, (made_from,), (used_for,))
-    return RegionCosts(own, (made_from, used_for), (used_for, made_from))
+        return RegionCosts(own, (sources_of,), (readers_of,))
+    return RegionCosts(own, (sources_of, readers_of), (readers_of, sources_of))

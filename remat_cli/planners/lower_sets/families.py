@@ -87,12 +87,12 @@ def _any_neighbour(flags: NDArray[np.bool_], source: NDArray[np.int64], target: 
 
     The neighbours of vertex v are the sources u of edges (u, v).
     """
-    found = np.zeros_like(flags)
+    flagged = np.zeros_like(flags)
     order = np.argsort(target, kind="stable")
     targets, starts = np.unique(target[order], return_index=True)
     if len(targets):
-        found[:, targets] = np.logical_or.reduceat(flags[:, source[order]], starts, axis=1)
-    return found
+        flagged[:, targets] = np.logical_or.reduceat(flags[:, source[order]], starts, axis=1)
+    return flagged
 
 
 def pruned_family(forward: ForwardPart) -> LowerSets:

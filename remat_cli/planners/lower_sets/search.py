@@ -156,13 +156,13 @@ class LowerSetSearch:
         here, urgency = self.plans.best_chain, None
         while urgency is None or self.plans.urgency(self.plans.measure(here)) < urgency:
             urgency = self.plans.urgency(self.plans.measure(here))
-            around = []
+            neighbouring = []
             for chain in neighbours(self.sets, here):
                 most = self.options.moves * (1 if self.plans.any_fits else _WITHOUT_A_PLAN)
                 if self.plans.count - before >= most or not self.limits.seconds or self.limits.has_enough():
                     return
-                around.append((self.plans.urgency(self.plans.measure(chain)), tuple(chain)))
-            here = min(around, default=(urgency, here))[1]
+                neighbouring.append((self.plans.urgency(self.plans.measure(chain)), tuple(chain)))
+            here = min(neighbouring, default=(urgency, here))[1]
 
     def _share_of_gap(self, low: ChainPlan | None, high: ChainPlan | None) -> float:
         """Guess the position of the best B between two values.
@@ -196,14 +196,14 @@ def neighbours(sets: LowerSets, chain: Sequence[int]) -> Iterator[list[int]]:
         chain: numbers of the sets L_1 to L_k = V.
     """
     cuts = list(chain[:-1])
-    around = [0, *chain]
+    chain_from_start = [0, *chain]
     for i in range(len(cuts)):
         yield [*chain[:i], *chain[i + 1 :]]
     for i in range(len(chain)):
-        for between in _between(sets, around[i], around[i + 1]):
+        for between in _between(sets, chain_from_start[i], chain_from_start[i + 1]):
             yield [*chain[:i], between, *chain[i:]]
     for i in range(len(cuts)):
-        for between in _between(sets, around[i], around[i + 2]):
+        for between in _between(sets, chain_from_start[i], chain_from_start[i + 2]):
             if between != chain[i]:
                 yield [*chain[:i], between, *chain[i + 1 :]]
 
@@ -212,11 +212,11 @@ def _between(sets: LowerSets, inner: int, outer: int) -> list[int]:
     """Return some of the sets strictly between `inner` and `outer`."""
     members = sets.members[inner + 1 : outer]
     fitting = (members >= sets.members[inner]).all(axis=1) & (members <= sets.members[outer]).all(axis=1)
-    found: NDArray[np.int64] = np.flatnonzero(fitting) + inner + 1
+    between: NDArray[np.int64] = np.flatnonzero(fitting) + inner + 1
     # Sets are sorted by size, but a set of the same size as either end is no strict subset or superset.
     sizes = members[fitting].sum(axis=1)
     strict = (sizes > sets.members[inner].sum()) & (sizes < sets.members[outer].sum())
-    found = found[strict]
-    if len(found) > _SPREAD:
-        found = found[np.linspace(0, len(found) - 1, _SPREAD).astype(np.int64)]
-    return [int(number) for number in found]
+    between = between[strict]
+    if len(between) > _SPREAD:
+        between = between[np.linspace(0, len(between) - 1, _SPREAD).astype(np.int64)]
+    return [int(number) for number in between]

@@ -98,13 +98,13 @@ class ChoiceWindow:
         """
         cut_point, constraints = self._cut_point, self._model.proto.constraints
         for instance in np.flatnonzero(cut_point.is_needed & ~cut_point.is_here).tolist():
-            constraints.add().bool_or.literals.extend(self._ways_to(instance))
+            constraints.add().bool_or.literals.extend(self._providers(instance))
         for run in np.flatnonzero(self._possible).tolist():
             for instance in cut_point.sequence.inputs[run].tolist():
                 if not cut_point.is_here[instance]:
-                    constraints.add().bool_or.literals.extend([-run - 1, *self._ways_to(instance)])
+                    constraints.add().bool_or.literals.extend([-run - 1, *self._providers(instance)])
 
-    def _ways_to(self, instance: int) -> list[int]:
+    def _providers(self, instance: int) -> list[int]:
         """Return the literals that provide an instance: kept, or recomputed."""
         if instance not in self._kept:
             self._kept[instance] = len(self._model.proto.variables)

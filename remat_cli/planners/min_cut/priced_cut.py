@@ -73,17 +73,17 @@ class CutPoint:
 
     def __init__(self, sequence: RematSequence, at: int) -> None:
         self.sequence, self.at = sequence, at
-        made_at = sequence.made[0]
-        self._count = count = int(np.searchsorted(made_at, at))  # number of instances produced before
+        produced_at = sequence.made[0]
+        self._count = count = int(np.searchsorted(produced_at, at))  # number of instances produced before
         read_at, instance = sequence.read
-        needed = np.zeros(len(made_at), dtype=np.bool_)
+        needed = np.zeros(len(produced_at), dtype=np.bool_)
         needed[instance[np.searchsorted(read_at, at, side="right") :]] = True
         self.is_needed = needed[:count]
         here = sequence.inputs[at]
         self.is_here = np.zeros(count, dtype=np.bool_)
         self.is_here[here] = True
         self.is_here[sequence.away_at(at)] = True
-        outputs = slice(count, int(np.searchsorted(made_at, at, side="right")))
+        outputs = slice(count, int(np.searchsorted(produced_at, at, side="right")))
         graph = sequence.reads.graph
         needed_here = (
             sequence.bytes[here].sum() + sequence.bytes[outputs].sum() + graph.arrays.workspace_bytes[sequence.ops[at]]

@@ -175,11 +175,11 @@ class MinCutSearch:
             return
         began = monotonic()
         sequence = fit(self._plain, self._budget, prices, self.limits, most_cuts)
-        found = monotonic()
+        found_at = monotonic()
         self._take(sequence)
         if sequence.peak <= self._budget:
             # Leave time for judging the result within the limits.
-            limits = replace(self.limits, deadline=self.limits.deadline - (monotonic() - found))
+            limits = replace(self.limits, deadline=self.limits.deadline - (monotonic() - found_at))
             self._take(without_needless(sequence, self._budget, limits))
             self.limits.work = limits.work
         self._longest_part = max(self._longest_part, monotonic() - began)

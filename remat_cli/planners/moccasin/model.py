@@ -189,18 +189,18 @@ class IntervalModel:
     def _hint_ends(self, tensor: int, starts: Starts) -> None:
         """Suggest that each reader uses the latest interval."""
         runs = self._runs[self._producer[tensor]]
-        made = starts[self._producer[tensor]]
-        ends = [(made[run.number] if run.number < len(made) else run.earliest) + 1 for run in runs]
+        start = starts[self._producer[tensor]]
+        ends = [(start[run.number] if run.number < len(start) else run.earliest) + 1 for run in runs]
         for reader in self._readers[tensor]:
             at = self._event(reader, starts)
             if at is not None:
-                source = bisect_left(made, at) - 1
+                source = bisect_left(start, at) - 1
                 ends[source] = max(ends[source], at + 1)
         for run, end in zip(runs, self._ends[tensor], strict=True):
             self.model.add_hint(end, ends[run.number])
         for reading in self._readings[tensor]:
             at = self._event(reading.reader, starts)
-            chosen = 0 if at is None else bisect_left(made, at) - 1
+            chosen = 0 if at is None else bisect_left(start, at) - 1
             for run, literal in zip(reading.sources, reading.choice, strict=False):
                 self.model.add_hint(literal, run.number == chosen)
             if reading.takes_over is not None:

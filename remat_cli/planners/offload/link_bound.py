@@ -43,7 +43,7 @@ from ortools.math_opt.python import mathopt
 
 from remat_cli.core.graph import Graph
 from remat_cli.planners.min_cut.priced_cut import scaled_down, worth_of_flow
-from remat_cli.planners.retention.any_order_bound import Ancestry, cut_point_of, ops_around
+from remat_cli.planners.retention.any_order_bound import Ancestry, ancestors_and_descendants, cut_point_of
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Bools, GraphReads, Ints
 from remat_cli.planners.shared.stages import Stages
@@ -136,7 +136,7 @@ class LinkCut:
         """
         self.choices: list[LinkChoice] = []
         self._graph, self._op = graph, op
-        self._is_before, self._is_after = ops_around(graph, op)
+        self._is_before, self._is_after = ancestors_and_descendants(graph, op)
         self._point = cut_point_of(GraphReads.of(graph), op, self._is_before, self._is_after)
         self._room = budget_bytes - self._point.least_own_bytes
         self._rate = bytes_per_time
@@ -162,7 +162,7 @@ class LinkCut:
         path = np.sort(sequence.ops.argsort(kind="stable")[self._path_back()])
         for position in _shrinking(path, end[-1:] - end[path], longest):
             op = int(sequence.ops[position])
-            is_earlier, comes_from = ops_around(self._graph, op)
+            is_earlier, comes_from = ancestors_and_descendants(self._graph, op)
             is_earlier[op] = comes_from[op] = True
             yield _LinkWindow(int(self._time[~is_late & ~is_earlier].sum()), comes_from[makers])
 
@@ -180,7 +180,7 @@ class LinkCut:
         path = np.sort(sequence.ops.argsort(kind="stable")[self._path_forward()])
         for position in _shrinking(path[::-1], end[path[::-1] - at - 1] - end[0], longest):
             op = int(sequence.ops[position])
-            leads_to, is_then = ops_around(self._graph, op)
+            leads_to, is_then = ancestors_and_descendants(self._graph, op)
             leads_to[op] = is_then[op] = True
             passes = np.zeros(self._count, dtype=np.bool_)
             passes[read[leads_to[reader]]] = True
@@ -228,10 +228,10 @@ class LinkCut:
             if choice.value > best:
                 best, best_prices = choice.value, prices
             planes.add(choice, unit)
-            found = planes.highest()
-            if found is None or found[0] * unit - best <= _SLACK * _UNITS * unit or limits.is_over:
+            highest = planes.highest()
+            if highest is None or highest[0] * unit - best <= _SLACK * _UNITS * unit or limits.is_over:
                 break
-            prices = found[1]
+            prices = highest[1]
         return 0 if best_prices is None else self.counted(best_prices)
 
     def _price_of_moving(self, prices: _LinkPrices) -> NDArray[np.float64]:

@@ -39,7 +39,7 @@ class GridState(NamedTuple):
     returning: Slots
 
 
-class _Ways(NamedTuple):
+class _MethodCosts(NamedTuple):
     """The cost of one method to recompute layers, by state.
 
     Attributes:
@@ -192,7 +192,7 @@ class PofoTable:
                     best = np.minimum(keep, check.min(axis=0, initial=inf))
                     self._recompute[reopened][first, last, :-1, :-1] = best
 
-    def _keep_first(self, first: int, last: int, kept: Slots, pending: Slots) -> _Ways:
+    def _keep_first(self, first: int, last: int, kept: Slots, pending: Slots) -> _MethodCosts:
         """Return C if F_all(first) comes first.
 
         The remaining part is the layers after `first`, if any.
@@ -204,9 +204,9 @@ class PofoTable:
         else:
             rest = self._looked_up(first + 1, last, parts, reopened=False)
             fits, time = self._model.recompute_all(first, last, *amounts, rest)
-        return _Ways(np.where(fits, time, inf), parts)
+        return _MethodCosts(np.where(fits, time, inf), parts)
 
-    def _checkpoints(self, first: int, last: int, kept: Slots, pending: Slots, *, reopened: bool) -> _Ways:
+    def _checkpoints(self, first: int, last: int, kept: Slots, pending: Slots, *, reopened: bool) -> _MethodCosts:
         """Return [last - first, ...] C by checkpoint, from a_first to a_(last - 1).
 
         The parts are `again` and `rest`.
@@ -217,7 +217,7 @@ class PofoTable:
         again = self._looked_up(first, cut, parts, reopened=True)
         rest = self._looked_up(cut + 1, last, parts, reopened=False)
         fits, time = self._model.recompute_check(first, cut, last, *amounts, again=again, rest=rest)
-        return _Ways(np.where(fits, time, inf), parts)
+        return _MethodCosts(np.where(fits, time, inf), parts)
 
     def _looked_up(self, first: Layers, last: Layers, parts: list[tuple[Slots, Slots]], *, reopened: bool) -> Rest:
         """Return C(first, last, ., .) from the table.

@@ -72,7 +72,7 @@ def _worst(graph: Graph, room: int, ops: Ints, limits: Limits) -> RerunBound:
 
 def _cut_bound(reads: GraphReads, room: int, op: int, limits: Limits) -> int:
     """Return the least reruns that make the first run of `op` fit."""
-    cut_point = cut_point_of(reads, op, *ops_around(reads.graph, op))
+    cut_point = cut_point_of(reads, op, *ancestors_and_descendants(reads.graph, op))
     return cut_point.bound(room + reads.graph.fixed_bytes - cut_point.least_own_bytes, limits)
 
 
@@ -96,7 +96,7 @@ def cut_point_of(reads: GraphReads, op: int, is_before: Bools, is_after: Bools) 
     return CutPoint(sequence, len(before))
 
 
-def ops_around(graph: Graph, op: int) -> tuple[Bools, Bools]:
+def ancestors_and_descendants(graph: Graph, op: int) -> tuple[Bools, Bools]:
     """Return the ancestors and the descendants of an op, each as [N] bool."""
     arrays = graph.arrays
     producer = arrays.producer.tolist()
@@ -144,7 +144,7 @@ class _PathRows:
 
     def gaps(self) -> CoverGaps:
         """Return the gaps in which tensors can be absent along the path."""
-        first, last = self._around()
+        first, last = self._brackets()
         gaps = [
             (tensor, begin + 1, end, self._shared(tensor, begin))
             for tensor in range(len(self.ancestry.stages.bytes))
@@ -152,7 +152,7 @@ class _PathRows:
         ]
         return CoverGaps(*np.array(gaps, dtype=np.int64).reshape(-1, 4).T)
 
-    def _around(self) -> tuple[list[int], list[int]]:
+    def _brackets(self) -> tuple[list[int], list[int]]:
         """Bracket the first run of each op, and the end, between rows.
 
         The first list has the first row that runs no earlier, the second the last row that runs no later.
@@ -174,7 +174,7 @@ class _PathRows:
 
         An absence starts after a certain read and ends before the next one, inside one gap.
         """
-        maker = int(self.ancestry.stages.made_at[tensor])
+        maker = int(self.ancestry.stages.produced_at[tensor])
         # The tensor certainly exists from its producer on, or from the first row that runs after its producer.
         begin = first[maker] - (first[maker] != last[maker])
         readers = self.ancestry.readers[tensor]
@@ -275,7 +275,7 @@ class Ancestry:
         """
         stages = self.stages
         needed = stages.own_bytes.copy()
-        for tensor, (maker, size) in enumerate(zip(stages.made_at.tolist(), stages.bytes.tolist(), strict=True)):
+        for tensor, (maker, size) in enumerate(zip(stages.produced_at.tolist(), stages.bytes.tolist(), strict=True)):
             before = 0
             for reader in self.readers[tensor]:
                 before |= self.ancestors[reader] if reader < len(stages) else -1

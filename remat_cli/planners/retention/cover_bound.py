@@ -61,7 +61,7 @@ def cover_bound(stages: Stages, room: int, limits: Limits) -> RerunBound:
         limits: limits of the search for the cheapest cover; if they end it, the bound proven so far holds.
     """
     tensor, end = stages.read_tensor, stages.read_stage
-    start = np.where(np.diff(tensor, prepend=-1) > 0, stages.made_at[tensor], np.roll(end, 1))
+    start = np.where(np.diff(tensor, prepend=-1) > 0, stages.produced_at[tensor], np.roll(end, 1))
     # In a gap that starts at an op that can take over the tensor's storage, the tensor can be gone while that op runs.
     takes_over = np.append(stages.shared_input, -1)[start] == tensor
     shared = np.where(takes_over, np.append(stages.shared_bytes, 0)[start], 0)
@@ -112,7 +112,7 @@ def cheapest_cover(stages: Stages, gaps: CoverGaps, lacking: Ints, limits: Limit
     tight = np.concatenate([[0], np.cumsum(is_tight)])
     first = np.where(gaps.shared > 0, gaps.first - 1, gaps.first)
     end = np.maximum(gaps.end, gaps.first)
-    gaps = gaps.of(stages.recomputable[stages.made_at[gaps.tensor]] & (tight[end] > tight[np.minimum(first, end)]))
+    gaps = gaps.of(stages.recomputable[stages.produced_at[gaps.tensor]] & (tight[end] > tight[np.minimum(first, end)]))
     return RerunBound.of(prove(_cover_model(stages, gaps, lacking), limits, known=known))
 
 
@@ -127,7 +127,7 @@ def _cover_model(stages: Stages, gaps: CoverGaps, lacking: Ints) -> CpModel:
     taken = np.flatnonzero(gaps.shared)
     savings = savings.and_also(gaps.first[taken] - 1, taken, -gaps.shared[taken]).of_rows(lacking > 0)
     add_rows(model, savings, lacking, 0)
-    maker = stages.made_at[gaps.tensor]
+    maker = stages.produced_at[gaps.tensor]
     # One run serves all outputs of an op, so each output is charged its share.
     outputs = np.diff(stages.outputs.start)[maker]
     minimise(model, stages.time[maker] // np.maximum(outputs, 1))

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from remat_cli.planners.retention.any_order_bound import ops_around
+from remat_cli.planners.retention.any_order_bound import ancestors_and_descendants
 from remat_cli.planners.retention.model import Terms, add_rows
 from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.cp_sat import Values, add_choices, minimise
@@ -65,7 +65,7 @@ class CutModel:
         first = np.zeros(len(stages), dtype=np.int64)
         latest = np.full(len(stages), len(cuts))
         for cut in cuts.tolist():
-            is_before, is_after = ops_around(stages.graph, cut)
+            is_before, is_after = ancestors_and_descendants(stages.graph, cut)
             first += is_after
             latest -= is_before
             latest[cut] -= 1
@@ -104,9 +104,9 @@ class CutModel:
     # The variables
 
     @cached_property
-    def _made(self) -> Ints:
+    def _produced(self) -> Ints:
         """[T] the earliest interval of each tensor."""
-        return self.first[self.stages.made_at]
+        return self.first[self.stages.produced_at]
 
     @cached_property
     def _is_sure(self) -> Bools:
@@ -120,7 +120,7 @@ class CutModel:
         First runs and recomputations use tensors.
         """
         stages = self.stages
-        last = self._made.copy()
+        last = self._produced.copy()
         np.maximum.at(last, stages.read_tensor, np.append(self.latest, len(self.cuts))[stages.read_stage])
         op_last = self.latest.copy()
         for op in range(len(stages) - 1, -1, -1):
@@ -134,13 +134,13 @@ class CutModel:
     def _last_run(self) -> Ints:
         """[N] the last interval in which each op may run."""
         last = self.latest.copy()
-        again = self.stages.recomputable[self.stages.made_at]
-        np.maximum.at(last, self.stages.made_at[again], self._last_use[again])
+        again = self.stages.recomputable[self.stages.produced_at]
+        np.maximum.at(last, self.stages.produced_at[again], self._last_use[again])
         return last
 
     @cached_property
     def _present(self) -> _Family:
-        return _Family.of(self._made, self._last_use, 0)
+        return _Family.of(self._produced, self._last_use, 0)
 
     @cached_property
     def _run(self) -> _Family:
@@ -180,26 +180,30 @@ class CutModel:
         which, tensors = stages.inputs.expand(run.member)
         k = run.interval[which]
         self._add_need(model, tensors, k - 1, run, k, run.negated[which])
-        last = self._made.copy()
+        last = self._produced.copy()
         np.maximum.at(last, tensor, interval)
-        through = _Family.of(self._made, last, 0)  # the cuts between a tensor's production and its last certain read
+        through = _Family.of(
+            self._produced, last, 0
+        )  # the cuts between a tensor's production and its last certain read
         self._add_need(model, through.member, through.interval, after, through.interval, np.full(through.end, _NONE))
         which, tensors = stages.inputs.expand(after.member)
         k = after.interval[which]
         self._add_need(model, tensors, k, after, k, after.negated[which])
 
     def _add_need(
-        self, model: CpModel, tensor: Ints, cut: Ints, again: _Family, interval: Ints, otherwise: Ints
+        self, model: CpModel, tensor: Ints, cut: Ints, again: _Family, interval: Ints, alternative: Ints
     ) -> None:
         """Add the constraint that a tensor is in memory or recomputed.
 
         It is in memory at the cut, or recomputed in the interval, or another literal is true. A tensor that is
         certainly first produced after the cut adds nothing.
         """
-        maker = self.stages.made_at[tensor]
+        maker = self.stages.produced_at[tensor]
         open_ = again.begin[maker] <= interval
-        tensor, cut, maker, interval, otherwise = (each[open_] for each in (tensor, cut, maker, interval, otherwise))
-        _add_clauses(model, self._present.variable(tensor, cut), again.variable(maker, interval), otherwise)
+        tensor, cut, maker, interval, alternative = (
+            each[open_] for each in (tensor, cut, maker, interval, alternative)
+        )
+        _add_clauses(model, self._present.variable(tensor, cut), again.variable(maker, interval), alternative)
 
     def _add_runs_after_cuts(self, model: CpModel) -> None:
         """Define `after`: an op runs in the next interval or after the next cut."""
@@ -239,8 +243,8 @@ class CutModel:
         stages = self.stages
         size = len(stages.bytes)
         read_at, read = stages.inputs.expand(self.cuts)
-        made_at, made = stages.outputs.expand(self.cuts)
-        own = np.concatenate([read_at * size + read, made_at * size + made])
+        produced_at, produced = stages.outputs.expand(self.cuts)
+        own = np.concatenate([read_at * size + read, produced_at * size + produced])
         return np.isin(present.interval * size + present.member, own)
 
 

@@ -49,7 +49,7 @@ class _Stories:
         self._makes = [frozenset(row) for row in arrays.outputs]
         # Assume the best of an op that works in place: that its input ends with it.
         saved = zip(arrays.workspace_bytes.tolist(), arrays.inplace_bytes.tolist(), arrays.outputs, strict=True)
-        self._own = [workspace - inplace + sum(self._size[t] for t in made) for workspace, inplace, made in saved]
+        self._own = [workspace - inplace + sum(self._size[t] for t in written) for workspace, inplace, written in saved]
 
     def large_ops(self) -> list[int]:
         """Return the ops that need a large part of the room, largest first."""

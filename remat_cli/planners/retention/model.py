@@ -95,12 +95,12 @@ class RetentionModel:
         which, need = self._inputs_of_reruns
         wanted = needs.is_read.copy()
         wanted[need[taken[which]]] = True
-        made = np.append(taken, False)[needs.rerun]
+        reran = np.append(taken, False)[needs.rerun]
         held = np.zeros(len(needs), dtype=np.bool_)
         is_held_on = False
         for i in range(len(needs) - 1, -1, -1):
             is_last = i + 1 == len(needs) or needs.tensor[i] != needs.tensor[i + 1]
-            is_held_on = bool(wanted[i] or (is_held_on and not is_last)) and not made[i]
+            is_held_on = bool(wanted[i] or (is_held_on and not is_last)) and not reran[i]
             held[i] = is_held_on
         hint = model.proto.solution_hint
         free = self._held_variable >= 0
@@ -177,12 +177,12 @@ class RetentionModel:
         This is an overestimate: tensors held into the stage count together with all outputs of its reruns.
         """
         needs, stages = self.needs, self.stages
-        made = stages.outputs.sums(stages.bytes) + stages.workspace
+        written = stages.outputs.sums(stages.bytes) + stages.workspace
         phase = self._held_terms(needs.before + 1, needs.stage + 1)
         with_reruns = np.zeros(len(stages) + 1, dtype=np.bool_)
         with_reruns[needs.rerun_stage] = True
         reruns = np.arange(len(needs.rerun_stage))
-        phase = phase.of_rows(with_reruns).and_also(needs.rerun_stage, reruns, made[needs.rerun_stage_of_op])
+        phase = phase.of_rows(with_reruns).and_also(needs.rerun_stage, reruns, written[needs.rerun_stage_of_op])
         add_rows(model, phase, np.zeros(len(stages) + 1, dtype=np.int64), self.room)
 
     def _add_memory_of_each_rerun(self, model: CpModel) -> None:
@@ -222,10 +222,10 @@ class RetentionModel:
         """
         needs, stages = self.needs, self.stages
         tensor = needs.tensor[needs_here]
-        others = ~(np.isin(tensor, stages.inputs[op]) | (stages.made_at[tensor] == op))
+        others = ~(np.isin(tensor, stages.inputs[op]) | (stages.produced_at[tensor] == op))
         needs_here, tensor = needs_here[others], tensor[others]
         wanted = needs.is_read[needs_here] | (self._last_rerun_reader[needs_here] > op)
-        again = needs_here[wanted & (needs.rerun[needs_here] >= 0) & (stages.made_at[tensor] < op)]
+        again = needs_here[wanted & (needs.rerun[needs_here] >= 0) & (stages.produced_at[tensor] < op)]
         beyond = needs_here[~wanted] + 1
         beyond = beyond[beyond < len(needs)]
         return needs_here[wanted], again, beyond[needs.tensor[beyond] == needs.tensor[beyond - 1]]

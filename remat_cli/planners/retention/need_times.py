@@ -61,7 +61,7 @@ class NeedTimes:
         for _ in range(depth):
             tensor, stage, before, free_from = _gaps(stages, reads, needs)
             del before
-            makers = stages.made_at[tensor]
+            makers = stages.produced_at[tensor]
             may = stages.recomputable[makers] & (tight_before[stage] > tight_before[free_from])
             grown = np.union1d(reruns, makers[may] * count + stage[may])
             if len(grown) == len(reruns):
@@ -69,7 +69,7 @@ class NeedTimes:
             reruns = grown
             needs = np.union1d(reads, _needs_of(stages, reruns))
         tensor, stage, before, free_from = _gaps(stages, reads, needs)
-        wanted = stages.made_at[tensor] * count + stage
+        wanted = stages.produced_at[tensor] * count + stage
         position = np.searchsorted(reruns, wanted)
         has_rerun = np.append(reruns, -1)[position] == wanted
         return cls(
@@ -96,7 +96,7 @@ def _gaps(stages: Stages, reads: Ints, needs: Ints) -> tuple[Ints, Ints, Ints, I
     count = len(stages) + 1
     tensor, stage = needs // count, needs % count
     is_first = np.diff(tensor, prepend=-1) > 0
-    before = np.where(is_first, stages.made_at[tensor], np.roll(stage, 1))
+    before = np.where(is_first, stages.produced_at[tensor], np.roll(stage, 1))
     # If the need before is only that of a recomputation, the tensor can be dropped before that stage's own op runs.
     was_read = np.roll(np.isin(needs, reads, assume_unique=True), 1)
     return tensor, stage, before, before + (is_first | was_read)

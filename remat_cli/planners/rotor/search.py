@@ -136,6 +136,6 @@ class RotorSearch:
         """
         best = min(self._tried, key=lambda number: self._incumbent.merit(self._tried[number]))
         gaps = [(low, high) for low, high in pairwise(sorted(self._tried)) if high - low > 1]
-        beside = [gap for gap in gaps if best in gap]
-        low, high = max(beside or gaps, key=lambda gap: (gap[1] - gap[0], gap))
+        adjacent = [gap for gap in gaps if best in gap]
+        low, high = max(adjacent or gaps, key=lambda gap: (gap[1] - gap[0], gap))
         return (low + high) // 2

@@ -33,7 +33,7 @@ def without_needless_reruns(sequence: AnySequence, budget_bytes: int, limits: Li
         return sequence
     shrinking = _ShrinkingSequence(sequence)
     time, runs = sequence.graph.arrays.op_time.tolist(), sequence.ops.tolist()
-    waiting = sorted(shrinking.reruns(), key=lambda at: (-time[runs[at]] / max(shrinking.bytes_made(at), 1), at))
+    waiting = sorted(shrinking.reruns(), key=lambda at: (-time[runs[at]] / max(shrinking.written_bytes(at), 1), at))
     while waiting:
         refused = []
         for at in waiting:
@@ -81,7 +81,7 @@ class _ShrinkingSequence(Generic[AnySequence]):
         for positions in self._runs_of:
             yield from positions[1:]
 
-    def bytes_made(self, at: int) -> int:
+    def written_bytes(self, at: int) -> int:
         """Return the output bytes of a run that are needed afterwards."""
         return sum(self._size[t] for t in self._outputs[self._runs[at]] if self._end(t, at) > at)
 
@@ -114,9 +114,9 @@ class _ShrinkingSequence(Generic[AnySequence]):
         for t in self._inputs[op]:
             self._reads_of[t].remove(at)
         for t in self._inputs[op]:
-            made = self._made(t, at)
-            if self.memory[made] >= 0 and self._is_useless(made):
-                self.leave_out(made, budget_bytes=2**62)
+            run = self._producing_run(t, at)
+            if self.memory[run] >= 0 and self._is_useless(run):
+                self.leave_out(run, budget_bytes=2**62)
 
     def _is_useless(self, at: int) -> bool:
         """Tell whether no run needs the run's outputs, and its op has another."""
@@ -131,13 +131,13 @@ class _ShrinkingSequence(Generic[AnySequence]):
         op = self._runs[at]
         for t in self._outputs[op]:
             if self._end(t, at) > at:  # its last instance lives on
-                end = self._end(t, self._made(t, at))
+                end = self._end(t, self._producing_run(t, at))
                 yield end + 1, at, self._size[t]
                 yield end, end + 1, self._shared(t, end)
         for t in self._inputs[op]:
-            made = self._made(t, at)
-            if self._end(t, made) == at:
-                end = self._last_read(t, made, at)
+            run = self._producing_run(t, at)
+            if self._end(t, run) == at:
+                end = self._last_read(t, run, at)
                 yield end + 1, at, -self._size[t]
                 yield end, end + 1, -self._shared(t, end)
 
@@ -146,27 +146,27 @@ class _ShrinkingSequence(Generic[AnySequence]):
         op = self._runs[at]
         return self._inplace_bytes[op] if self._inplace[op] == tensor else 0
 
-    def _made(self, tensor: int, before: int) -> int:
+    def _producing_run(self, tensor: int, before: int) -> int:
         """Return the position of a tensor's last producing run before `before`."""
         positions = self._runs_of[self._producer[tensor]]
         return positions[bisect_left(positions, before) - 1]
 
-    def _end(self, tensor: int, made: int) -> int:
+    def _end(self, tensor: int, run: int) -> int:
         """Return the position after which an instance is freed.
 
-        The instance is the one produced at `made`. A position past the end means never.
+        The instance is the one produced at `run`. A position past the end means never.
         """
         positions = self._runs_of[self._producer[tensor]]
-        after = bisect_right(positions, made)
+        after = bisect_right(positions, run)
         if after < len(positions):
-            return self._last_read(tensor, made, positions[after])
-        return len(self._runs) if self._is_output[tensor] else self._last_read(tensor, made, len(self._runs))
+            return self._last_read(tensor, run, positions[after])
+        return len(self._runs) if self._is_output[tensor] else self._last_read(tensor, run, len(self._runs))
 
-    def _last_read(self, tensor: int, made: int, before: int) -> int:
+    def _last_read(self, tensor: int, run: int, before: int) -> int:
         """Return the last position before `before` that reads an instance.
 
-        The instance is the one produced at `made`, which is the result without a reader.
+        The instance is the one produced at `run`, which is the result without a reader.
         """
         reads = self._reads_of[tensor]
         place = bisect_left(reads, before)
-        return max(reads[place - 1], made) if place else made
+        return max(reads[place - 1], run) if place else run

@@ -208,12 +208,12 @@ class RematSequence:
         Leading to the graph's outputs counts, too.
         """
         start, instances = self.inputs.start.tolist(), self.inputs.values.tolist()
-        made_at = self._maker_of
+        produced_at = self._maker_of
         is_wanted = bytearray((~self.is_rerun).tobytes() + b"\1")
         for position in range(len(self), -1, -1):
             if is_wanted[position]:
                 for instance in instances[start[position] : start[position + 1]]:
-                    is_wanted[made_at[instance]] = True
+                    is_wanted[produced_at[instance]] = True
         return np.frombuffer(is_wanted, dtype=np.bool_)[:-1]
 
     def without_useless_runs(self) -> Self:
@@ -249,10 +249,10 @@ class RematSequence:
                 reruns.
         """
         again = np.append(again, np.zeros(len(self) + 1 - at, dtype=np.bool_))
-        made_at = self.made[0]
+        produced_at = self.made[0]
         read_at, instance = self.read
-        late = np.flatnonzero((read_at > at) & again[made_at[instance]])
-        makers: list[int] = made_at[instance[late]].tolist()
+        late = np.flatnonzero((read_at > at) & again[produced_at[instance]])
+        makers: list[int] = produced_at[instance[late]].tolist()
         is_due = bytearray(again.tobytes())
         runs: list[int] = []
         places: list[int] = []
@@ -268,11 +268,11 @@ class RematSequence:
 
         They are not due afterwards.
         """
-        made_at = self._maker_of
+        produced_at = self._maker_of
         stack = [maker]
         while stack:
             run = stack[-1]
-            due = next((p for i in self.inputs[run].tolist() if is_due[p := made_at[i]]), None)
+            due = next((p for i in self.inputs[run].tolist() if is_due[p := produced_at[i]]), None)
             if due is None:
                 stack.pop()
                 is_due[run] = False

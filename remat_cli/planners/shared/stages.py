@@ -25,7 +25,7 @@ class Stages:
         graph: the graph to plan.
         order: [N] number in the graph of the op that each stage runs.
         bytes: [T] int64, size of each tensor.
-        made_at: [T] stage of each tensor's producer; ascending.
+        produced_at: [T] stage of each tensor's producer; ascending.
         tensor: [T] number of each tensor in `graph.arrays`.
         read_tensor: [R] tensor of each read; reads are distinct, sorted by tensor, then by stage.
         read_stage: [R] stage of each read, up to N.
@@ -34,7 +34,7 @@ class Stages:
     graph: Graph
     order: Ints
     bytes: Ints
-    made_at: Ints
+    produced_at: Ints
     tensor: Ints
     read_tensor: Ints
     read_stage: Ints
@@ -51,9 +51,9 @@ class Stages:
         stage_of_op = np.empty(count, dtype=np.int64)
         stage_of_op[order] = np.arange(count)
         producer = arrays.producer
-        made_at = np.where(producer >= 0, stage_of_op[producer], -1)
+        produced_at = np.where(producer >= 0, stage_of_op[producer], -1)
         real = np.flatnonzero((producer >= 0) & (arrays.tensor_bytes > 0))
-        real = real[np.argsort(made_at[real], kind="stable")]
+        real = real[np.argsort(produced_at[real], kind="stable")]
         number = np.full(len(producer), -1, dtype=np.int64)
         number[real] = np.arange(len(real))
         readers, tensors = GraphReads.of(graph).every_read
@@ -66,7 +66,7 @@ class Stages:
             graph=graph,
             order=order,
             bytes=arrays.tensor_bytes[real],
-            made_at=made_at[real],
+            produced_at=produced_at[real],
             tensor=real,
             read_tensor=keys // (count + 1),
             read_stage=keys % (count + 1),
@@ -101,12 +101,12 @@ class Stages:
     @cached_property
     def outputs(self) -> Ragged:
         """The tensors that each stage's op produces."""
-        return Ragged.of(self.made_at, np.arange(len(self.made_at)), len(self))
+        return Ragged.of(self.produced_at, np.arange(len(self.produced_at)), len(self))
 
     @cached_property
     def last_read(self) -> Ints:
         """[T] stage of each tensor's last read, or of its producer if unread."""
-        last = self.made_at.copy()
+        last = self.produced_at.copy()
         np.maximum.at(last, self.read_tensor, self.read_stage)
         return last
 
@@ -140,7 +140,7 @@ class Stages:
         count = len(self)
         # A tensor is held through the stages between its production and its last read, as neither input nor output.
         change = np.zeros(count + 2, dtype=np.int64)
-        np.add.at(change, self.made_at, self.bytes)
+        np.add.at(change, self.produced_at, self.bytes)
         np.add.at(change, self.last_read + 1, -self.bytes)
         alive = np.cumsum(change)[:count]
         ends_here = np.zeros(count, dtype=np.bool_)

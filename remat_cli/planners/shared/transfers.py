@@ -64,7 +64,7 @@ class Absence:
     Attributes:
         name: name of the tensor.
         bytes: its size.
-        made_at: production of the instance, when its offload begins.
+        produced_at: production of the instance, when its offload begins.
         left_after: the use after which it may leave.
         wanted_at: the next use.
         freed_before: the run that needs its memory.
@@ -73,7 +73,7 @@ class Absence:
 
     name: str
     bytes: int
-    made_at: int
+    produced_at: int
     left_after: int
     wanted_at: int
     freed_before: int = -1
@@ -102,12 +102,12 @@ class IdleGaps:
             sequence: the sequence of runs.
             may_move: [T] whether each tensor of the graph may move.
         """
-        made_at, tensor = sequence.made
+        produced_at, tensor = sequence.made
         read_at, read = sequence.read
         moves = may_move[tensor]
         inside = moves[read]
         instance = np.concatenate([np.flatnonzero(moves), read[inside]])
-        used_at = np.concatenate([made_at[moves], read_at[inside]])
+        used_at = np.concatenate([produced_at[moves], read_at[inside]])
         order = np.lexsort((used_at, instance))
         instance, used_at = instance[order], used_at[order]
         is_gap = (instance[1:] == instance[:-1]) & (used_at[1:] > used_at[:-1] + 1)
@@ -191,12 +191,12 @@ class OffloadSequence(RematSequence):
     @cached_property
     def _away(self) -> tuple[Ints, Ints, Ints]:
         """Instances, the first run without each, and the run before its prefetch."""
-        gaps, start, made_at = self.gaps, self._start, self.made[0]
+        gaps, start, produced_at = self.gaps, self._start, self.made[0]
         end = np.append(self._end, np.inf)
         instance, left, wanted = gaps.instance, gaps.left_after, gaps.wanted_at
         for queued in (False, True):
             duration = self.bytes[instance] * self.time_per_byte
-            out = _ends(end[made_at[instance]], _once(instance, duration) if queued else duration, queued)
+            out = _ends(end[produced_at[instance]], _once(instance, duration) if queued else duration, queued)
             back = -_ends_by_order(-start[wanted], duration, np.lexsort((-instance, -wanted)), queued)
             leaves = np.maximum(left + 1, np.searchsorted(start, out))
             returns = np.minimum(np.searchsorted(end, back, side="right"), wanted)
@@ -248,16 +248,16 @@ class OffloadSequence(RematSequence):
         """
         memory = self._held.copy()
         gaps = self.gaps
-        made_at, tensor = self.made
+        produced_at, tensor = self.made
         names = self.graph.arrays.tensor_names
         possible = [
-            Absence(names[tensor[each]], int(self.bytes[each]), int(made_at[each]), left, wanted)
+            Absence(names[tensor[each]], int(self.bytes[each]), int(produced_at[each]), left, wanted)
             for each, left, wanted in zip(
                 gaps.instance.tolist(), gaps.left_after.tolist(), gaps.wanted_at.tolist(), strict=True
             )
         ]
         absent = _leave(possible, self._ready.tolist(), memory, budget_bytes)
-        absent.sort(key=lambda absence: (absence.wanted_at, -absence.made_at))
+        absent.sort(key=lambda absence: (absence.wanted_at, -absence.produced_at))
         latest = [0] * len(absent) if early else self._latest(absent)
         return _woven(with_frees(self.graph, self.names), _come_back(absent, latest, memory, budget_bytes))
 
@@ -387,9 +387,9 @@ def _woven(plain: Schedule, absent: Sequence[Absence]) -> Schedule:
     after: dict[int, list[Step]] = defaultdict(list)
     moved: set[tuple[str, int]] = set()
     for absence in sorted(absent, key=lambda absence: absence.freed_before):
-        if (absence.name, absence.made_at) not in moved:
-            moved.add((absence.name, absence.made_at))
-            after[absence.made_at].append(Offload(absence.name))
+        if (absence.name, absence.produced_at) not in moved:
+            moved.add((absence.name, absence.produced_at))
+            after[absence.produced_at].append(Offload(absence.name))
         before[absence.freed_before] += (Wait(absence.name), Free(absence.name))
     for absence in absent:
         before[absence.back_before].append(Prefetch(absence.name))

@@ -152,14 +152,14 @@ class StateSpace:
         for bit in reversed(bits):
             left.append(left[-1] + self._bytes[bit])
         left.reverse()
-        found = []
+        smallest = []
         # The last one taken is the smallest: if it is needed, all of them are.
         stack = [(0, excess, 0)]
         while stack:
             first, missing, taken = stack.pop()
             if missing <= 0:
-                found.append(taken)
+                smallest.append(taken)
             elif missing <= left[first]:
                 stack.append((first + 1, missing, taken))
                 stack.append((first + 1, missing - self._bytes[bits[first]], taken | bits[first]))
-        return tuple(found)
+        return tuple(smallest)

@@ -58,13 +58,13 @@ def _lying(run: Run, arena: Arena) -> Iterator[_Lying]:
     addresses = {(address.step, address.tensor): address for address in arena.addresses}
     # Tensors at the start, or of the first step, begin at 0; a step begins at the end of the step before.
     times = (0, *run.trace.times, run.trace.times[-1])
-    needed, made = needed_by(run.graph, run.schedule), set[str]()
+    needed, produced = needed_by(run.graph, run.schedule), set[str]()
     for (step, tensor), buffer in sorted(
         zip(needed.things, needed.buffers, strict=True), key=lambda each: each[1].lower
     ):
-        colour = _colour(run, step, tensor, made)
+        colour = _colour(run, step, tensor, produced)
         if tensor is not None:
-            made.add(tensor)
+            produced.add(tensor)
         op = run.schedule.steps[step] if step != AT_START else None
         owner = op.op if isinstance(op, Compute | Inplace) else ""
         name = f"workspace of {owner}" if tensor is None else tensor
@@ -73,14 +73,14 @@ def _lying(run: Run, arena: Arena) -> Iterator[_Lying]:
         yield _Lying(start, end, address.offset, buffer.size, colour, name, address.bank)
 
 
-def _colour(run: Run, step: int, tensor: str | None, made: set[str]) -> str:
+def _colour(run: Run, step: int, tensor: str | None, produced: set[str]) -> str:
     if tensor is None:
         return "workspace"
     if step == AT_START:
         return "input"
     if isinstance(run.schedule.steps[step], Prefetch):
         return "host"
-    return "again" if tensor in made else "plan"
+    return "again" if tensor in produced else "plan"
 
 
 def arena_svg(run: Run, arena: Arena) -> str:

@@ -93,7 +93,8 @@ def _run(story: Story, names: Sequence[str], numbers: Mapping[str, int]) -> dict
         ],
         "stays": [number for name in names for number in _written(story.stays.get(name, ()))],
         "link": [
-            {"label": way, "transfers": _spans(transfers, numbers)} for way, transfers in queues(story.run).items()
+            {"label": direction, "transfers": _spans(transfers, numbers)}
+            for direction, transfers in queues(story.run).items()
         ],
     }
 
@@ -137,5 +138,5 @@ def _differences(values: Sequence[int]) -> list[int]:
 def _distinct(texts: Iterable[str]) -> tuple[list[str], list[int]]:
     """Return the distinct texts, and the number of each text."""
     numbers: dict[str, int] = {}
-    found = [numbers.setdefault(text, len(numbers)) for text in texts]
-    return list(numbers), found
+    places = [numbers.setdefault(text, len(numbers)) for text in texts]
+    return list(numbers), places

@@ -215,13 +215,13 @@ class Rerun:
 def reruns_by_op(run: Run) -> list[Rerun]:
     """Return the ops with reruns, most extra time first."""
     tensors = run.graph.tensors
-    found = []
+    reruns = []
     for op in run.graph.ops:
         extra = run.trace.runs[op.name] - 1
         if extra > 0:
-            made = sum(tensors[name].bytes for name in op.outputs)
-            found.append(Rerun(op.name, 1, extra, extra * op.time, extra * made))
-    return sorted(found, key=lambda rerun: -rerun.time)
+            output_bytes = sum(tensors[name].bytes for name in op.outputs)
+            reruns.append(Rerun(op.name, 1, extra, extra * op.time, extra * output_bytes))
+    return sorted(reruns, key=lambda rerun: -rerun.time)
 
 
 def reruns_by_type(run: Run) -> list[Rerun]:

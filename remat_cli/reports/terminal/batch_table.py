@@ -74,7 +74,7 @@ def batch_report(result: BatchResult) -> Report:
     more = len(result.lines) - len(rows)
     headers = ["graph", "mode", "dims", "budget", "", "config", "status", "peak", "overhead"]
     return Report(
-        facts([*_facts(result), *_alike(rows)]),
+        facts([*_facts(result), *_shared_facts(rows)]),
         Text(verdict, f"bold {style}"),
         *([_table(headers, rows)] if rows else []),
         *([Text(f"and {more:,} more, which are in the results")] if more > 0 else []),
@@ -98,7 +98,7 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Renderable
     )
 
 
-def _alike(rows: Sequence[Sequence[Cell]]) -> list[tuple[str, Cell]]:
+def _shared_facts(rows: Sequence[Sequence[Cell]]) -> list[tuple[str, Cell]]:
     """Return the mode and dims shared by all graphs."""
     said = {header: next((row[place] for row in rows if row[place]), "") for header, place in _READ_AS.items()}
     return [(header, cell) for header, cell in said.items() if cell and not _differs(header, rows)]

@@ -124,7 +124,7 @@ def apply_summary(
 def _other_options(execution: InBothSessions | None) -> str:
     if execution is None:
         return _OTHER_OPTIONS.format(measured="; --execute measures what that takes")
-    return clean(_OTHER_OPTIONS.format(measured=f": {execution.usual.beside(execution.ours.measured)}"))
+    return clean(_OTHER_OPTIONS.format(measured=f": {execution.usual.compared_with(execution.ours.measured)}"))
 
 
 def executed_report(report: RenderableType, execution: ModelExecution | StepExecution | None) -> RenderableType:

@@ -173,8 +173,8 @@ class MemoryTimeline:
         if self.run.recomputing:
             again = [Lifetime(index, index + 1) for index in self.run.recomputing]
             yield _line("again", gutter, " ", marks(self.run, again, self.total, width, absent=" ", style=AGAIN_STYLE))
-        for way, transfers in self._queues.items():
-            yield _line(way, gutter, " ", _use(busy_shares(transfers, self.total, width)))
+        for direction, transfers in self._queues.items():
+            yield _line(direction, gutter, " ", _use(busy_shares(transfers, self.total, width)))
         yield _line("", gutter, " ", Text(_axis_labels(width, boundary, self._end()), QUIET_STYLE))
 
     def _end(self) -> str:

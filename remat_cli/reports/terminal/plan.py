@@ -299,16 +299,16 @@ def _counts(graph: Graph) -> list[tuple[str, Cell]]:
 
 def _sizes(prepared: Prepared) -> list[Row]:
     graph, kept = prepared.graph, prepared.kept
-    made = dict.fromkeys(Phase, 0)
+    written = dict.fromkeys(Phase, 0)
     for name, op in graph.producer.items():
-        made[op.phase] += graph.tensors[name].bytes
+        written[op.phase] += graph.tensors[name].bytes
     rows: list[Row] = [
         ["resident", format_bytes(graph.resident_bytes), _resident(prepared)],
         ["graph inputs", format_bytes(graph.fixed_bytes - graph.resident_bytes), _inputs(prepared)],
-        ["activations", format_bytes(made[Phase.FORWARD]), "all that forward ops make"],
+        ["activations", format_bytes(written[Phase.FORWARD]), "all that forward ops make"],
     ]
-    if made[Phase.BACKWARD]:
-        rows.append(["gradients", format_bytes(made[Phase.BACKWARD]), "all that backward ops make"])
+    if written[Phase.BACKWARD]:
+        rows.append(["gradients", format_bytes(written[Phase.BACKWARD]), "all that backward ops make"])
     if kept is not None:
         parts = f"floats {format_bytes(kept.float_bytes)}, indices and masks {format_bytes(kept.integer_bytes)}"
         rows.append(["kept for backward", format_bytes(kept.float_bytes + kept.integer_bytes), parts])

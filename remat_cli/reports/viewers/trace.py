@@ -23,7 +23,7 @@ Event = dict[str, Any]
 _PROCESS = 1
 _COMPUTE, _FREES, _TO_HOST, _TO_DEVICE = 1, 2, 3, 4
 _TRACKS = {_COMPUTE: "compute", _FREES: "frees", _TO_HOST: "to host", _TO_DEVICE: "to device"}
-_WAYS = {Direction.TO_HOST: _TO_HOST, Direction.TO_DEVICE: _TO_DEVICE}
+_LANES = {Direction.TO_HOST: _TO_HOST, Direction.TO_DEVICE: _TO_DEVICE}
 
 
 def trace_bytes(run: Run, *, budget_bytes: int | None, compressed: bool = False) -> bytes:
@@ -105,7 +105,7 @@ def _slice(run: Run, track: int, name: str, span: tuple[int, int], args: Mapping
 
 def _copy(run: Run, step: Step, transfer: Transfer) -> Event:
     args = {"step": transfer.step, "bytes": transfer.bytes}
-    return _slice(run, _WAYS[transfer.direction], transfer.tensor, (transfer.start, transfer.end), args, step)
+    return _slice(run, _LANES[transfer.direction], transfer.tensor, (transfer.start, transfer.end), args, step)
 
 
 def _described(graph: Graph, step: Step, again: bool) -> tuple[str, dict[str, Any]]:

@@ -104,7 +104,7 @@ class UsualRun:
     time_ns: int | None = None
     failure: str = ""
 
-    def beside(self, measured: int) -> str:
+    def compared_with(self, measured: int) -> str:
         """Return a sentence that compares `measured` with this run.
 
         `measured` is the peak with `session_options()`. The sentence has no full stop.
@@ -308,7 +308,7 @@ def execute(
                 parted_at = _parted_at(child, rewritten, graph, schedule, observe, at_most=peak.at_most)
         except _Failed as failed:
             raise failed.as_error("the rewritten model does not run in onnxruntime", InvalidSchedule) from None
-    outputs = {name: found for name, found in plain["outputs"].items() if found is not None}
+    outputs = {name: digest for name, digest in plain["outputs"].items() if digest is not None}
     return ModelExecution(
         version=plan["version"],
         usual=usual,
@@ -319,8 +319,8 @@ def execute(
         fused=is_fused(rewritten.proto),
         nodes=len(rewritten.order),
         outputs=tuple(outputs),
-        changed=tuple(name for name, found in outputs.items() if plan["outputs"].get(name) != found),
-        not_finite=tuple(name for name, found in outputs.items() if not found["finite"]),
+        changed=tuple(name for name, digest in outputs.items() if plan["outputs"].get(name) != digest),
+        not_finite=tuple(name for name, digest in outputs.items() if not digest["finite"]),
         out_of_order=_out_of_order(rewritten, order),
         parted_at=parted_at,
         random_weights=len(child.request["random_weights"]),
@@ -365,15 +365,15 @@ def in_both_sessions(
         run = partial(child.run, path) if rewritten is None else partial(child.run_proto, rewritten)
         try:
             observe.phase("running the model with session_options()")
-            found = run(timed_runs=_TIMED_RUNS)
+            result = run(timed_runs=_TIMED_RUNS)
         except _Failed as failed:
             raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
         observe.phase("running the model with onnxruntime's own options")
         usual = _usual_run(run)
     bounds = upper_bounds(model.graph)
-    ours = ProcessPeak(_peak(graph, schedule), found["peak_bytes"], bool(bounds))
+    ours = ProcessPeak(_peak(graph, schedule), result["peak_bytes"], bool(bounds))
     drawn = len(child.request["random_weights"])
-    return InBothSessions(found["version"], ours, found["time_ns"], usual, drawn, bounds)
+    return InBothSessions(result["version"], ours, result["time_ns"], usual, drawn, bounds)
 
 
 def times_of(
@@ -403,10 +403,10 @@ def times_of(
     with TemporaryDirectory(prefix="remat-") as folder:
         child = _Child(Path(folder), _request(path, model, seed, None, Path(folder)), time_limit)
         try:
-            found = child.run_proto(rewritten.proto, profile=True, runs=runs)
+            result = child.run_proto(rewritten.proto, profile=True, runs=runs)
         except _Failed as failed:
             raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
-    return found["version"], found["times_ns"]
+    return result["version"], result["times_ns"]
 
 
 def kernels_of(
@@ -428,7 +428,7 @@ def kernels_of(
     Raises:
         UsageError: an input of the whole model has a type without random values.
     """
-    values, found = model.graph.values, {}
+    values, workspace = model.graph.values, {}
     with TemporaryDirectory(prefix="remat-") as folder:
         child = _Child(Path(folder), _request(path, model, seed, None, Path(folder)), time_limit)
         for node in nodes:
@@ -438,8 +438,8 @@ def kernels_of(
                 answer = child.run_proto(alone, inputs=inputs)
             except (_Failed, UsageError):
                 continue
-            found[node.name] = max(0, answer["peak_bytes"] - sum(values[name].type.bytes for name in node.outputs))
-    return found
+            workspace[node.name] = max(0, answer["peak_bytes"] - sum(values[name].type.bytes for name in node.outputs))
+    return workspace
 
 
 def _alone(model: SizedModel, node: Node) -> onnx.ModelProto:
@@ -526,7 +526,7 @@ def _trip_counts(model: SizedModel) -> dict[str, int]:
         name = node.input[0]
         while name in maker and maker[name].proto.op_type in _KEEP_NUMBERS:
             name = maker[name].proto.input[0]
-        kinds = [model.graph.values[made].type for made in node.output[len(node.input) - 2 :] if made]
+        kinds = [model.graph.values[output].type for output in node.output[len(node.input) - 2 :] if output]
         lengths = [kind.shape[0] for kind in kinds if isinstance(kind, TensorType) and kind.shape]
         if name in model.graph.inputs:
             counts[name] = max(lengths, default=_ITERATIONS)
@@ -654,10 +654,10 @@ class _Child:
 
 def _usual_run(run: Callable[..., dict[str, Any]]) -> UsualRun:
     try:
-        found = run(as_it_comes=True, timed_runs=_TIMED_RUNS)
+        result = run(as_it_comes=True, timed_runs=_TIMED_RUNS)
     except _Failed as failed:
         return UsualRun(failure=failed.reason)
-    return UsualRun(found["peak_bytes"], found["time_ns"])
+    return UsualRun(result["peak_bytes"], result["time_ns"])
 
 
 def _crash(code: int, said: str) -> _Failed:
@@ -709,5 +709,5 @@ def _parted_at(
         observe.phase(f"looking for the op at which memory departs: {len(model.graph.node)} nodes")
         return not ProcessPeak(peak, child.run_proto(model)["peak_bytes"], at_most).agrees
 
-    found = first_parting(rewritten, predicted, departs)
-    return None if found is None else schedule.computes[found]
+    index = first_parting(rewritten, predicted, departs)
+    return None if index is None else schedule.computes[index]

@@ -75,10 +75,10 @@ def rebase(model: onnx.ModelProto, source: Path, target: Path) -> None:
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = str(PurePosixPath(Path(below).as_posix()) / location)
-        weights, found = home / location, folder / location_of(tensor)
-        if not os.path.samefile(weights, found):
+        weights, wanted = home / location, folder / location_of(tensor)
+        if not os.path.samefile(weights, wanted):
             raise UsageError(
-                f"{str(found)!r} is not the file {str(weights)!r} that holds the weights",
+                f"{str(wanted)!r} is not the file {str(weights)!r} that holds the weights",
                 hint="write the model beside its weights",
             )
 

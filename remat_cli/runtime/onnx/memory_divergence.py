@@ -54,10 +54,10 @@ def part(rewritten: Rewritten, computes: int) -> onnx.ModelProto:
 
     whole = rewritten.proto.graph
     cut = rewritten.positions.index(computes) if computes in rewritten.positions else len(whole.node)
-    made = {name for node in whole.node[:cut] for name in node.output if name}
+    produced = {name for node in whole.node[:cut] for name in node.output if name}
     later = {name for node in whole.node[cut:] for name in (*node.input, *captured_names(node))}
-    results = [value for value in whole.output if value.name in made]
-    kept = sorted((later & made) - {value.name for value in results})
+    results = [value for value in whole.output if value.name in produced]
+    kept = sorted((later & produced) - {value.name for value in results})
     readers = [helper.make_node("Identity", [name], [f"{_MARK}.{name}"], f"{_MARK}.{name}") for name in kept]
     # A model needs an output.
     mark = helper.make_node("Constant", [], [_MARK], _MARK, value_int=0)
@@ -69,6 +69,6 @@ def part(rewritten: Rewritten, computes: int) -> onnx.ModelProto:
     model.graph.initializer.extend(whole.initializer)
     model.graph.sparse_initializer.extend(whole.sparse_initializer)
     model.graph.input.extend(whole.input)
-    model.graph.value_info.extend(value for value in whole.value_info if value.name in made)
+    model.graph.value_info.extend(value for value in whole.value_info if value.name in produced)
     model.graph.output.extend([*results, helper.make_tensor_value_info(_MARK, onnx.TensorProto.INT64, [])])
     return model

@@ -100,7 +100,7 @@ class _Walk:
         for read in node.reads:
             self._refresh(read)
         self._run(node, position)
-        for reader in [reader for made in node.outputs for reader in self.size_readers.pop(made, ())]:
+        for reader in [reader for output in node.outputs for reader in self.size_readers.pop(output, ())]:
             self._run(reader, None)
 
     def _run(self, node: Node, position: int | None) -> None:

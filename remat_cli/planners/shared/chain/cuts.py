@@ -41,7 +41,7 @@ class ForwardValues:
         graph: the training graph.
         ops: numbers of the forward ops.
         backward: numbers of the backward ops.
-        made_at: place of each forward tensor's producer.
+        produced_at: place of each forward tensor's producer.
         last_read: place of the last forward op that reads each tensor. The loss counts as a forward op after the last
             one. A tensor that neither reads has the place of its producer.
         pinned: numbers of the pinned tensors.
@@ -59,18 +59,18 @@ class ForwardValues:
         self.backward = forward.backward
         self._arrays = arrays = graph.arrays
         self._bytes: list[int] = arrays.tensor_bytes.tolist()
-        self.made_at = {t: place for place, op in enumerate(self.ops) for t in arrays.outputs[op]}
-        self.last_read = dict(self.made_at)
+        self.produced_at = {t: place for place, op in enumerate(self.ops) for t in arrays.outputs[op]}
+        self.last_read = dict(self.produced_at)
         for place, op in enumerate(self.ops):
-            self.last_read.update((t, place) for t in arrays.inputs[op] if t in self.made_at)
-        self._read_by_backward = {t for op in self.backward for t in arrays.inputs[op] if t in self.made_at}
-        self.pinned = frozenset(t for t in self.made_at if self._must_stay(t))
+            self.last_read.update((t, place) for t in arrays.inputs[op] if t in self.produced_at)
+        self._read_by_backward = {t for op in self.backward for t in arrays.inputs[op] if t in self.produced_at}
+        self.pinned = frozenset(t for t in self.produced_at if self._must_stay(t))
         read_by_loss = [t for op in self.backward for t in self._loss_reads(op)]
         self.last_read.update((t, len(self.ops)) for t in read_by_loss)
 
     def is_read(self, tensor: int) -> bool:
         """Tell whether any forward or backward op reads a forward tensor."""
-        return tensor in self._read_by_backward or self.last_read[tensor] > self.made_at[tensor]
+        return tensor in self._read_by_backward or self.last_read[tensor] > self.produced_at[tensor]
 
     def cuts(self, allowed: Cuts) -> list[Cut]:
         """Return the allowed cuts, ascending.
@@ -81,10 +81,10 @@ class ForwardValues:
         live = _Tensors(self._bytes)
         new = _Tensors(self._bytes)  # live tensors that the cut before does not pass on
         unread = _Tensors(self._bytes)  # new tensors that no backward op reads
-        for place, (made, dead) in enumerate(self._births_and_deaths()):
+        for place, (born, dead) in enumerate(self._births_and_deaths()):
             for tensors in (live, new):
-                tensors.add(made)
-            unread.add(t for t in made if t not in self._read_by_backward)
+                tensors.add(born)
+            unread.add(t for t in born if t not in self._read_by_backward)
             for tensors in (live, new, unread):
                 tensors.remove(dead)
             is_narrow = allowed is not Cuts.SINGLE or live.count <= 1
@@ -99,8 +99,8 @@ class ForwardValues:
         """Return the tensors that cuts at these places pass on."""
         handed_on = {}
         live: set[int] = set()
-        for place, (made, dead) in enumerate(self._births_and_deaths()):
-            live.update(made)
+        for place, (born, dead) in enumerate(self._births_and_deaths()):
+            live.update(born)
             live.difference_update(dead)
             if place in places:
                 handed_on[place] = frozenset(live)
@@ -149,7 +149,7 @@ class ForwardValues:
         The list is empty if the op reads any other value.
         """
         produced = [t for t in self._arrays.inputs[op] if self._arrays.producer[t] >= 0]
-        is_loss = all(t in self.made_at and self.last_read[t] == self.made_at[t] for t in produced)
+        is_loss = all(t in self.produced_at and self.last_read[t] == self.produced_at[t] for t in produced)
         return produced if is_loss else []
 
     def _births_and_deaths(self) -> Iterator[tuple[list[int], list[int]]]:
@@ -161,18 +161,18 @@ class ForwardValues:
         for tensor, place in self.last_read.items():
             dead.setdefault(place, []).append(tensor)
         for place, op in enumerate(self.ops):
-            made = [t for t in self._arrays.outputs[op] if self.last_read[t] > place and t not in self.pinned]
-            yield made, dead.get(place, [])
+            born = [t for t in self._arrays.outputs[op] if self.last_read[t] > place and t not in self.pinned]
+            yield born, dead.get(place, [])
 
     def _shares(self, cuts: Sequence[Cut]) -> Iterator[float]:
         """Yield the share of each segment in bytes plus its share in time."""
         time = self._arrays.op_time[self.ops].tolist()
-        made = [sum(self._bytes[t] for t in self._arrays.outputs[op]) for op in self.ops]
-        all_made, all_time = max(sum(made), 1), max(sum(time), 1)
+        output_bytes = [sum(self._bytes[t] for t in self._arrays.outputs[op]) for op in self.ops]
+        all_made, all_time = max(sum(output_bytes), 1), max(sum(time), 1)
         begin = 0
         for cut in cuts:
             end = cut.place + 1
-            yield sum(made[begin:end]) / all_made + sum(time[begin:end]) / all_time
+            yield sum(output_bytes[begin:end]) / all_made + sum(time[begin:end]) / all_time
             begin = end
 
 

@@ -83,7 +83,7 @@ class _Segments:
         self._ends = ends
         self._graph = values.graph
         self._arrays = values.graph.arrays
-        self._made_in = {t: self._layer_at(place) for t, place in values.made_at.items()}
+        self._producing_layer = {t: self._layer_at(place) for t, place in values.produced_at.items()}
         # A layer's input stays in memory for its backward.
         self._last_reader = {t: self._layer_at(place) for t, place in values.last_read.items()}
         self._layer_of = {op: self._layer_at(place) for place, op in enumerate(values.ops)}
@@ -99,7 +99,7 @@ class _Segments:
 
     def _reads(self, op: int) -> list[int]:
         """Return the forward values that a backward op reads, unless pinned."""
-        return [t for t in self._arrays.inputs[op] if t in self._made_in and t not in self._values.pinned]
+        return [t for t in self._arrays.inputs[op] if t in self._producing_layer and t not in self._values.pinned]
 
     def _layer_of_backward(self, op: int) -> int:
         """Return the layer whose backward runs an op: the highest possible.
@@ -108,12 +108,12 @@ class _Segments:
         that forward op, if the values that it reads are still in memory then.
         """
         reads = self._reads(op)
-        sources = (int(self._arrays.producer[t]) for t in self._arrays.inputs[op] if t not in self._made_in)
+        sources = (int(self._arrays.producer[t]) for t in self._arrays.inputs[op] if t not in self._producing_layer)
         layers = [self._layer_of[source] for source in sources if source >= 0]
         layers += [self._last_reader[t] for t in reads]
         own = self._layer_of.get(self._arrays.op_index.get(self._graph.ops[op].grad_of or "", -1))
         if own is not None:
-            layers.append(max([own, *(self._made_in[t] for t in reads)]))
+            layers.append(max([own, *(self._producing_layer[t] for t in reads)]))
         return min(layers, default=self._loss)
 
     def ends_to_give_up(self) -> set[int]:
@@ -124,7 +124,7 @@ class _Segments:
         given_up: set[int] = set()
         for op in self._values.backward:
             layer = self._layer_of[op]
-            highest = max((self._made_in[t] for t in self._reads(op)), default=layer)
+            highest = max((self._producing_layer[t] for t in self._reads(op)), default=layer)
             given_up.update(self._ends[layer - 1 : highest - 1])
         return given_up
 
@@ -136,12 +136,12 @@ class _Segments:
             backward[self._layer_of[op]].append(op)
         pinned: list[list[int]] = [[] for _ in range(self._loss + 1)]
         for tensor in filter(self._is_read_by_later_layers, values.pinned):
-            pinned[self._made_in[tensor]].append(tensor)
+            pinned[self._producing_layer[tensor]].append(tensor)
         handed_on = values.handed_on(set(self._ends))
         layers = [Layer()]
         begin = 0
         for number, end in enumerate((*self._ends, len(values.ops)), start=1):
-            saved = (t for op in backward[number] for t in self._reads(op) if self._made_in[t] == number)
+            saved = (t for op in backward[number] for t in self._reads(op) if self._producing_layer[t] == number)
             layers.append(
                 Layer(
                     forward=tuple(values.ops[begin : end + 1]),
@@ -157,7 +157,7 @@ class _Segments:
 
     def _is_read_by_later_layers(self, tensor: int) -> bool:
         readers = self._graph.consumers[self._arrays.tensor_names[tensor]]
-        return any(self._layer_of[self._arrays.op_index[op.name]] > self._made_in[tensor] for op in readers)
+        return any(self._layer_of[self._arrays.op_index[op.name]] > self._producing_layer[tensor] for op in readers)
 
     def _runs_once(self, op: int) -> bool:
         pinned, is_read = self._values.pinned, self._values.is_read

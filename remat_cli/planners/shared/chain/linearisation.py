@@ -55,9 +55,9 @@ class Linearised:
         """The size of the largest segment, for people."""
         arrays, segment = self.graph.arrays, self.largest_segment
         ops = sum(len(layer.forward) for layer in self.cut.layers)
-        made = sum(int(arrays.tensor_bytes[t]) for op in segment.forward for t in arrays.outputs[op])
+        output_bytes = sum(int(arrays.tensor_bytes[t]) for op in segment.forward for t in arrays.outputs[op])
         share = format_share(len(segment.forward) / ops)
-        return f"{len(segment.forward)} of {ops} forward ops ({share}), which make {format_bytes(made)}"
+        return f"{len(segment.forward)} of {ops} forward ops ({share}), which make {format_bytes(output_bytes)}"
 
     @property
     def without_plan(self) -> str:
@@ -111,13 +111,13 @@ class Linearised:
             kept = []
             for op in reversed(ops):
                 earlier[op] -= 1
-                made = needed.intersection(arrays.outputs[op])
+                wanted = needed.intersection(arrays.outputs[op])
                 if earlier[op]:
-                    made -= pinned
-                if made or not (earlier[op] or is_kept[op]):
+                    wanted -= pinned
+                if wanted or not (earlier[op] or is_kept[op]):
                     kept.append(op)
                     is_kept[op] = True
-                    needed -= made
+                    needed -= wanted
                     needed.update(arrays.inputs[op])
             useful.append(tuple(reversed(kept)))
         return useful[::-1]

@@ -79,13 +79,13 @@ class Gauge:
             if needed.isdisjoint(outputs) and op not in always:
                 continue
             run.append(op)
-            made = self.bytes(t for t in outputs if t in needed)
+            written = self.bytes(t for t in outputs if t in needed)
             needed.difference_update(outputs)
             new = [t for t in arrays.inputs[op] if t not in needed]  # this is their last use
             needed.update(new)
             taken = arrays.inplace[op]
             shared = min(size[taken], size[outputs[0]]) if taken in new else 0
-            live_before = live_after - made + self.bytes(new)
+            live_before = live_after - written + self.bytes(new)
             peak = max(peak, live_before + self.bytes(outputs) + self._workspace[op] - shared)
             live_after = live_before
         return MeasuredRun(peak, tuple(reversed(run)))

@@ -113,9 +113,9 @@ class Dependencies:
 
         sizes = arrays.tensor_bytes
         needed = np.flatnonzero((arrays.producer >= 0) & (arrays.is_output | (number_of_readers > 0)))
-        made = np.flatnonzero(arrays.producer >= 0)
+        produced = np.flatnonzero(arrays.producer >= 0)
         held = np.bincount(arrays.producer[needed], weights=sizes[needed], minlength=count)
-        own = np.bincount(arrays.producer[made], weights=sizes[made], minlength=count) + arrays.workspace_bytes
+        own = np.bincount(arrays.producer[produced], weights=sizes[produced], minlength=count) + arrays.workspace_bytes
         users, users_start = _users(reader, tensor, arrays.producer[tensor], readers_of, count)
         starts = np.searchsorted(reader, np.arange(1, count))
         return cls(
@@ -213,17 +213,17 @@ def above(excess: Bytes) -> float:
     return float(np.add.reduce(np.maximum(excess, 0.0)))  # `sum` takes longer for a few entries
 
 
-def levels(made_at: Ints, last_read: Ints, sizes: Ints | Bytes, count: int) -> Bytes:
+def levels(produced_at: Ints, last_read: Ints, sizes: Ints | Bytes, count: int) -> Bytes:
     """[count + 1] Return the memory before each stage, and at the end.
 
     Args:
-        made_at: [T] stage of each tensor's producer.
+        produced_at: [T] stage of each tensor's producer.
         last_read: [T] stage of each tensor's last read; `count` for the end.
         sizes: [T] bytes of each tensor.
         count: number of stages.
     """
     change = np.zeros(count + 2)
-    np.add.at(change, made_at + 1, sizes)
+    np.add.at(change, produced_at + 1, sizes)
     np.add.at(change, last_read + 1, -sizes)
     return np.cumsum(change)[: count + 1]
 
@@ -371,7 +371,7 @@ class Layout(Line):
         self.position = np.empty(count, dtype=np.int64)
         self.position[self.order] = np.arange(count)
         self.excess = stages.plain_bytes.astype(np.float64) - room
-        self.between = levels(stages.made_at, stages.last_read, stages.bytes, count) - room
+        self.between = levels(stages.produced_at, stages.last_read, stages.bytes, count) - room
 
     def copy(self) -> Layout:
         """Return a copy to be changed independently."""
