@@ -33,7 +33,7 @@ from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, activations_of, baseline_of, bytes_of_budget
 from remat_cli.cores import process_pool
 from remat_cli.errors import ExitCode, RematError, UsageError
-from remat_cli.formats.torch import names_function
+from remat_cli.formats.functions import names_function
 from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.runtime.execution import check_can_execute, execute_plan

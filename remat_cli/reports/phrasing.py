@@ -12,7 +12,7 @@ from remat_cli.core.graph import Graph, Kind
 from remat_cli.core.problem import Basis, Bound, Scope, Status
 from remat_cli.core.schedule import Offload
 from remat_cli.core.solve import Activations, Solution, activations_of
-from remat_cli.formats.torch import names_function
+from remat_cli.formats.functions import names_function
 from remat_cli.planning import SmallestBudget
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.settings import Setting, on_command_line, option_of
@@ -242,7 +242,7 @@ def _uses(solution: Solution, graph_file: Path, schedule_file: Path | None, *, f
         return [
             shown,
             "To carry it out, checkpoint these ops in the framework that trains the model. PyTorch carries out a plan "
-            "of the training step itself: `remat plan train.py:step` (see remat_cli/runtime/torch/README.md).",
+            "of the training step itself: `remat plan train.py:step` (see remat_cli/pytorch/run/README.md).",
         ]
     if graph_file.suffix == ".onnx" and not moves:
         return [shown, f"`remat apply {files} -o planned.onnx` writes the model that runs it."]

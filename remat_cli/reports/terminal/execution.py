@@ -23,9 +23,9 @@ from remat_cli.settings import Setting
 from remat_cli.units import format_bytes, format_names, format_time
 
 if TYPE_CHECKING:
+    from remat_cli.pytorch.run.execution import StepExecution
     from remat_cli.runtime.onnx.execution import InBothSessions, ModelExecution, ProcessPeak, UsualRun
     from remat_cli.runtime.onnx.rewrite import Rewritten
-    from remat_cli.runtime.torch.execution import StepExecution
 
 _LONGEST_NAME = 40
 _MOST_NAMED = 3

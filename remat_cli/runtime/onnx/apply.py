@@ -14,13 +14,13 @@ from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Offload, Prefetch, Schedule, Wait
 from remat_cli.errors import UsageError
+from remat_cli.formats.functions import names_function
 from remat_cli.formats.onnx.errors import one_line, onnx_faults
 from remat_cli.formats.onnx.load import FOLD_LIMIT, load_model
 from remat_cli.formats.onnx.reader import SizedModel, read_sized
 from remat_cli.formats.onnx.walk import all_graphs
 from remat_cli.formats.reader import Aliasing, Workspace
 from remat_cli.formats.source import Source
-from remat_cli.formats.torch import names_function
 from remat_cli.runtime.onnx.rewrite import Rewritten, rewrite
 from remat_cli.settings import Setting
 
