@@ -229,12 +229,15 @@ def _uses(solution: Solution, graph_file: Path, schedule_file: Path | None, *, f
             return ["To keep the plan and its addresses, write them: -o schedule.json."]
         return [f"Where everything lies is in {clean(str(schedule_file))}, under `arena`; run the steps in its order."]
     moves = any(isinstance(step, Offload) for step in solution.result.schedule.steps)
-    if not solution.trace.recomputations and not moves:
+    repeats = solution.trace.recomputations > 0
+    if not repeats and not moves and solution.trace.peak_bytes == solution.baseline.peak_bytes:
         return ["The plan runs nothing again: run the model as you do."]
     if schedule_file is None:
         return ["To keep the plan, write it: -o schedule.json."]
     files = " ".join(quote(clean(str(path))) for path in (graph_file, schedule_file))
-    shown = f"`remat report {files} -o report.html` shows which ops are run again, and when."
+    shown = f"`remat report {files} -o report.html` shows " + (
+        "which ops are run again, and when." if repeats else "when each op runs."
+    )
     if names_function(graph_file):
         plan = clean(repr(str(schedule_file))) + (", fused=True" if fused else "")
         return [shown, f"To train by it: `from remat_cli.torch import planned`, then `model = planned(model, {plan})`."]
