@@ -74,6 +74,11 @@ class Prepared:
     session: str = ""
     options: GraphOptions = field(default_factory=GraphOptions)
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the sizes of some results are guesses, so that peaks may be above those that are told."""
+        return self.guessed is not None
+
 
 def read(path: Path, options: GraphOptions) -> Reading:
     """Read the graph at `path`: a file of any format, or a function as FILE.py:NAME.

@@ -73,16 +73,18 @@ def status_in_words(solution: Solution) -> str:
             return "the search ended and proved nothing"
 
 
-def verdict(solution: Solution) -> str:
-    """Return the result in one sentence."""
+def verdict(solution: Solution, *, estimated: bool = False) -> str:
+    """Return the result in one sentence; `estimated` sizes are named in it."""
     budget = format_bytes(solution.problem.budget.device_bytes)
     if solution.trace is None or solution.overhead is None:
         if solution.status is Status.INFEASIBLE:
-            return f"No plan fits {budget}: proven for all plans {which_plans(solution)}."
+            of_sizes = ", of estimated sizes" if estimated else ""
+            return f"No plan fits {budget}: proven for all plans {which_plans(solution)}{of_sizes}."
         return f"No plan was found for {budget}; it is not proven that none exists."
     peak = format_bytes(solution.trace.peak_bytes)
     cost = f"for {format_share(solution.overhead)} more time" if solution.overhead else "and takes no extra time"
-    return f"The plan fits: it peaks at {peak} of {budget} {cost}."
+    fits = "The plan fits, if the estimated sizes hold" if estimated else "The plan fits"
+    return f"{fits}: it peaks at {peak} of {budget} {cost}."
 
 
 def reasons(solution: Solution) -> list[str]:
