@@ -40,7 +40,7 @@ def test_its_result_has_its_shape(
 
 @pytest.mark.parametrize(("axis", "shape"), [({}, (1, 4, 3, 4)), ({"axis": 3}, (1, 2, 3, 8))])
 def test_concat_joined_channels_where_it_named_no_axis(
-    axis: dict[str, int], shape: tuple[int, ...], tmp_path: Path
+    axis: dict[str, Any], shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     written = node("Concat", ["x", "x"], ["y"], **axis)
     reading = Model([written], inputs=[float_input("x", *X)], opset=3, ir_version=3).read(tmp_path, mode="inference")
