@@ -255,7 +255,7 @@ class _Check:
         prepared = prepare(self.model.path, self.model.graph)
         # With addresses the arena counts, and no session of a runtime lays it out.
         self.notes, self.session = prepared.notes, "" if self.model.request.arena else prepared.session
-        self.is_estimated = prepared.guessed is not None
+        self.is_estimated = prepared.is_estimated
         plain = baseline_of(prepared.graph)
         limits = self.limits(prepared.graph)
         limit = min(limits.values(), default=None)

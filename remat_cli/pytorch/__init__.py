@@ -1,6 +1,6 @@
-"""Plans run and measured in PyTorch.
+"""PyTorch: steps captured, planned, and run as planned.
 
-`planned` is what users call: it has torch.compile hand over each joint graph, `choice` finds the schedule for it, and
-`program` writes that as the graphs that run. `execution` runs a step as planned and unplanned and holds the two against
-each other; `memory` measures them.
+The rooms, lowest first: `capture` reads a step as a graph, `memory` measures and follows what runs, `programs` writes
+schedules as the graphs that torch runs, `plan` asks for plans and chooses among them, `run` is what users call,
+`checkpoints` writes plans in the words of other trainers.
 """

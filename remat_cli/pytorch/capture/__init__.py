@@ -1,9 +1,9 @@
 """Reading PyTorch: a Python function that returns a model and its inputs becomes the graph of one training step.
 
-`reference` names the function and calls it, `step` says what it may return, `weightless` builds the model without
-memory, `internals` has torch.compile hand over the joint graph of forward and backward pass, `joint` resolves in it who
-shares memory with whom, `convert` makes of that a `Graph`. Of many equal blocks few are traced (`blocks`), and what all
-of them would give is worked out (`lines`). Nothing here loads torch before a function is named.
+`formats.functions` names the function and calls it, `step` says what it may return, `weightless` builds the model
+without memory, `internals` has torch.compile hand over the joint graph of forward and backward pass, `joint` resolves
+in it who shares memory with whom, `convert` makes of that a `Graph`. Of many equal blocks few are traced (`blocks`),
+and what all of them would give is worked out (`lines`). Nothing here loads torch before a function is named.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from remat_cli.errors import UsageError
-from remat_cli.formats.functions import file_of, graph_beside, names_function
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.interruption import nothing_to_lose
 
-__all__ = ["check_installed", "file_of", "graph_beside", "names_function", "read"]
+__all__ = ["check_installed", "read"]
 
 
 def check_installed() -> None:

@@ -14,13 +14,12 @@ from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import share_over
 from remat_cli.costs.measured import Measurements
 from remat_cli.errors import ExitCode, GraphError, UsageError
-from remat_cli.formats import read_graph
 from remat_cli.formats.functions import names_function
 from remat_cli.formats.reader import Reading
 from remat_cli.planning import Planning, Request, plan
 from remat_cli.planning.given import file_of_given
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
-from remat_cli.prepare import Prepared, prepare_reading
+from remat_cli.prepare import Prepared, prepare_reading, read
 from remat_cli.pytorch.capture.eager import EagerStep, run_eagerly
 from remat_cli.pytorch.checkpoints.captured import captured_schedule
 from remat_cli.pytorch.checkpoints.choice import Choice, choose
@@ -268,7 +267,7 @@ def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, o
     """
     _check(reference, options, request)
     observe.phase("reading the graph")
-    reading = read_graph(reference, options)
+    reading = read(reference, options)
     prepared = prepare_reading(reading, str(reference), options)
     observe.phase("running the step on tensors without data")
     eager = _Eager(str(reference), options, reading)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from remat_cli.errors import UsageError
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.ops import is_wrapper, local_part, storage_key, tensors_of
 from remat_cli.pytorch.capture.outputs import KnownGradients
+from remat_cli.pytorch.memory.hosted import Given
 from remat_cli.pytorch.memory.resizes import tell_no_more, tell_of_resizes
 from remat_cli.pytorch.plan.described import Described, DescribedShard, described
 
@@ -96,10 +97,25 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         calls: of regions, in the order in which they began.
         untrained: names of calls in which nothing needs a gradient.
         moments: the most bytes at each moment, in their order; of a pass of a region, what is there as it begins.
+        hosted: bytes of the inputs that were on the host between the passes of each call, by their places.
+        made_by: the numbers of the calls that made inputs of each call, by their places.
+        lasting: inputs that were there longer than their region's forward pass: names of calls, and places.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, moves: bool = False, staying: Set[tuple[str, int]] = frozenset()) -> None:
+        """Begin before the step.
+
+        Args:
+            moves: inputs of regions are on the host between their passes.
+            staying: those that are not, by the names of calls, and places.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
+        self.hosted: list[dict[int, int]] = []
+        self.made_by: list[dict[int, int]] = []
+        self._makers: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # of what is there, by storage
+        self.lasting: set[tuple[str, int]] = set()
+        self._moves, self._staying = moves, staying
+        self._left: list[dict[int, weakref.ref[torch.UntypedStorage]]] = []
         self.level = 0
         self.calls: list[RegionCall] = []
         self.untrained: set[str] = set()
@@ -134,6 +150,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             outputs = tuple((dimensions, dtype, number in numbers) for dimensions, dtype, number in made)
             call = self.calls[place]
             self.calls[place] = replace(call, gradients=KnownGradients(call.gradients.of, outputs))
+        self._look_what_lasts()
         self._is_backward = True
 
     def __torch_dispatch__(
@@ -237,10 +254,19 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = torch._C._autograd._get_sequence_nr()
         objects = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if hasattr(leaf, "__dict__")]
         held = [_tensors_held(thing) for thing in objects]
+        inputs = Given(args, kwargs) if self._moves else None
+        self.made_by.append(
+            {
+                at: maker
+                for at, leaf in enumerate(pytree.tree_leaves((args, kwargs)))
+                if (maker := self._maker(leaf)) is not None
+            }
+        )
+        versions = _versions(args, kwargs)
         is_cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a planned region casts its weights itself, and lets go of them
         try:
-            result = checkpointed(path, module, forward, args, kwargs, lambda: self._again(place))
+            result = checkpointed(path, module, forward, args, kwargs, lambda: self._again(place), inputs)
         finally:
             self._open = None
             torch.set_autocast_cache_enabled(is_cached)
@@ -261,7 +287,32 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         self._holding |= {place}
         self._mark()
+        if inputs is not None:
+            self._look_what_lasts()
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    self._makers[storage_key(leaf)] = weakref.ref(leaf.untyped_storage()), place
+            changed = [before != now for before, now in zip(versions, _versions(args, kwargs), strict=True)]
+            parts = {storage_key(part) for part in (*module.parameters(), *module.buffers())}
+            memory = inputs.leave(
+                lambda at, value: (name, at) in self._staying or changed[at] or storage_key(value) in parts
+            )
+            self._left.append({at: weakref.ref(storage) for at, storage in memory.items()})
+            self.hosted.append({at: storage.nbytes() for at, storage in memory.items()})
         return result
+
+    def _maker(self, value: Any) -> int | None:
+        """Return the number of the call that has made a tensor; None where none has."""
+        if not isinstance(value, torch.Tensor) or is_wrapper(type(value)):
+            return None
+        storage, maker = self._makers.get(storage_key(value), (lambda: None, 0))
+        return None if storage() is None else maker
+
+    def _look_what_lasts(self) -> None:
+        """Note the inputs of the last call that are still there."""
+        if self._left:
+            name = self.calls[len(self._left) - 1].name
+            self.lasting |= {(name, at) for at, storage in self._left[-1].items() if storage() is not None}
 
 
 def _nodes_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
@@ -294,6 +345,7 @@ def checkpointed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     around_rerun: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    inputs: Given | None = None,
 ) -> Any:
     """Run a module in a checkpoint; its second run begins with the attributes and lists that the first began with.
 
@@ -304,24 +356,24 @@ def checkpointed(
         args: what it is called with.
         kwargs: the same.
         around_rerun: entered while it runs again.
+        inputs: has what it is called with, where that may leave for the host in the meantime.
 
     Raises:
         RunsOnce: in the backward pass, where it fails in its second run.
     """
     state = ModelState([module], values=False)
-    given = pytree.tree_map(lambda leaf: leaf, (args, kwargs))
-    has_run = False
+    given, first = inputs or Given(args, kwargs), [(args, kwargs)]
+    device = next((part.device for part in module.parameters()), torch.device("cpu"))
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        nonlocal has_run
-        if not has_run:
-            has_run = True
+    def run(_: torch.Tensor) -> Any:
+        if first:
+            args, kwargs = first.pop()
             return forward(*args, **kwargs)
         now = ModelState([module], values=False)
         state.restore()
-        again = pytree.tree_map(lambda leaf: leaf, given)
+        args, kwargs = given()
         try:
-            return forward(*again[0], **again[1])
+            return forward(*args, **kwargs)
         except Exception as error:
             if type(error).__module__.startswith("torch.utils.checkpoint"):  # it has all that it needs by now
                 raise
@@ -329,9 +381,14 @@ def checkpointed(
         finally:
             now.restore()
 
-    return checkpoint(
-        run, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), around_rerun()), **kwargs
-    )
+    # Torch is given a tensor that tells the device, and nothing that may leave.
+    tells = torch.empty(0, device=device)
+    return checkpoint(run, tells, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), around_rerun()))
+
+
+def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
+    """Return how often each tensor among inputs was changed in place."""
+    return [leaf._version if isinstance(leaf, torch.Tensor) else 0 for leaf in pytree.tree_leaves((args, kwargs))]
 
 
 def named_call(path: str, times: int) -> str:

@@ -284,7 +284,7 @@ class PlannedCall:
                 step.is_stale = True
 
     def divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the two graphs of the plan for a joint graph, for `formats.torch.internals`."""
+        """Return the two graphs of the plan for a joint graph, for `pytorch.capture.internals`."""
         with self.source.waiting.phase(DIVIDING):
             return self._divided(captured)
 

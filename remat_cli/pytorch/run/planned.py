@@ -117,7 +117,8 @@ def planned(
             plans=plans,
             reserve=reserve,
         )
-    if fused and offload:
+    by_blocks = regions is not None and isinstance(source, WithinBudget)
+    if fused and offload and not by_blocks:
         raise UsageError(
             "fused kernels do not go with offloading: inductor fuses copies with what makes them",
             hint="planned(model, budget='8GB', fused=True)",
@@ -126,7 +127,7 @@ def planned(
         _plan_by_regions(within, regions, source, str(budget), fused=fused, strict=strict)
         return model
     call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused, strict=strict)
-    if regions == "auto" and isinstance(source, WithinBudget) and not source.request.offload:
+    if regions == "auto" and isinstance(source, WithinBudget):
         call.otherwise = partial(plan_blocks, source, str(budget), fused, strict)
     if isinstance(within, nn.Module):
         attach(within, call)
@@ -194,9 +195,9 @@ def _plan_by_regions(
     fused: bool,
     strict: bool,
 ) -> None:
-    if not isinstance(model, nn.Module) or not isinstance(source, WithinBudget) or source.request.offload:
+    if not isinstance(model, nn.Module) or not isinstance(source, WithinBudget):
         raise UsageError(
-            "regions are parts of one torch.nn.Module, planned for a budget, without offloading",
+            "regions are parts of one torch.nn.Module, planned for a budget",
             hint="planned(model, budget='8GB', regions='layers.*')",
         )
     attach_regions(model, regions, source, budget, fused=fused, strict=strict)

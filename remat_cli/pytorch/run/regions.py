@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -25,16 +25,19 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
+from remat_cli.core.link import Link
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, RematError, UsageError
 from remat_cli.prepare import Prepared
 from remat_cli.pytorch.capture.capture_errors import drawing_again
+from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.sizes import Values
 from remat_cli.pytorch.capture.step import losses_in
+from remat_cli.pytorch.memory.hosted import HostedStep, can_leave
 from remat_cli.pytorch.memory.live import bytes_in
 from remat_cli.pytorch.memory.shards import (
     Ranks,
@@ -118,6 +121,7 @@ class RegionsRecord(PlanRecord):
         plans: how many plans of the step were made, for inputs of other sizes.
         kernels: what was compiled for them; empty where eager's kernels run.
         left: why regions are left to eager, by path.
+        away: calls whose inputs are on the host between their passes, and how many bytes these are.
         measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
         beyond_bytes: the most that one of these took beyond the predicted peak, under the plans that run now.
         whole_calls: how many calls of the model ran as planned.
@@ -132,6 +136,7 @@ class RegionsRecord(PlanRecord):
     plans: int = 0
     kernels: str = ""
     left: dict[str, str] = field(default_factory=dict)
+    away: dict[str, int] = field(default_factory=dict)
     measured_peak_bytes: list[int] = field(default_factory=list)
     beyond_bytes: int = 0
     whole_calls: int = 0
@@ -153,10 +158,11 @@ class RegionsRecord(PlanRecord):
     @property
     def plan(self) -> str:
         """One line for a report or a log."""
+        hosted = f", {format_bytes(sum(self.away.values()))} of inputs on the host between passes" if self.away else ""
         return (
             f"{len(self.points)} regions ({_kinds(self.kinds)}) within {format_bytes(self.budget_bytes)}: predicted "
             f"peak of the step {format_bytes(self.predicted_peak_bytes)}, {format_share(self.overhead)} more time in "
-            f"regions{self.kernels and f', {self.kernels}'}; what lies between them runs as eager"
+            f"regions{hosted}{self.kernels and f', {self.kernels}'}; what lies between them runs as eager"
         )
 
     def __str__(self) -> str:
@@ -175,8 +181,9 @@ class RegionsRecord(PlanRecord):
             lines.append(f"  measured peak of the first steps{self.without}: {measured}")
         lines += beyond(self.beyond_bytes, self.predicted_peak_bytes)
         for path, point in self.points.items():
+            hosted = f", {format_bytes(self.away[path])} of inputs on the host" if path in self.away else ""
             lines.append(
-                f"    {path}: keeps {format_bytes(point.kept)} between its passes, "
+                f"    {path}: keeps {format_bytes(point.kept)} between its passes{hosted}, "
                 f"{format_share(point.planned.overhead)} more time"
             )
         lines += [f"    {path} is left to eager: {why}" for path, why in self.left.items()]
@@ -220,7 +227,7 @@ class AttachedRegions:
 
 
 def _first_call(model: nn.Module, paths: Sequence[str], former: RegionsCall, *args: Any, **kwargs: Any) -> Any:
-    attach_regions(model, paths, former.source, former.record.budget, fused=former.fused, strict=former.strict)
+    attach_regions(model, paths, former.asked, former.record.budget, fused=former.fused, strict=former.strict)
     return model(*args, **kwargs)
 
 
@@ -320,7 +327,8 @@ class RegionsCall:
 
     Attributes:
         module: the model.
-        source: what is asked for, and what else is in memory.
+        asked: what is asked for.
+        source: the same for one region, and what else is in memory: nothing is moved while a region runs.
         record: what was planned, and how calls ran.
         regions: the parts, by path.
         fused: run inductor's kernels.
@@ -338,7 +346,8 @@ class RegionsCall:
         strict: bool = False,
     ) -> None:
         self.module = model
-        self.source = source
+        self.asked = source
+        self.source = source = replace(source, request=replace(source.request, offload=False))
         self.fused, self.strict = fused, strict
         self.record = RegionsRecord(budget)
         self.regions = dict(regions)
@@ -356,6 +365,9 @@ class RegionsCall:
         self._left: set[str] = set()  # regions that cannot be captured
         self._times: Counter[str] = Counter()  # how often a region was called in this step
         self._rehearsal: Rehearsal | None = None
+        self._hosted = HostedStep()
+        self._staying: set[tuple[str, int]] = set()  # inputs that others hold: names of calls, and places
+        self._link: Link | None = None
         self._watch = StepWatch()
         self._holding = Holding(source, self._watch, strict=strict)
         for path, part in regions.items():
@@ -386,14 +398,27 @@ class RegionsCall:
         if name not in plan.chosen:
             self.record.unplanned[f"{name}, which the rehearsal did not call: it runs in a checkpoint"] += 1
             return checkpointed(path, module, forward, args, kwargs)
-        kind, way = plan.chosen[name]
         if not self._watch.left:
-            return kind.run(way, module, args, kwargs)
+            return self._run_planned(plan, name, module, args, kwargs)
         self._watch.pause()
         try:
-            return kind.run(way, module, args, kwargs)
+            return self._run_planned(plan, name, module, args, kwargs)
         finally:
             self._watch.resume()
+
+    def _run_planned(
+        self, plan: _Plan, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        kind, way = plan.chosen[name]
+        if not plan.away:
+            return kind.run(way, module, args, kwargs)
+        number, hosted = plan.step.paths.index(name), self._hosted
+        leaves = pytree.tree_leaves((args, kwargs)) if name in plan.away else []
+        going = [leaves[place] for place in plan.inputs_of[number]] if leaves else []
+        with hosted.leaving(number, [value for value in going if can_leave(value)]):
+            result = kind.run(way, module, args, kwargs)
+        hosted.watch(number, result)
+        return result
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model.
@@ -420,6 +445,7 @@ class RegionsCall:
         self._take(self._plan_for(args, kwargs))
         self.record.whole_calls += 1
         self._times.clear()
+        self._hosted = HostedStep()
         self._watch.begin(self._device(), [self.module], (args, kwargs))
         try:
             result = self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -469,6 +495,8 @@ class RegionsCall:
         record.overhead, record.least_overhead = plan.overhead, plan.least_overhead
         record.kinds = len(set(plan.kinds))
         record.points = {name: kind.points[way] for name, (kind, way) in plan.chosen.items()}
+        sizes = dict(zip(plan.step.paths, plan.step.inputs, strict=False))
+        record.away = {name: sizes[name] for name in plan.step.paths if name in plan.away}
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         """Return the plan for what the model is called with, made now or before."""
@@ -519,7 +547,10 @@ class RegionsCall:
         structures = [(kind.values, [op.signature for op in kind.points[0].planned.graph.ops]) for kind in order]
         places = [order.index(kind) for kind in plan.kinds]
         schedules = [[point.planned.schedule for point in kind.points] for kind in order]
-        offers = self._ranks.all((structures, places, list(plan.step.moments.items()), plan.step.always, schedules))
+        moved = plan.step.inputs, plan.inputs_of
+        offers = self._ranks.all(
+            ((structures, moved), places, list(plan.step.moments.items()), plan.step.always, schedules)
+        )
         same = all(offer[:2] == offers[0][:2] for offer in offers)
         if not same or any([at for at, _ in offer[2]] != [at for at, _ in offers[0][2]] for offer in offers):
             return plan
@@ -527,13 +558,39 @@ class RegionsCall:
             kind.take(found)
         moments = {at: max(dict(offer[2])[at] for offer in offers) for at in plan.step.moments}
         always = max(offer[3] for offer in offers)
-        step = WholeStep(always, moments, plan.step.paths, [kind.points for kind in plan.kinds])
+        step = replace(plan.step, always=always, moments=moments, curves=[kind.points for kind in plan.kinds])
         return replace(plan, step=step, plain=step.plain, is_common=True)
 
     def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
         if self._captures is None:
             self._captures = Captures(takes_sizes=self.source.takes_sizes, fused=self.fused)
-        groups: list[Alike] = []
+        rehearsal, always, groups = self._rehearsed(args, kwargs, self._captures)
+        kinds: dict[int, RegionKind] = {}
+        for group in groups:
+            kind = self._kind(rehearsal.calls[group.calls[0]], group)
+            kinds.update(dict.fromkeys(group.calls, kind))
+        ordered = [kinds[place] for place in range(len(rehearsal.calls))]
+        names = [call.name for call in rehearsal.calls]
+        step = WholeStep(always, rehearsal.moments, names, [kind.points for kind in ordered])
+        if self.asked.request.offload and groups:
+            assert self._link is not None, "every device profile has one"
+            step = replace(step, inputs=[sum(hosted.values()) for hosted in rehearsal.hosted], link=self._link)
+        for former in self._made_plans:
+            self._dimensions |= inputs.differing(former.inputs) or frozenset()
+        dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
+        untrained = frozenset(rehearsal.untrained)
+        places = [tuple(hosted) for hosted in rehearsal.hosted]
+        standing = self.source.standing([self.module])
+        return _Plan(inputs, dimensions, step, step.plain, ordered, untrained, standing, inputs_of=places)
+
+    def _rehearsed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], captures: Captures
+    ) -> tuple[Rehearsal, int, list[Alike]]:
+        """Rehearse a step, and sort the calls of its regions, until no region has to be left to eager.
+
+        Returns:
+            The rehearsal, the bytes that are in memory at all times, and the calls that are alike.
+        """
         refused: dict[int, GraphError] = {}
         while True:
             try:
@@ -544,30 +601,29 @@ class RegionsCall:
                 self._leave({error.path: error.message})
                 continue
             if not rehearsal.calls and rehearsal.untrained and not refused:  # they are frozen, for now
-                break
+                return rehearsal, always, []
             if not rehearsal.calls:
                 raise next(iter(refused.values()), None) or UsageError(
                     "regions: none of them was called in the first training step",
                     hint="name parts of the model that its forward pass calls, and that are trained",
                 )
-            groups, refused = self._captures.alike(rehearsal.calls)
+            if not self._settled(rehearsal.lasting):
+                continue
+            groups, refused = captures.alike(rehearsal.calls)
             left = {rehearsal.calls[place].path: refusal.message for place, refusal in refused.items()}
             left = {path: why for others in self._ranks.all(left) for path, why in others.items()}
-            if not left:
-                break
+            if not left and self._settled(_outputs_kept(rehearsal, groups)):
+                return rehearsal, always, groups
             self._leave(left)
-        kinds: dict[int, RegionKind] = {}
-        for group in groups:
-            kind = self._kind(rehearsal.calls[group.calls[0]], group)
-            kinds.update(dict.fromkeys(group.calls, kind))
-        ordered = [kinds[place] for place in range(len(rehearsal.calls))]
-        names = [call.name for call in rehearsal.calls]
-        step = WholeStep(always, rehearsal.moments, names, [kind.points for kind in ordered])
-        for former in self._made_plans:
-            self._dimensions |= inputs.differing(former.inputs) or frozenset()
-        dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
-        untrained = frozenset(rehearsal.untrained)
-        return _Plan(inputs, dimensions, step, step.plain, ordered, untrained, self.source.standing([self.module]))
+
+    def _settled(self, staying: Set[tuple[str, int]]) -> bool:
+        """Note inputs that cannot leave for the host on any rank; tell whether all were known."""
+        if not self.asked.request.offload:
+            return True
+        found = set[tuple[str, int]]().union(*self._ranks.all(set(staying)))
+        is_known = found <= self._staying
+        self._staying |= found
+        return is_known
 
     def _leave(self, reasons: Mapping[str, str]) -> None:
         """Leave regions to eager from now on, and say why."""
@@ -609,9 +665,9 @@ class RegionsCall:
             )
         self._ranks.all_or_none(refusal)
         assert found is not None
-        places, least = found
+        places, least, away = found
         points = step.at(places)
-        trace = step.judged(points, free)
+        trace = step.judged(points, free, away)
         is_above = trace.peak_bytes > budget
         may_be_above = free > reserved or (bool(self._made_plans) and not self.strict)
         if is_above and (not may_be_above or step.within(budget, free) is not None):
@@ -631,6 +687,7 @@ class RegionsCall:
         plan.least_overhead = max(0.0, least / plain - 1) if plain else 0.0
         ways = list(zip(plan.kinds, places, strict=True))
         plan.chosen = dict(zip(step.paths, ways, strict=True))
+        plan.away = frozenset(step.paths[place] for place in away)
         for kind in set(plan.kinds):
             kind.use(frozenset(way for other, way in ways if other is kind))
 
@@ -654,7 +711,7 @@ class RegionsCall:
                 found = self._ranks.all(found)[0]
             new: set[tuple[RegionKind, int]] = set()
             if self.fused:
-                places = (plan.step.smallest(free) if found is None else found)[0]
+                places = (plan.step.smallest(free) if found is None else found).places
                 new = {(kind, way) for kind, way in zip(plan.kinds, places, strict=True) if way not in kind.compiled}
             try:
                 for kind, way in new if refusal is None else ():
@@ -692,7 +749,8 @@ class RegionsCall:
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Rehearsal, int]:
         """Run the step once with each region in a checkpoint; nothing of it stays."""
-        module, rehearsal = self.module, Rehearsal()
+        module = self.module
+        rehearsal = Rehearsal(moves=self.asked.request.offload, staying=self._staying)
         parameters = parameters_at_rest(module)
         tensors = [*parameters, *module.buffers(), *pytree.tree_leaves((args, kwargs))]
         there = bytes_in(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
@@ -743,6 +801,7 @@ class RegionsCall:
         captured, joint = (group.captured, Joint.of(group.captured)) if sized is None else (sized.captured, sized.joint)
         alone = replace(self.source, optimizer=None, reserve_bytes=0, missed_bytes=0, plans={})
         prepared = alone.prepared(joint, captured, [])
+        self._link = prepared.link
         self.record.waited_ns.update(alone.waiting.spent_ns)
         outputs = sum(storage.bytes for storage in joint.returned)
         plain = RegionPoint.of(prepared.graph, plain_run(prepared.graph), outputs)
@@ -813,7 +872,9 @@ class _Plan:
         untrained: names of calls in which nothing needs a gradient.
         standing: bytes of gradients and buckets that were there in the rehearsal.
         is_common: all ranks have the same plans, and the same choice.
+        inputs_of: places of the inputs of each call that may be on the host between its passes.
         chosen: what runs each call, and the place of its plan, by name.
+        away: names of the calls whose inputs are on the host between their passes.
         peak: predicted, in bytes.
         budget: in bytes.
         overhead: more time than the regions take unplanned, as a share of that.
@@ -828,11 +889,26 @@ class _Plan:
     untrained: frozenset[str]
     standing: int
     is_common: bool = False
+    inputs_of: Sequence[tuple[int, ...]] = ()
     chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
+    away: frozenset[str] = frozenset()
     peak: int = 0
     budget: int = 0
     overhead: float = 0.0
     least_overhead: float = 0.0
+
+
+def _outputs_kept(rehearsal: Rehearsal, groups: Iterable[Alike]) -> set[tuple[str, int]]:
+    """Return the inputs of calls that are outputs of others, of which the backward pass reads them."""
+    reading: set[int] = set()
+    for group in groups if any(rehearsal.made_by) else ():
+        joint = Joint.of(group.captured) if group.sizes is None else group.sizes.at(group.values).joint
+        returned = {storage.name for storage in joint.returned}
+        ops = [op for op in graph_of(joint, "region").ops if op.phase is Phase.BACKWARD and op.type != BOUNDARY_TYPE]
+        if any(not returned.isdisjoint(op.inputs) for op in ops):
+            reading.update(group.calls)
+    named = zip(rehearsal.calls, rehearsal.made_by, strict=True)
+    return {(call.name, at) for call, made_by in named for at, maker in made_by.items() if maker in reading}
 
 
 def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: int) -> Schedule | None:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import fx, nn
 
+from remat_cli import prepare
+from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Graph, Kind, Phase
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats import ReadOptions, read_graph
 from remat_cli.formats.native import from_document, graph_sha256
 from remat_cli.pytorch.capture.convert import graph_of, signature, written
 from remat_cli.pytorch.capture.internals import compiled, forgetting, seen_by
@@ -176,7 +177,7 @@ def test_moved_line_changes_no_hash_and_another_constant_does() -> None:
 
 
 def test_example_is_read_with_its_dims() -> None:
-    reading = read_graph(Path(f"{TRAIN}:step"), ReadOptions(dims={"batch": 3}))
+    reading = prepare.read(Path(f"{TRAIN}:step"), GraphOptions(dims={"batch": 3}))
     assert reading.graph.tensors["images"].shape == (3, 1, 28, 28)
     assert reading.graph.name == "train.step"
     assert sum(parameter.bytes for parameter in reading.parameters) == 201_512
@@ -193,7 +194,7 @@ def test_unused_parameters_and_optimizer_state_are_resident(tmp_path: Path) -> N
         "    optimizer = torch.optim.AdamW(model['a'].parameters())\n"
         "    return {'model': loss, 'inputs': (model, torch.ones(2, 4)), 'optimizer': optimizer}\n"
     )
-    reading = read_graph(Path(f"{tmp_path}/extra.py:step"))
+    reading = prepare.read(Path(f"{tmp_path}/extra.py:step"), GraphOptions())
     of_one = (16 + 4) * 4
     assert reading.graph.resident_bytes == of_one + 2 * of_one
     assert reading.optimizer == "AdamW"
@@ -202,7 +203,7 @@ def test_unused_parameters_and_optimizer_state_are_resident(tmp_path: Path) -> N
 def test_python_looks_for_no_garbage_while_a_step_is_read(tmp_path: Path) -> None:
     body = "    assert not gc.isenabled()\n    return torch.nn.Linear(2, 2), torch.ones(2, 2)\n"
     (tmp_path / "step.py").write_text(f"import gc, torch\ndef step():\n{body}")
-    read_graph(Path(f"{tmp_path}/step.py:step"))
+    prepare.read(Path(f"{tmp_path}/step.py:step"), GraphOptions())
     assert gc.isenabled()
 
 
@@ -210,7 +211,7 @@ def failure(tmp_path: Path, body: str, name: str = "step", **dims: int) -> Any:
     """Return the error that reading a file with this body ends in."""
     (tmp_path / "mine.py").write_text(f"import torch\nfrom torch import nn\n{body}\n")
     with pytest.raises((GraphError, UsageError)) as caught:
-        read_graph(Path(f"{tmp_path}/mine.py:{name}"), ReadOptions(dims=dims))
+        prepare.read(Path(f"{tmp_path}/mine.py:{name}"), GraphOptions(dims=dims))
     return caught.value
 
 
@@ -276,11 +277,11 @@ def test_unknown_dim_is_refused_with_those_that_there_are(tmp_path: Path) -> Non
 
 def test_missing_file_and_module() -> None:
     with pytest.raises(GraphError, match=r"nowhere.py: no such file"):
-        read_graph(Path("nowhere.py:step"))
+        prepare.read(Path("nowhere.py:step"), GraphOptions())
     with pytest.raises(UsageError, match=r"nowhere.py names no function"):
-        read_graph(Path("nowhere.py"))
+        prepare.read(Path("nowhere.py"), GraphOptions())
     with pytest.raises(GraphError, match=r"there is no module 'nowhere.at_all'"):
-        read_graph(Path("nowhere.at_all:step"))
+        prepare.read(Path("nowhere.at_all:step"), GraphOptions())
 
 
 def test_model_is_built_without_memory() -> None:

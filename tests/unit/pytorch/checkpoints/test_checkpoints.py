@@ -20,9 +20,8 @@ from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.costs import Measurements
 from remat_cli.errors import GraphError
-from remat_cli.formats import read_graph
 from remat_cli.formats.reader import ReadOptions
-from remat_cli.prepare import prepare_reading
+from remat_cli.prepare import prepare_reading, read
 from remat_cli.pytorch.capture.eager import EagerStep, run_eagerly
 from remat_cli.pytorch.checkpoints import CheckpointPlanning, plan_checkpoints
 from remat_cli.pytorch.checkpoints.captured import captured_schedule
@@ -146,7 +145,7 @@ def test_of_equal_blocks_the_first_are_chosen() -> None:
 
 
 def test_captured_step_runs_the_same_modules_again_and_draws_once() -> None:
-    graph = prepare_reading(read_graph(Path(STAGES), GraphOptions()), STAGES, GraphOptions()).graph
+    graph = prepare_reading(read(Path(STAGES), GraphOptions()), STAGES, GraphOptions()).graph
     schedule = captured_schedule(graph, ("stages.0", "stages.1"))
     runs = [graph.op[name] for name in schedule.computes]
     again = {op.module for op in runs if runs.count(op) > 1}
@@ -186,7 +185,7 @@ def test_code_names_modules_whatever_they_are_called(name: str) -> None:
 
 
 def test_measured_times_of_a_choice_are_those_of_its_run_whatever_was_not_measured(tmp_path: Path) -> None:
-    reading = read_graph(Path(STAGES), GraphOptions())
+    reading = read(Path(STAGES), GraphOptions())
     # Measured beside its estimate, the forward pass takes longer, and it is that which runs again; of what eager runs
     # for dropout nothing was measured.
     times = {op.name: 9000 if op.phase is Phase.FORWARD else 10 for op in reading.graph.ops}

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.unit.runtime.torch.test_planned import same
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,6 +30,7 @@ from remat_cli.pytorch.memory.shards import (
 )
 from remat_cli.pytorch.plan.rehearsal import Rehearsal
 from remat_cli.torch import plan_of, planned
+from tests.unit.pytorch.run.test_planned import same
 
 
 class Block(nn.Module):

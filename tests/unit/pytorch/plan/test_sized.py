@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.runtime.torch.test_planned import gradients, same, twins
 from torch import nn
 
 from remat_cli.core.graph import Graph
@@ -21,6 +20,7 @@ from remat_cli.pytorch.plan.sized import SizedStep, resized
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import GPT, MLP, Again, ChangingBuffer, ManyOutputs
+from tests.unit.pytorch.run.test_planned import gradients, same, twins
 
 
 class AgainAtAllSizes(Again):

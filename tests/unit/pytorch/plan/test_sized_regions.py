@@ -9,7 +9,6 @@ import weakref
 
 import pytest
 import torch
-from tests.unit.runtime.torch.test_regions import Masked, by_regions, fixed_bytes, record_of, same, step
 from torch import nn
 
 from remat_cli.pytorch.memory.memory import peak_of
@@ -17,6 +16,7 @@ from remat_cli.pytorch.plan.described import Inputs
 from remat_cli.pytorch.plan.region_kinds import Captures
 from remat_cli.pytorch.plan.sized_region import SizedRegion
 from remat_cli.torch import planned
+from tests.unit.pytorch.run.test_regions import Masked, by_regions, fixed_bytes, record_of, same, step
 
 
 def tokens(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

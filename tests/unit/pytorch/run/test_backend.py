@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.runtime.torch.test_planned import gradients, same, twins
 from torch._dynamo.exc import BackendCompilerFailed
 
 from remat_cli.errors import DoesNotFit, GraphError, UsageError
 from tests.torch_steps import MLP
+from tests.unit.pytorch.run.test_planned import gradients, same, twins
 
 BUDGET = {"budget": "100%"}
 

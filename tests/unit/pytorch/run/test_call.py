@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.runtime.torch.test_planned import gradients, same, twins
 from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,6 +21,7 @@ from remat_cli.errors import GraphError, UsageError
 from remat_cli.pytorch.plan import record as record_module
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import MLP
+from tests.unit.pytorch.run.test_planned import gradients, same, twins
 
 
 class Trained(MLP):
