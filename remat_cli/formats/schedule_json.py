@@ -43,8 +43,7 @@ _STEP_TYPES: Mapping[str, type[Step]] = {name: step_type for step_type, name in 
 def schedule_bytes(
     solution: Solution,
     mode: str,
-    planner: str,
-    options: Mapping[str, object],
+    planner: Mapping[str, object],
     read_with: Mapping[str, object] | None = None,
 ) -> bytes:
     """Return the schedule file of a verified result: UTF-8, keys sorted, one step a line, the same bytes every time.
@@ -54,12 +53,11 @@ def schedule_bytes(
     Args:
         solution: what `solve` verified.
         mode: "training" or "inference".
-        planner: as in PLANNERS.
-        options: of the planner, as JSON values.
+        planner: its name, its options as JSON values and, of another package's planner, that package.
         read_with: the options, beside the mode, with which the graph was read, for `verify`, `apply` and `report`.
     """
     graph = _graph_section(solution.problem.graph, mode, read_with or {})
-    asked = {"name": planner, "options": options} | ({"offload": True} if solution.problem.offload else {})
+    asked = {**planner} | ({"offload": True} if solution.problem.offload else {})
     document = _document(solution, graph, asked)
     if solution.result.schedule is not None:
         document["steps"] = solution.result.schedule.steps
@@ -194,6 +192,7 @@ class ScheduleFile:
         mode: "training" or "inference".
         read_with: further options with which the graph was read, by name, as the file has them: not checked yet.
         planner: name of the planner.
+        package: name and version of the package that the planner comes from; None for remat's own.
         status: how the planner's run ended.
         budget_bytes: the budget that the plan fits.
         overhead: of the plan, as a share of the plain run's time.
@@ -212,6 +211,7 @@ class ScheduleFile:
     mode: str | None
     read_with: Mapping[str, Any] | None
     planner: str | None
+    package: str | None
     status: str | None
     budget_bytes: int | None
     overhead: float | None
@@ -255,6 +255,7 @@ def read_schedule(path: Path) -> ScheduleFile:
         mode=_said(document, "graph.mode", str, path),
         read_with=_said(document, "graph.options", dict, path),
         planner=_said(document, "planner.name", str, path),
+        package=_said(document, "planner.package", str, path),
         status=_said(document, "status", str, path),
         budget_bytes=_said(document, "budget_bytes", int, path),
         overhead=_said(document, "overhead", float, path),

@@ -86,8 +86,8 @@ class Planning:
     @property
     def schedule_file(self) -> bytes:
         """Content of the schedule file; without a plan, it says why there is none."""
-        read_with, planner = self.prepared.options.recorded, self.planner
-        return schedule_bytes(self.solution, self.prepared.mode, planner.name, planner.all_options(), read_with)
+        prepared = self.prepared
+        return schedule_bytes(self.solution, prepared.mode, self.planner.record, prepared.options.recorded)
 
     def save(self, path: str | Path) -> None:
         """Write the schedule file, whole or not at all.
@@ -103,7 +103,7 @@ class Planning:
         """Return what `remat plan --json` prints, as JSON values; a missing figure is None."""
         return {
             "graph": graph_summary(self.prepared),
-            "planner": {"name": self.planner.name, "options": self.planner.all_options()},
+            "planner": self.planner.record,
             **solution_summary(self.solution),
             "notes": list(self.prepared.notes),
         }

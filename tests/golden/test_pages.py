@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -21,7 +22,9 @@ from remat_cli.core.solve import baseline_of, solve
 from remat_cli.costs import COST_MODELS
 from remat_cli.formats import Aliasing
 from remat_cli.generate import GENERATORS
-from remat_cli.planners import PLANNERS
+from remat_cli.planners import PLANNERS, plugins
+from remat_cli.testing.__main__ import command as contract_command
+from remat_cli.testing.contract import CHECKS
 from remat_cli.training import OPTIMIZERS
 from tests.golden.pages import (
     ARENA,
@@ -38,6 +41,7 @@ from tests.golden.pages import (
 )
 from tests.graphs import graph_of, op, training_chain
 from tests.places import ROOT
+from tests.plugins import install
 from tests.unit.core.test_simulate import refusal, run
 
 README = ROOT / "README.md"
@@ -157,7 +161,8 @@ def options_of(verb: str) -> set[str]:
 
 @each_page
 def test_every_option_is_one_of_some_verb(page: Path) -> None:
-    known = {"--debug", "--log-file", "--version"}.union(*map(options_of, VERBS))
+    of_contract = {name for option in contract_command.params for name in option.opts}
+    known = {"--debug", "--log-file", "--version"}.union(of_contract, *map(options_of, VERBS))
     assert {option for option in re.findall(r"`(--[a-z][a-z-]*)", text_of(page)) if option not in known} == set()
 
 
@@ -249,6 +254,23 @@ def row(step: str) -> str:
 
 
 # The example of a planner
+
+
+def test_the_example_of_a_planner_is_a_package_that_keeps_the_contract(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = text_of(ROOT / "remat_cli/planners/README.md")
+    source, toml = (
+        re.findall(rf"^```{kind}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0] for kind in ("python", "toml")
+    )
+    project = tomllib.loads(toml)
+    entries = project["project"]["entry-points"][plugins.GROUP]
+    (module,) = project["tool"]["setuptools"]["py-modules"]
+    assert entries == {"one_rerun": f"{module}:OneRerun"}
+    install(tmp_path, module, source, {"one_rerun": "OneRerun"})
+    monkeypatch.syspath_prepend(tmp_path)
+    for check in CHECKS.values():
+        check("one_rerun")
 
 
 def test_the_example_of_a_planner_plans() -> None:
