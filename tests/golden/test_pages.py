@@ -46,6 +46,7 @@ from tests.unit.core.test_simulate import refusal, run
 
 README = ROOT / "README.md"
 LONGEST_README = 250
+MOST_WORDS_ON_TRAINING = 1500
 FORMATS = ROOT / "remat_cli/formats/README.md"
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
@@ -69,6 +70,12 @@ def test_the_picture_of_an_arena_is_of_today() -> None:
 def test_the_readme_is_short_and_shows_a_run() -> None:
     assert len(text_of(README).splitlines()) <= LONGEST_README
     assert any(command.startswith("remat plan ") for command, _ in commands_of(README))
+
+
+def test_the_page_on_training_is_short_and_sends_on_to_its_neighbours() -> None:
+    page = next(page for page in PAGES if text_of(page).startswith("# Train in PyTorch"))
+    assert len(text_of(page).split()) <= MOST_WORDS_ON_TRAINING
+    assert {neighbour for neighbour in page.parent.glob("*.md") if neighbour != page} <= links_of(page)
 
 
 # Links, paths, names
