@@ -1,4 +1,4 @@
-"""The recipes for frameworks on the page of trainers: each trains as planned, to the bits of the same code unplanned."""
+"""The recipes for frameworks on the page of trainers: each trains as planned, to the bits of the unplanned code."""
 
 from __future__ import annotations
 
