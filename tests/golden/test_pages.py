@@ -266,7 +266,7 @@ def row(step: str) -> str:
 def test_the_example_of_a_planner_is_a_package_that_keeps_the_contract(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = text_of(ROOT / "remat_cli/planners/README.md")
+    page = text_of(ROOT / "remat_cli/planners/new_planner.md")
     source, toml = (
         re.findall(rf"^```{kind}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0] for kind in ("python", "toml")
     )
@@ -281,7 +281,7 @@ def test_the_example_of_a_planner_is_a_package_that_keeps_the_contract(
 
 
 def test_the_example_of_a_planner_plans() -> None:
-    page = text_of(ROOT / "remat_cli/planners/README.md")
+    page = text_of(ROOT / "remat_cli/planners/new_planner.md")
     (source,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     names: dict[str, type[Planner]] = {}
     exec(compile(source, "example.py", "exec", dont_inherit=True), names)
