@@ -112,7 +112,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 @each_page
 def test_every_path_is_in_the_tree(page: Path) -> None:
-    tops = {path.name for path in ROOT.iterdir()} - {".venv"}
+    tops = {path.name for path in ROOT.iterdir()} - {".venv", "build", "dist"}
     for path in re.findall(r"`([\w.][\w./-]*/[\w./-]*)`", without_fences(page)):
         if path.partition("/")[0] in tops:
             assert (ROOT / path).exists(), path
