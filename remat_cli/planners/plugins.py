@@ -9,12 +9,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from remat_cli.core.problem import Planner
 from remat_cli.errors import UsageError
 from remat_cli.planners import PLANNERS
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "remat.planners"
 _LOG = logging.getLogger("remat")
@@ -90,6 +92,8 @@ def _entries() -> Mapping[str, tuple[EntryPoint, ...]]:
 @cache
 def _entries_on(path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
     """Return the entry points by name; the path, from which they are read, is there for the cache."""
+    from importlib.metadata import entry_points
+
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, _packages((entry,)))):
         found[entry.name] = (*found.get(entry.name, ()), entry)

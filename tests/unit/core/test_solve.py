@@ -443,3 +443,15 @@ def test_a_bound_of_the_planners_own_plans_is_of_no_use_beside_the_plan_of_anoth
     assert taken.trace.time == 14
     assert taken.result.bounds == (Bound(13, Scope.ANY_PLAN),)
     assert taken.warnings == ()
+
+
+def test_a_share_of_activations_is_that_of_what_fits_beside_everything_else() -> None:
+    assert Activations(beside_bytes=60, bytes=80).share(100) == Fraction(1, 2)
+    assert Activations(beside_bytes=60, bytes=0).share(60) == 0
+
+
+def test_where_no_addresses_are_asked_for_resident_bytes_are_part_of_the_budget() -> None:
+    graph = replace(GRAPH, resident_bytes=7)
+    solution = solve(Problem(graph, Budget(12)), Stub(lambda *_: PlanResult(Status.FEASIBLE, plain_run(graph))))
+    assert (solution.beside_bytes, solution.needed_bytes) == (0, 12)
+    assert replace(solution, has_addresses=True).beside_bytes == 7
