@@ -67,7 +67,7 @@ def inference(ops: int) -> Graph:
 BEGIN = ["keep_all 100%", "evict 25%", "prove 25%"]
 BEGIN_LARGE = ["keep_all 100%", "cut_once 100%", "prove 25%"]
 CUTS = ["search_min_cuts 100%", "prove_at_cuts 20% 3"]
-OTHER_PLANS = ["restart_min_cuts 25%", "plan_chain 25%", "plan_lower_sets 25%"]
+OTHER_PLANS = ["restart_min_cuts 25%", "plan_chain 25%"]
 LONG_TURNS = ["restart_min_cuts 25%", "prove_at_cuts 100% 20"]
 # Of each graph: whom `auto` asks far from the bound, and near it.
 STAGES = {
