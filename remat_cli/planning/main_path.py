@@ -87,7 +87,13 @@ class Planning:
     def schedule_file(self) -> bytes:
         """Content of the schedule file; without a plan, it says why there is none."""
         prepared = self.prepared
-        return schedule_bytes(self.solution, prepared.mode, self.planner.record, prepared.options.recorded)
+        return schedule_bytes(
+            self.solution,
+            prepared.mode,
+            self.planner.record,
+            prepared.options.recorded,
+            estimated=prepared.is_estimated,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the schedule file, whole or not at all.
