@@ -573,11 +573,7 @@ class RegionsCall:
         names = [call.name for call in rehearsal.calls]
         step = WholeStep(always, rehearsal.moments, names, [kind.points for kind in ordered])
         if self.asked.request.offload and groups:
-            if self._link is None:
-                raise UsageError(
-                    "offloading needs to know how fast the link to the host is",
-                    hint='planned(..., offload=True, link_bandwidth="12GB/s"), or device="h100"',
-                )
+            assert self._link is not None, "every device profile has one"
             step = replace(step, inputs=[sum(hosted.values()) for hosted in rehearsal.hosted], link=self._link)
         for former in self._made_plans:
             self._dimensions |= inputs.differing(former.inputs) or frozenset()
