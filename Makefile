@@ -9,11 +9,12 @@ BIN := $(VENV)/bin
 PROGRAM := $(VENV)/.program
 TOOLS := $(VENV)/.tools
 RUNS ?= 20000
+COUNT ?= 20
 SECONDS ?= 600
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-lowest test-newest lint type check golden docs bench gpu hunt thorough frameworks fuzz reproduce wheel clean
+.PHONY: help install demo test test-lowest test-newest lint type check golden docs bench gpu hunt thorough frameworks fuzz mutants reproduce wheel clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -98,6 +99,10 @@ frameworks: install ## run the page's recipes for Hugging Face Trainer, Lightnin
 fuzz: install ## mutate files of every format that is read, coverage-guided; RUNS=100000 tries more
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --runs $(RUNS)
+
+mutants: install ## plant faults and show those that no unit test sees; MODULES=remat_cli/core/solve.py COUNT=100 tries these
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mutants]'
+	$(BIN)/python -m tests.mutants $(MODULES) --count $(COUNT)
 
 reproduce: install ## print the tables of Kusumoto et al. 2019 beside ours
 	$(BIN)/python -m tests.bench.reproduce

@@ -16,6 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from remat_cli import __version__
 from tests.golden.pages import READ_PAGES, links_of, name_of
 from tests.places import ROOT
 
@@ -32,6 +33,12 @@ page of its own</a>, or write it yourself:
 
 <iframe class="report" src="report.html" title="The report of a plan"></iframe>
 """
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name the version in the head of every page."""
+    config.site_name = f"remat {__version__}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -78,6 +78,12 @@ class PlannerRefuses(RematError):
     exit_code = ExitCode.USAGE
 
 
+class PlannerFails(RematError):
+    """A planner of another package breaks down."""
+
+    exit_code = ExitCode.NO_PLAN
+
+
 class InvalidSchedule(RematError):
     """A schedule breaks a rule of the simulator.
 

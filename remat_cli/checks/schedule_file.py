@@ -254,7 +254,8 @@ def _unknown_names(file: ScheduleFile) -> Iterator[str]:
         yield f"the file says bound.scope {file.bound_scope!r}, but there are only {', '.join(scopes)}"
     if file.bound_basis is not None and file.bound_basis not in list(Basis):
         yield f"the file says bound.basis {file.bound_basis!r}, but there are only {', '.join(Basis)}"
-    if file.planner is not None and file.planner not in (*PLANNERS, *MAKERS):
+    is_own = file.planner in (*PLANNERS, *MAKERS)
+    if file.planner is not None and not is_own and file.package is None:
         yield f"the file says planner.name {file.planner!r}, which is none of those that 'remat planners' lists"
 
 

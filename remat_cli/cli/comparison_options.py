@@ -24,7 +24,8 @@ from remat_cli.config import (
     unknown_name,
 )
 from remat_cli.errors import RematError, UsageError
-from remat_cli.planners import OFFLOADERS, PLANNERS
+from remat_cli.planners import OFFLOADERS
+from remat_cli.planners.plugins import all_planners, planner_named, planner_names
 from remat_cli.studies.sweep import Curve
 from remat_cli.units import parse_duration
 
@@ -150,11 +151,8 @@ def with_given_options(choices: Mapping[str, PlannerChoice], given: Mapping[str,
 
 
 def with_short_limit(choice: PlannerChoice) -> PlannerChoice:
-    """Return a planner with the limit for one of many searches.
-
-    A planner with a limit of its own keeps that.
-    """
-    own = next((item.default for item in fields(PLANNERS[choice.name]) if item.name == "time_limit"), None)
+    """Return a planner with the time limit for one of many searches, where it has none of its own."""
+    own = next((item.default for item in fields(choice.planner) if item.name == "time_limit"), None)
     is_long = isinstance(own, float | int) and own > _SECONDS_A_POINT
     # If the work is limited, the clock does not end the search.
     if not is_long or "time_limit" in choice.options or choice.options.get("work_limit") is not None:
@@ -175,8 +173,8 @@ def _requests(listed: list[str], config: RunConfig, given: Mapping[str, Any]) ->
     """Yield the request for each listed planner, by displayed name."""
     for entry in listed:
         if entry == ALL:
-            yield from ((name, replace(config.request, planner=PlannerChoice(name))) for name in PLANNERS)
-        elif entry in PLANNERS:
+            yield from ((name, replace(config.request, planner=PlannerChoice(name))) for name in all_planners())
+        elif planner_named(entry) is not None:
             of_config = config.request.chosen
             yield entry, replace(config.request, planner=of_config if of_config.name == entry else PlannerChoice(entry))
         elif Path(entry).suffix in (".yaml", ".yml") or entry in shipped_names("configs"):
@@ -189,7 +187,7 @@ def _requests(listed: list[str], config: RunConfig, given: Mapping[str, Any]) ->
                 named.check_can_offload(f"--planner {entry}: ")
             yield file.label, replace(request, planner=named)
         else:
-            raise unknown_name("--planner", entry, PLANNERS)
+            raise unknown_name("--planner", entry, planner_names())
 
 
 def _give_option(key: str, value: Any, choices: dict[str, PlannerChoice]) -> None:

@@ -23,6 +23,7 @@ from remat_cli.config import (
 )
 from remat_cli.errors import UsageError
 from remat_cli.planners import PLANNERS
+from remat_cli.planners.plugins import planner_names as known_planners
 from remat_cli.settings import Settings, declared, option_of, without
 from remat_cli.units import parse_duration
 
@@ -38,14 +39,14 @@ graph_argument = click.argument("graph", type=READ, metavar="GRAPH")
 
 
 def planner_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a planner."""
-    return _beginning(PLANNERS, incomplete)
+    """Return the planners whose names begin like this."""
+    return _beginning(known_planners(), incomplete)
 
 
 def planner_lists(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the last name in a list of planners."""
     before, comma, last = incomplete.rpartition(",")
-    return [CompletionItem(f"{before}{comma}{item.value}") for item in _beginning(PLANNERS, last)]
+    return [CompletionItem(f"{before}{comma}{item.value}") for item in _beginning(known_planners(), last)]
 
 
 def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

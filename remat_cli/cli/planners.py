@@ -29,12 +29,13 @@ def command(names: tuple[str, ...], as_json: bool, schema: bool, compiles: bool)
         _compile()
         return
     from remat_cli.config import named_planner, planner_schemas
+    from remat_cli.planners.plugins import all_planners
     from remat_cli.reports.summary import planners_summary
     from remat_cli.reports.terminal.plan import planners_report
 
     if names and schema:
         raise UsageError("--schema is that of all planners", hint="leave the names out")
-    chosen = tuple(dict.fromkeys(named_planner(name).name for name in names))
+    chosen = {name: named_planner(name).planner for name in names} or all_planners()
     Output(as_json=as_json or schema).report(
         lambda: planners_report(chosen), planner_schemas if schema else lambda: planners_summary(chosen)
     )

@@ -106,13 +106,16 @@ _MODELS: dict[tuple[tuple[Any, ...], ...], type[BaseModel]] = {}
 
 
 def _model(name: str, keys: Iterable[_Key]) -> type[BaseModel]:
-    """Return the pydantic model of these keys, built once."""
-    from pydantic import ConfigDict, create_model
+    """Return the pydantic model of these keys, made once."""
+    from pydantic import ConfigDict, PydanticUserError, create_model
 
     known: dict[str, Any] = {key: (hint, default) for key, hint, default in keys}
     identity = ((name, None), *((key, hint, default is ...) for key, (hint, default) in known.items()))
     if identity not in _MODELS:
-        _MODELS[identity] = create_model(name, __config__=ConfigDict(extra="forbid", strict=True), **known)
+        try:
+            _MODELS[identity] = create_model(name, __config__=ConfigDict(extra="forbid", strict=True), **known)
+        except PydanticUserError as error:
+            raise UsageError(f"options of {name} cannot be checked: {error.message.partition('. ')[0]}") from None
     return _MODELS[identity]
 
 

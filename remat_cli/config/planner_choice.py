@@ -11,7 +11,8 @@ from typing import Any
 from remat_cli.config.document import Document, checked, options_schema, placed, scalar, unknown_name
 from remat_cli.core.problem import Planner
 from remat_cli.errors import UsageError
-from remat_cli.planners import OFFLOADING, PLANNERS
+from remat_cli.planners import OFFLOADING
+from remat_cli.planners.plugins import all_planners, package_of, planner_named, planner_names
 from remat_cli.settings import Setting
 
 DEFAULT_PLANNER = "auto"
@@ -24,9 +25,9 @@ class PlannerChoice:
     A choice can be pickled, and sent to another process.
 
     Attributes:
-        name: name of the planner, as in PLANNERS.
-        options: the given options; the others keep the planner's defaults.
-        source: origin of the options, for messages.
+        name: as `remat planners` lists it.
+        options: the given ones; the others keep the planner's defaults.
+        source: where the options come from, for messages.
     """
 
     name: str = DEFAULT_PLANNER
@@ -34,8 +35,8 @@ class PlannerChoice:
     source: str = field(default="--option", compare=False)
 
     def has(self, option: str) -> bool:
-        """Return whether the planner has an option of this name."""
-        return any(item.name == option for item in fields(PLANNERS[self.name]))
+        """Tell whether the planner has an option of this name."""
+        return any(item.name == option for item in fields(self.planner))
 
     def with_options(self, options: Mapping[str, Any], source: str | None = None) -> PlannerChoice:
         """Return the choice with more options, which win over earlier options.
@@ -45,6 +46,18 @@ class PlannerChoice:
         # The same object keeps its built planner.
         return replace(self, options={**self.options, **options}, source=source or self.source) if options else self
 
+    @property
+    def planner(self) -> type[Planner]:
+        """The planner's class.
+
+        Raises:
+            UsageError: there is no planner of this name any more, or its package is broken.
+        """
+        planner = planner_named(self.name)
+        if planner is None:
+            raise unknown_name("planner", self.name, planner_names())
+        return planner
+
     @cached_property
     def built(self) -> Planner:
         """The planner with these options.
@@ -52,14 +65,14 @@ class PlannerChoice:
         Raises:
             UsageError: there is no such option, or a value is wrong.
         """
-        planner = PLANNERS[self.name]
+        planner = self.planner
         # Without options there is nothing to check, and pydantic need not be loaded.
         return checked(planner, Document(self.options, self.source)) if self.options else planner()
 
     @property
     def can_offload(self) -> bool:
         """Whether the planner ever moves a tensor to the host."""
-        return self.name in OFFLOADING
+        return self.name in OFFLOADING or getattr(self.planner, "can_offload", False)
 
     def check_can_offload(self, place: str = "") -> None:
         """Raise a UsageError if the planner never uses the host.
@@ -73,6 +86,12 @@ class PlannerChoice:
                 hint=("leave ", Setting("offload"), f" out, or plan with {those}"),
             )
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """The planner as files and summaries name it: with its options, and the package that it comes from."""
+        package = package_of(self.name)
+        return {"name": self.name, "options": self.all_options()} | ({"package": package} if package else {})
+
     def all_options(self) -> dict[str, Any]:
         """Return all options of the planner, defaults included, as JSON values."""
         values = {item.name: getattr(self.built, item.name) for item in fields(self.built)}
@@ -83,10 +102,10 @@ def named_planner(name: str, place: str = "--planner") -> PlannerChoice:
     """Return the planner of this name.
 
     Raises:
-        UsageError: there is no such planner.
+        UsageError: there is none, or the package that has it is broken.
     """
-    if name not in PLANNERS:
-        raise unknown_name(place, name, PLANNERS)
+    if planner_named(name) is None:
+        raise unknown_name(place, name, planner_names())
     return PlannerChoice(name)
 
 
@@ -109,7 +128,7 @@ def planner_section(section: str | dict[str, Any] | None, document: Document) ->
     name = section if isinstance(section, str) else section.get("name")
     if not isinstance(name, str):
         raise UsageError(
-            f"{document.place(('planner',))}: has no name", hint=f"add 'name: ...', one of {', '.join(PLANNERS)}"
+            f"{document.place(('planner',))}: has no name", hint=f"add 'name: ...', one of {', '.join(planner_names())}"
         )
     choice = named_planner(name, document.place(("planner",)))
     if isinstance(section, str):
@@ -117,13 +136,13 @@ def planner_section(section: str | dict[str, Any] | None, document: Document) ->
     options = {key: value for key, value in section.items() if key != "name"}
     for key in options:
         placed(document, ("planner", key), partial(check_is_option, choice.name, key))
-    checked(PLANNERS[choice.name], document.section("planner", options))
+    checked(choice.planner, document.section("planner", options))
     return choice.with_options(options)
 
 
 def planner_schemas() -> dict[str, Any]:
-    """Return a JSON Schema of each planner's options, by name."""
-    return {name: options_schema(planner) for name, planner in PLANNERS.items()}
+    """Return a JSON Schema of the options of each planner, by its name."""
+    return {name: options_schema(planner) for name, planner in all_planners().items()}
 
 
 def parse_option(text: str) -> tuple[str, Any]:

@@ -346,8 +346,8 @@ class PassingObserver(Observer):
 class Planner(Protocol):
     """A frozen dataclass whose fields are the planner's options.
 
-    A YAML config is checked against the fields. Its class docstring gives method, source, scope and complexity; `remat
-    planners` prints it.
+    Its class docstring gives method, source, scope and complexity; `remat planners` prints it. The planner of another
+    package whose plans may move tensors to the host has a class attribute `can_offload = True`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

@@ -28,7 +28,7 @@ from remat_cli.core.problem import (
 )
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import Trace, simulate
-from remat_cli.errors import FalseClaim, InvalidSchedule
+from remat_cli.errors import FalseClaim, InvalidSchedule, PlannerFails, RematError
 from remat_cli.units import BudgetSpec
 
 _LOG = logging.getLogger("remat")
@@ -228,6 +228,7 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
     Raises:
         FalseClaim: one of the planner's schedules does not run.
         PlannerRefuses: the planner cannot take this graph.
+        PlannerFails: a planner of another package breaks down before it has a plan.
         KeyboardInterrupt: interrupted before any plan was found.
     """
     observe = observe or Observer()
@@ -241,7 +242,7 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
     judge = _Judge(problem, observe)
     interrupted = False
     try:
-        claim = planner.plan(problem, judge)
+        claim = _claim_of(planner, problem, judge)
     except KeyboardInterrupt:
         if judge.best is None:
             raise
@@ -252,6 +253,33 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
     trace = None if verdict.schedule is None else judge.trace(verdict.schedule)
     warnings = tuple(judge.warnings)
     return Solution(problem, verdict, trace, judge.baseline, closest, working_set, interrupted, warnings)
+
+
+def _claim_of(planner: Planner, problem: Problem, judge: _Judge) -> PlanResult:
+    """Ask a planner; where one of another package breaks down, its best plan is the claim.
+
+    Raises:
+        PlannerFails: it has no plan.
+    """
+    package, _, _ = type(planner).__module__.partition(".")
+    try:
+        claim = planner.plan(problem, judge)
+        if isinstance(claim, PlanResult):
+            return claim
+        error: Exception = TypeError(f"plan returned {type(claim).__name__}, not PlanResult")
+    except (RematError, MemoryError):
+        raise
+    except Exception as raised:
+        if package == "remat_cli":
+            raise
+        error = raised
+    if judge.best is not None:
+        judge.warn(f"the planner broke down after it had found this plan: {type(error).__name__}: {error}")
+        return judge.best_claim()
+    raise PlannerFails(
+        f"planner {type(planner).__name__} of {package} broke down: {type(error).__name__}: {error}",
+        hint="tell its authors: this is no fault of remat; 'remat --debug ...' shows the traceback",
+    ) from error
 
 
 def with_arena(solution: Solution, schedule: Schedule, arena: Arena) -> Solution:
@@ -409,8 +437,9 @@ class _Judge(PassingObserver):
             return self._without_plan(claim)
         bounds = self._true_bounds(claim.bounds, known, best)
         is_met = bounds[0].time == best.trace.time
-        if claim.status is Status.OPTIMAL and not is_met and not self.warnings:
-            self._warn("the planner calls its plan optimal, but its time is above the bound")
+        # A faster plan that it did not search says nothing against it.
+        if claim.status is Status.OPTIMAL and best.is_of_planner and not is_met and not self.warnings:
+            self.warn("the planner calls its plan optimal, but its time is above the bound")
         return PlanResult(
             Status.OPTIMAL if is_met else Status.FEASIBLE,
             best.schedule,
@@ -428,7 +457,7 @@ class _Judge(PassingObserver):
         if self._fits(trace):
             return _Known(claim.schedule, trace, claim.model_figures, claim.found_by)
         budget = self._problem.budget.device_bytes
-        self._warn(f"the planner returned a plan that peaks at {trace.peak_bytes} bytes, above the budget of {budget}")
+        self.warn(f"the planner returned a plan that peaks at {trace.peak_bytes} bytes, above the budget of {budget}")
         return None
 
     def _is_refuted(self, claim: PlanResult, known: list[_Known]) -> bool:
@@ -442,7 +471,7 @@ class _Judge(PassingObserver):
             known.append(_Known(plain_run(self._problem.graph), self.baseline, is_of_planner=False))
         if not any(self._is_in_scope(plan, claim.scope) for plan in known):
             return False
-        self._warn(f"the proof that no plan fits ({claim.scope}) is wrong: there is one, and it is kept")
+        self.warn(f"the proof that no plan fits ({claim.scope}) is wrong: there is one, and it is kept")
         return True
 
     def _without_plan(self, claim: PlanResult) -> PlanResult:
@@ -459,7 +488,7 @@ class _Judge(PassingObserver):
         true = []
         for bound in bounds:
             if any(plan.trace.time < bound.time and self._is_in_scope(plan, bound.scope) for plan in known):
-                self._warn(f"a bound ({bound.scope}) is wrong: a plan takes {best.trace.time}, less than {bound.time}")
+                self.warn(f"a bound ({bound.scope}) is wrong: a plan takes {best.trace.time}, less than {bound.time}")
             else:
                 true.append(bound if bound.time > plain.time else plain)
         met: list[Bound] = []
@@ -493,6 +522,7 @@ class _Judge(PassingObserver):
         bound = next((bound.time for bound in self.bounds if bound.time <= time), plain)
         self.observe.standing(share_over(time, plain), share_over(bound, plain), self.best.found_by)
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """Keep a warning for the solution, and log it."""
         self.warnings.append(text)
         _LOG.warning("%s", text)

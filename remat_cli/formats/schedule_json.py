@@ -46,8 +46,7 @@ _STEP_TYPES: Mapping[str, type[Step]] = {name: step_type for step_type, name in 
 def schedule_bytes(
     solution: Solution,
     mode: str,
-    planner: str,
-    options: Mapping[str, object],
+    planner: Mapping[str, object],
     read_with: Mapping[str, object] | None = None,
     *,
     estimated: bool = False,
@@ -60,13 +59,12 @@ def schedule_bytes(
     Args:
         solution: the verified result.
         mode: "training" or "inference".
-        planner: as in PLANNERS.
-        options: options of the planner, as JSON values.
+        planner: name and options of the planner, as JSON values, and its package, if it is another one.
         read_with: options other than the mode for reading the graph, for `verify`, `apply` and `report`.
         estimated: whether sizes of the graph are estimates, so that the peak may be higher.
     """
     graph = _graph_section(solution.problem.graph, mode, read_with or {}) | ({"estimated": True} if estimated else {})
-    asked = {"name": planner, "options": options} | ({"offload": True} if solution.problem.offload else {})
+    asked = {**planner} | ({"offload": True} if solution.problem.offload else {})
     document = _document(solution, graph, asked)
     if solution.result.schedule is not None:
         document["steps"] = solution.result.schedule.steps
@@ -215,6 +213,7 @@ class ScheduleFile:
         mode: "training" or "inference".
         read_with: further options for reading the graph, by name, as in the file: not checked yet.
         planner: name of the planner.
+        package: name and version of the package that the planner comes from; None for remat's own.
         status: how the planner's run ended.
         budget_bytes: the budget that the plan fits.
         overhead: overhead of the plan, as a share of the plain run's time.
@@ -233,6 +232,7 @@ class ScheduleFile:
     mode: str | None
     read_with: Mapping[str, Any] | None
     planner: str | None
+    package: str | None
     status: str | None
     budget_bytes: int | None
     overhead: float | None
@@ -279,6 +279,7 @@ def read_schedule(path: Path) -> ScheduleFile:
         mode=_said(document, "graph.mode", str, path),
         read_with=_said(document, "graph.options", dict, path),
         planner=_said(document, "planner.name", str, path),
+        package=_said(document, "planner.package", str, path),
         status=_said(document, "status", str, path),
         budget_bytes=_said(document, "budget_bytes", int, path),
         overhead=_said(document, "overhead", float, path),

@@ -57,6 +57,5 @@ def file_of_given(prepared: Prepared, schedule: Schedule, budget_bytes: int, mak
             hint="leave -o out and use torch's own checkpoints; or leave --as out, and write the free plan",
         )
     solution = solve(Problem(prepared.graph, Budget(budget_bytes)), Given(schedule))
-    return schedule_bytes(
-        solution, prepared.mode, maker, {}, prepared.options.recorded, estimated=prepared.is_estimated
-    )
+    planner = {"name": maker, "options": {}}
+    return schedule_bytes(solution, prepared.mode, planner, prepared.options.recorded, estimated=prepared.is_estimated)

@@ -86,15 +86,14 @@ class Planning:
 
     @property
     def schedule_file(self) -> bytes:
-        """Content of the schedule file; without a plan, with the reason."""
-        read_with, planner = self.prepared.options.recorded, self.planner
+        """Content of the schedule file; without a plan, it says why there is none."""
+        prepared = self.prepared
         return schedule_bytes(
             self.solution,
-            self.prepared.mode,
-            planner.name,
-            planner.all_options(),
-            read_with,
-            estimated=self.prepared.is_estimated,
+            prepared.mode,
+            self.planner.record,
+            prepared.options.recorded,
+            estimated=prepared.is_estimated,
         )
 
     def save(self, path: str | Path) -> None:
@@ -114,7 +113,7 @@ class Planning:
         """
         return {
             "graph": graph_summary(self.prepared),
-            "planner": {"name": self.planner.name, "options": self.planner.all_options()},
+            "planner": self.planner.record,
             **solution_summary(self.solution),
             "notes": list(self.prepared.notes),
         }

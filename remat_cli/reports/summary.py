@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from remat_cli.core.bounds import largest_working_set
 from remat_cli.core.graph import Phase
+from remat_cli.core.problem import Planner
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.formats.schedule_json import ScheduleFile, scope_columns
+from remat_cli.planners import PLANNERS
 from remat_cli.planning import Planning
 from remat_cli.planning.summary import Summary, graph_summary, trace_summary, working_set_summary
 from remat_cli.prepare import Prepared
@@ -117,12 +119,7 @@ def _claimed_bound(file: ScheduleFile) -> Summary | None:
     return {"overhead": file.bound_overhead, "scope": file.bound_scope, "basis": file.bound_basis}
 
 
-def planners_summary(names: Sequence[str] = ()) -> Summary:
-    """Return the summary of `remat planners`, for these names or all."""
-    return {
-        "planners": [
-            {**asdict(card), "options": [asdict(option) for option in card.options]}
-            for card in planner_cards()
-            if not names or card.name in names
-        ]
-    }
+def planners_summary(planners: Mapping[str, type[Planner]] = PLANNERS) -> Summary:
+    """Return the summary of `remat planners`."""
+    cards = planner_cards(planners)
+    return {"planners": [{**asdict(card), "options": [asdict(option) for option in card.options]} for card in cards]}

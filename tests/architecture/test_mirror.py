@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import MODULES, mirror_of, planted_modules
 from tests.places import ROOT
 
 UNIT = ROOT / "tests" / "unit"
@@ -40,6 +41,12 @@ def test_module_of_a_planner_has_a_unit_test_that_names_it(path: Path) -> None:
     module = ".".join(("remat_cli", *path.with_suffix("").parts))
     naming = [test for test in folder.glob("test_*.py") if module in imported_by(test)]
     assert naming or (folder / f"test_{path.name}").exists()
+
+
+def test_faults_are_planted_where_there_are_tests() -> None:
+    modules = list(planted_modules(MODULES))
+    assert len(modules) > 20
+    assert {mirror_of(module) for module in modules if not (ROOT / mirror_of(module)).is_dir()} == set()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import remat_cli
+from remat_cli.reports.terminal.planner_cards import planner_cards
 from tests.golden.pages import name_of
 from tests.places import ROOT
 
@@ -83,6 +84,21 @@ def test_the_changes_begin_with_this_version() -> None:
     changes = (ROOT / ".github/CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.findall(r"^## Version ([^:\s]+)", changes, re.MULTILINE)[0]
     assert newest == remat_cli.__version__
+
+
+def test_the_citation_is_of_this_version_and_has_the_papers_of_all_planners() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == remat_cli.__version__
+    assert citation["license"] == PYPROJECT["project"]["license"]
+    sources = {card.name: card.facts["Source"] for card in planner_cards()}
+    of_papers = {name for name, source in sources.items() if not source.startswith(("ours", "what every"))}
+    cited = {
+        name: reference
+        for reference in citation["references"]
+        for name in re.findall(r"\w+", reference["notes"].partition(" ")[2].partition(" ")[2].replace(" and ", " "))
+    }
+    assert of_papers == set(cited)
+    assert [name for name, reference in cited.items() if reference["title"] not in sources[name]] == []
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""The recipes for frameworks on the page of PyTorch: each trains as planned, to the bits of the same code unplanned."""
+"""The recipes for frameworks on the page of trainers: each trains as planned, to the bits of the unplanned code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remat_cli.torch import plan_of, planned
 from tests.places import ROOT
 from tests.torch_steps import MLP
 
-PAGE = (ROOT / "remat_cli/pytorch/run/README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "remat_cli/pytorch/run/trainers.md").read_text(encoding="utf-8")
 STEPS = 4
 
 # What the libraries themselves warn of.

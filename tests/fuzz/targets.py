@@ -154,7 +154,7 @@ def _schedule_graph() -> Graph:
 def _schedule() -> bytes:
     graph = _schedule_graph()
     solution = solve(Problem(graph, Budget(baseline_of(graph).peak_bytes)), KeepAll())
-    return schedule_bytes(solution, "training", "keep_all", {})
+    return schedule_bytes(solution, "training", {"name": "keep_all", "options": {}})
 
 
 def _moving_schedule() -> bytes:

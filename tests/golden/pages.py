@@ -151,7 +151,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def planners_table() -> str:
     """The planners, from what `remat planners` says of each."""
     rows = [
-        [f"[`{card.name}`](#{card.name})", *(card.facts[label].rstrip(".") for label in _COLUMNS.values())]
+        [f"[`{card.name}`](options.md#{card.name})", *(card.facts[label].rstrip(".") for label in _COLUMNS.values())]
         for card in planner_cards()
     ]
     return table(["name", *_COLUMNS], rows)

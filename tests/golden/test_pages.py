@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -21,7 +22,9 @@ from remat_cli.core.solve import baseline_of, solve
 from remat_cli.costs import COST_MODELS
 from remat_cli.formats import Aliasing
 from remat_cli.generate import GENERATORS
-from remat_cli.planners import PLANNERS
+from remat_cli.planners import PLANNERS, plugins
+from remat_cli.testing.__main__ import command as contract_command
+from remat_cli.testing.contract import CHECKS
 from remat_cli.training import OPTIMIZERS
 from tests.golden.pages import (
     ARENA,
@@ -38,10 +41,12 @@ from tests.golden.pages import (
 )
 from tests.graphs import graph_of, op, training_chain
 from tests.places import ROOT
+from tests.plugins import install
 from tests.unit.core.test_simulate import refusal, run
 
 README = ROOT / "README.md"
 LONGEST_README = 250
+MOST_WORDS_ON_TRAINING = 1500
 FORMATS = ROOT / "remat_cli/formats/README.md"
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
@@ -65,6 +70,12 @@ def test_the_picture_of_an_arena_is_of_today() -> None:
 def test_the_readme_is_short_and_shows_a_run() -> None:
     assert len(text_of(README).splitlines()) <= LONGEST_README
     assert any(command.startswith("remat plan ") for command, _ in commands_of(README))
+
+
+def test_the_page_on_training_is_short_and_sends_on_to_its_neighbours() -> None:
+    page = next(page for page in PAGES if text_of(page).startswith("# Train in PyTorch"))
+    assert len(text_of(page).split()) <= MOST_WORDS_ON_TRAINING
+    assert {neighbour for neighbour in page.parent.glob("*.md") if neighbour != page} <= links_of(page)
 
 
 # Links, paths, names
@@ -101,7 +112,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 @each_page
 def test_every_path_is_in_the_tree(page: Path) -> None:
-    tops = {path.name for path in ROOT.iterdir()} - {".venv"}
+    tops = {path.name for path in ROOT.iterdir()} - {".venv", "build", "dist"}
     for path in re.findall(r"`([\w.][\w./-]*/[\w./-]*)`", without_fences(page)):
         if path.partition("/")[0] in tops:
             assert (ROOT / path).exists(), path
@@ -157,7 +168,8 @@ def options_of(verb: str) -> set[str]:
 
 @each_page
 def test_every_option_is_one_of_some_verb(page: Path) -> None:
-    known = {"--debug", "--log-file", "--version"}.union(*map(options_of, VERBS))
+    of_contract = {name for option in contract_command.params for name in option.opts}
+    known = {"--debug", "--log-file", "--version"}.union(of_contract, *map(options_of, VERBS))
     assert {option for option in re.findall(r"`(--[a-z][a-z-]*)", text_of(page)) if option not in known} == set()
 
 
@@ -251,8 +263,25 @@ def row(step: str) -> str:
 # The example of a planner
 
 
+def test_the_example_of_a_planner_is_a_package_that_keeps_the_contract(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = text_of(ROOT / "remat_cli/planners/new_planner.md")
+    source, toml = (
+        re.findall(rf"^```{kind}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0] for kind in ("python", "toml")
+    )
+    project = tomllib.loads(toml)
+    entries = project["project"]["entry-points"][plugins.GROUP]
+    (module,) = project["tool"]["setuptools"]["py-modules"]
+    assert entries == {"one_rerun": f"{module}:OneRerun"}
+    install(tmp_path, module, source, {"one_rerun": "OneRerun"})
+    monkeypatch.syspath_prepend(tmp_path)
+    for check in CHECKS.values():
+        check("one_rerun")
+
+
 def test_the_example_of_a_planner_plans() -> None:
-    page = text_of(ROOT / "remat_cli/planners/README.md")
+    page = text_of(ROOT / "remat_cli/planners/new_planner.md")
     (source,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     names: dict[str, type[Planner]] = {}
     exec(compile(source, "example.py", "exec", dont_inherit=True), names)

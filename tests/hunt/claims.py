@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from remat_cli.core.problem import Planner, Problem, Scope, Status
@@ -15,6 +15,7 @@ from remat_cli.planners.moccasin.options import FirstRuns
 from remat_cli.planners.moccasin.planner import Moccasin
 from remat_cli.planners.retention.options import OrderChoice
 from remat_cli.planners.retention.planner import Retention
+from remat_cli.testing.contract import starved, starved_options
 from tests.oracle import least_peak, least_time
 from tests.second_judge import replayed
 from tests.transfer_oracle import TransferOracle
@@ -37,17 +38,6 @@ def planners(**limits: Any) -> Mapping[str, Planner]:
     made["moccasin in any order"] = Moccasin(order=FirstRuns.FREE, **given)
     made |= {f"{name}, starved": starved(name) for name in PLANNERS if starved_options(name)}
     return made
-
-
-def starved_options(name: str) -> Mapping[str, object]:
-    """Return the options that leave a planner no room to work; empty for one that has no limits."""
-    options = {item.name for item in fields(PLANNERS[name])}
-    return next(({limit: 0} for limit in ("candidates", "time_limit") if limit in options), {})
-
-
-def starved(name: str) -> Planner:
-    """Return a planner without any room to work."""
-    return replace(PLANNERS[name](), **starved_options(name))
 
 
 # Those that prove something of graphs of any size, quickly; and one that only plans.

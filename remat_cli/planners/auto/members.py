@@ -223,12 +223,6 @@ class Members:
 
         self._ask(Rotor(time_limit=limits.seconds), self.recomputing)
 
-    def plan_lower_sets(self, limits: Limits) -> None:
-        """Plan chains of lower sets."""
-        from remat_cli.planners.lower_sets.dp_planners import ApproxDP
-
-        self._ask(ApproxDP(time_limit=limits.seconds), self.recomputing)
-
     def retain(self, limits: Limits) -> None:
         """Hold or recompute tensors from use to use, in several orders."""
         from remat_cli.planners.retention.options import RetentionOptions

@@ -14,12 +14,11 @@ class Auto:
 
     Source: ours; the planners are those of this list.
     Takes: any graph.
-    Searches: the plans of its planners: keep_all, dtr, on small graphs shortest_path, min_cut, on training graphs rotor
-      and
-        approx_dp, then retention from the best of their plans, on other graphs annealing before or after that; where
-        plans may offload, first offload, and on training graphs pofo.
-    Proves: how much any plan must recompute, or that none fits (scope any-order); where plans may offload, the bound of
-      offload (scope any-plan).
+    Searches: what its planners do: keep_all, dtr, on small graphs shortest_path, min_cut, on training graphs rotor,
+        then retention from the best of their plans, on other graphs annealing before or after that; where plans may
+        offload, first offload, and on training graphs pofo.
+    Proves: how much any plan must recompute, or that none fits (scope any-order); where plans may offload, what
+        offload proves (scope any-plan).
     Complexity: that of its planners; it ends when the time is up, nothing is left to try, or more search does not pay.
 
     Attributes:

@@ -207,9 +207,8 @@ RECOMPUTING = (
         (
             Turn("min_cut", _restart_few, _QUICK),
             Turn("rotor", Members.plan_chain, _QUICK),
-            Turn("approx_dp", Members.plan_lower_sets, _QUICK),
         ),
-        "plans of other kinds, from which others go on",
+        "plans of other kinds, from which others go on; on chains, plans in budgets where others have none",
     ),
     Stage(
         lambda s: s.anneals_first,

@@ -317,7 +317,7 @@ class LinkCut:
         )
         of_kind = [min(memory, _digits_of(price / self._rate)) for price in moving]
         running = _digits_of(1 - sum(back, Fraction(0)))
-        total = max(Fraction(1), running * int(times.sum()), max(of_kind) * int(sizes.sum()))
+        total = max(Fraction(1), running * int(times.sum()), max(of_kind, default=Fraction(0)) * int(sizes.sum()))
         scale = Fraction(2) ** floor(log2(_TOTAL / total))
         again = scaled_down(times, running * scale) if running else np.zeros_like(times)
         having = np.zeros_like(sizes)

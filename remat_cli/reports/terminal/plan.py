@@ -14,11 +14,12 @@ from rich.text import Text
 from remat_cli.config import PlannerChoice, ReportOptions
 from remat_cli.core.bounds import WorkingSet, largest_working_set
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
-from remat_cli.core.problem import Status
+from remat_cli.core.problem import Planner, Status
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution
 from remat_cli.formats.schedule_json import ScheduleFile
+from remat_cli.planners import PLANNERS
 from remat_cli.planning import Planning
 from remat_cli.prepare import Prepared
 from remat_cli.reports import phrasing
@@ -484,13 +485,9 @@ def link_facts(run: Run, *, taken: bool) -> list[tuple[str, Cell]]:
     return [("link", link.in_words(run.graph.time_unit) + (" (from the schedule)" if taken else ""))]
 
 
-def planners_report(names: Sequence[str] = ()) -> Report:
-    """Return the report of `remat planners`: cards with options.
-
-    Args:
-        names: names of planners; empty for all.
-    """
-    return cards_report([card for card in planner_cards() if not names or card.name in names])
+def planners_report(planners: Mapping[str, type[Planner]] = PLANNERS) -> Report:
+    """Return the report of `remat planners`: what each takes and searches, its source, its options and defaults."""
+    return cards_report(planner_cards(planners))
 
 
 def cards_report(cards: Sequence[PlannerCard]) -> Report:
@@ -500,9 +497,10 @@ def cards_report(cards: Sequence[PlannerCard]) -> Report:
 
 def _card_section(card: PlannerCard) -> RenderableType:
     options = [[option.name, option.default, option.meaning] for option in card.options]
+    labelled = [*([("package", card.package)] if card.package else []), *card.facts.items()]
     return section(
         card.name,
         Text(card.summary),
-        facts([(label.lower(), text) for label, text in card.facts.items()]),
+        facts([(label.lower(), text) for label, text in labelled]),
         columns(["option", "default", ""], options) if options else Text("no options", QUIET_STYLE),
     )

@@ -13,6 +13,7 @@ from typing import Any
 from remat_cli.core.problem import Planner
 from remat_cli.generate import Generator
 from remat_cli.planners import PLANNERS
+from remat_cli.planners.plugins import package_of
 
 _ENTRY = re.compile(r"(\w+): +(\S.*)")
 _OPTIONS_HEADING = "Attributes:"
@@ -38,13 +39,15 @@ class PlannerCard:
     """A planner as described by its class docstring.
 
     Attributes:
-        name: as in PLANNERS.
-        summary: the first paragraph.
+        name: as in a config file.
+        package: name and version of the package that it comes from; None for remat's own.
+        summary: what it does.
         facts: the entries of the docstring: "Source", "Takes", "Searches", "Complexity".
         options: in the order of the class.
     """
 
     name: str
+    package: str | None
     summary: str
     facts: Mapping[str, str]
     options: tuple[Option, ...]
@@ -67,6 +70,7 @@ def _card(name: str, planner: type[Planner | Generator]) -> PlannerCard:
         meanings |= _entries(inspect.cleandoc(options).splitlines())
     return PlannerCard(
         name=name,
+        package=None if planner.__module__.startswith("remat_cli.") else package_of(name),
         summary=" ".join(summary.split()),
         facts=_entries(entries.splitlines()),
         options=tuple(Option(item.name, _default(item), meanings.get(item.name, "")) for item in fields(planner)),

@@ -208,6 +208,10 @@ def test_two_banks_of_one_name_are_refused() -> None:
     assert "two banks are named 'fast'" in refused(in_banks(*IN_BANKS, banks=(*BANKS, BANKS[0])))
 
 
+def test_banks_are_listed_in_any_order_of_their_names() -> None:
+    check_arena(GRAPH, SCHEDULE, in_banks(*IN_BANKS, size=14 + 2, banks=(*BANKS, Bank("a third", 2, Fraction(1)))))
+
+
 def test_more_of_the_banks_than_the_arena_says_is_refused() -> None:
     assert "14 bytes of the banks are used, not 13" in refused(in_banks(*IN_BANKS, size=13))
 

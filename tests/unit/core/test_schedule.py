@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from remat_cli.core.graph import Graph
-from remat_cli.core.schedule import Compute, Free, Inplace, Schedule, Step, input_order, with_frees
+from remat_cli.core.schedule import Compute, Free, Inplace, Schedule, Step, input_order, live_at, plain_run, with_frees
 from remat_cli.errors import InvalidSchedule
 from tests.graphs import chain, diamond, graph_of, in_place, multi_output, op, training_chain
 
@@ -127,3 +127,17 @@ def test_input_order_is_every_op_once() -> None:
 
 def test_computes_are_the_ops_that_run_in_place_or_not() -> None:
     assert Schedule((Compute("a"), Free("x"), Inplace("b"), Compute("a"))).computes == ("a", "b", "a")
+
+
+@pytest.mark.parametrize(
+    ("graph", "live"),
+    [
+        (diamond(), ["ta", "ta tb", "ta tb tc", "tb tc", "tb tc td", "tc td", "td"]),
+        # `relu` takes over the storage of `x`.
+        (in_place(), ["x", "y", "y z", "z"]),
+    ],
+    ids=["diamond", "in place"],
+)
+def test_what_is_in_memory_while_a_step_runs(graph: Graph, live: list[str]) -> None:
+    schedule = plain_run(graph)
+    assert [" ".join(live_at(graph, schedule, index)) for index in range(len(schedule.steps))] == live

@@ -429,3 +429,8 @@ def test_output_whose_prefetch_was_not_waited_for() -> None:
     error = refusal(chain(1), "f1, offload t1, wait t1, free t1, prefetch t1", link=1)
     assert error.step is None
     assert "the prefetch of tensor 't1' has not been waited for" in error.message
+
+
+def test_an_op_that_runs_three_times_is_one_recomputed_op() -> None:
+    trace = run(chain(1, 1, 1), "f1, f1, f1, f2, f2, f3")
+    assert (trace.recomputed_ops, trace.recomputations) == (2, 3)

@@ -20,6 +20,7 @@ from remat_cli.core.solve import (
     bytes_of_budget,
     share_over,
     solve,
+    with_plan_of,
 )
 from remat_cli.errors import FalseClaim, PlannerRefuses
 from remat_cli.units import parse_budget
@@ -430,3 +431,27 @@ def test_without_bytes_of_gradients_activations_are_read_from_the_plain_run(monk
     monkeypatch.setattr("remat_cli.core.solve.simulate", lambda _, schedule: replayed.append(schedule))
     assert activations_of(graph) == Activations(beside_bytes=graph.fixed_bytes, bytes=peak - graph.fixed_bytes)
     assert not replayed
+
+
+def test_a_bound_of_the_planners_own_plans_is_of_no_use_beside_the_plan_of_another() -> None:
+    slower = with_frees(GRAPH, ("f1", "f2", "f3", "f4", "loss", "b4", "f1", "b3", "f1", "b2", "b1"))
+    own = claim(PlanResult(Status.OPTIMAL, slower, (Bound(15, Scope.PLANNER),)), 4)
+    assert [bound.scope for bound in own.result.bounds] == [Scope.PLANNER]
+    others = claim(PlanResult(Status.FEASIBLE, RECOMPUTING), 4)
+    taken = with_plan_of(own, others)
+    assert taken.trace is not None
+    assert taken.trace.time == 14
+    assert taken.result.bounds == (Bound(13, Scope.ANY_PLAN),)
+    assert taken.warnings == ()
+
+
+def test_a_share_of_activations_is_that_of_what_fits_beside_everything_else() -> None:
+    assert Activations(beside_bytes=60, bytes=80).share(100) == Fraction(1, 2)
+    assert Activations(beside_bytes=60, bytes=0).share(60) == 0
+
+
+def test_where_no_addresses_are_asked_for_resident_bytes_are_part_of_the_budget() -> None:
+    graph = replace(GRAPH, resident_bytes=7)
+    solution = solve(Problem(graph, Budget(12)), Stub(lambda *_: PlanResult(Status.FEASIBLE, plain_run(graph))))
+    assert (solution.beside_bytes, solution.needed_bytes) == (0, 12)
+    assert replace(solution, has_addresses=True).beside_bytes == 7

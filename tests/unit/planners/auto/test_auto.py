@@ -181,6 +181,14 @@ def test_a_small_training_graph_is_planned_as_a_chain_before_searches_begin_anew
     assert told.asked == ["keep_all", "dtr", "min_cut", "retention", "rotor"]
 
 
+def test_the_smallest_budget_of_a_chain_is_met_by_planning_it_as_a_chain() -> None:
+    graph = training_chain(23)
+    first = FirstPlan(graph.total_time, Observer(), None)
+    solution = solve(Problem(graph, Budget(3)), Auto(time_limit=NO_CLOCK), first)
+    assert solution.trace is not None
+    assert solution.result.found_by == "rotor"
+
+
 def test_where_any_plan_will_do_a_small_graph_is_not_settled() -> None:
     """It would take each refusal of a search for the smallest budget seconds."""
     graph = residual_step(4)

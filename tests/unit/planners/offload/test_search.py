@@ -18,7 +18,7 @@ from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
-from tests.graphs import diamond, training_chain, training_unet
+from tests.graphs import diamond, graph_of, op, training_chain, training_unet
 
 
 def problem(budget: int, rate: Fraction | int, duplex: Duplex = Duplex.HALF) -> Problem:
@@ -111,3 +111,9 @@ def test_what_is_held_from_outside_never_moves(planner: Offloading | Pofo) -> No
     solution = solve(Problem(graph, Budget(32), Link(Fraction(4)), offload=True), planner)
     assert solution.result.schedule is not None
     assert solution.result.schedule.has_transfers
+
+
+def test_a_budget_below_every_working_set_has_a_bound() -> None:
+    graph = graph_of(op("f0", "", "t0", time=0), op("f1", "", "t1", time=0), sizes={"t0": 2, "t1": 0})
+    problem = Problem(graph, Budget(1), Link(Fraction(1, 3)), offload=True)
+    assert Offloading().plan(problem, Observer()).schedule is None

@@ -1,0 +1,129 @@
+"""`make mutants`: plant faults in a copy of the tree, one at a time, and show those that no unit test sees.
+
+cosmic-ray changes numbers, comparisons, operators and conditions, also of constants. It runs the unit tests of the
+module's folder for each fault. A fault that lives is a test that is missing, or a change that makes no difference: read
+its diff.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tests.places import ROOT
+
+COPY = ROOT / "build" / "mutants"
+MODULES = ("remat_cli/core", "remat_cli/planning", "remat_cli/planners/auto")
+# Unions of types in annotations, which nobody evaluates, and of mappings; `==` in the place of `is`.
+_WITHOUT_EFFECT = re.compile(r"core/(ReplaceBinaryOperator_BitOr_|.*_BitOr$|.*_Is_Eq$|.*_IsNot_NotEq$)")
+_SECONDS = 120.0
+
+
+def main() -> None:
+    """Try a sample of the faults of each module."""
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    parser.add_argument("modules", nargs="*", help=f"files or folders; by default {', '.join(MODULES)}")
+    parser.add_argument("--count", type=int, default=20, help="of faults in each module, drawn at random")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    modules = list(planted_modules(given.modules or MODULES))
+    _copy_tree()
+    lived = sum(_lived(module, given.count, given.seed) for module in modules)
+    print(f"{lived} faults in {len(modules)} modules lived")
+
+
+def planted_modules(paths: Sequence[str]) -> Iterable[Path]:
+    """Yield the modules in files and folders, by their paths in the tree."""
+    for path in paths:
+        whole = ROOT / path
+        if not whole.exists():
+            sys.exit(f"make mutants: there is no {path}")
+        found = sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
+        yield from (module.relative_to(ROOT) for module in found if module.name != "__init__.py")
+
+
+def _copy_tree() -> None:
+    """Copy what git knows of, and what is new: faults are planted there, and never in the tree itself."""
+    shutil.rmtree(COPY, ignore_errors=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, COPY / name)
+
+
+def mirror_of(module: Path) -> str:
+    """Return the folder of unit tests that mirrors a module's."""
+    return str(Path("tests/unit", *module.parent.parts[1:]))
+
+
+def _lived(module: Path, count: int, seed: int) -> int:
+    """Plant faults in a module, print those that no test sees, and return how many they are."""
+    config, session = COPY / "mutants.toml", COPY / "mutants.sqlite"
+    session.unlink(missing_ok=True)
+    tests = f"{sys.executable} -m pytest -x -q -n 0 -p no:cacheprovider {mirror_of(module)}"
+    config.write_text(
+        f'[cosmic-ray]\nmodule-path = "{module}"\ntest-command = "{tests}"\ntimeout = {_SECONDS}\n'
+        'excluded-modules = []\n[cosmic-ray.distributor]\nname = "local"\n',
+        encoding="utf-8",
+    )
+    _run("init", config, session)
+    drawn, of = _draw(session, count, seed)
+    if not drawn:
+        return 0
+    # Tests that fail without a fault would see every fault.
+    _run("baseline", config)
+    print(f"{module}: {drawn} of {of} faults", flush=True)
+    _run("exec", config, session)
+    return _report(session)
+
+
+def _run(verb: str, *arguments: Path) -> None:
+    subprocess.run([sys.executable, "-m", "cosmic_ray.cli", verb, *arguments], cwd=COPY, check=True)
+
+
+def _draw(session: Path, count: int, seed: int) -> tuple[int, int]:
+    """Leave so many faults to be tried, and say how many those are, of how many."""
+    from cosmic_ray.work_db import WorkDB, use_db
+    from cosmic_ray.work_item import WorkerOutcome, WorkResult
+
+    with use_db(str(session), WorkDB.Mode.open) as work:
+        items = sorted(work.pending_work_items, key=lambda item: (item.mutations[0].start_pos, item.job_id))
+        faults = [item for item in items if not _WITHOUT_EFFECT.match(item.mutations[0].operator_name)]
+        # By place and kind, as a job's number is another one each time.
+        faults.sort(key=lambda item: _place(item.mutations[0]))
+        drawn = {item.job_id for item in random.Random(seed).sample(faults, min(count, len(faults)))}
+        skipped = [item.job_id for item in items if item.job_id not in drawn]
+        work.set_multiple_results(skipped, WorkResult(WorkerOutcome.SKIPPED))
+    return len(drawn), len(faults)
+
+
+def _place(mutation: object) -> str:
+    return str([getattr(mutation, name) for name in ("start_pos", "operator_name", "occurrence", "operator_args")])
+
+
+def _report(session: Path) -> int:
+    """Print the faults that lived, as diffs."""
+    from cosmic_ray.work_db import WorkDB, use_db
+    from cosmic_ray.work_item import TestOutcome
+
+    with use_db(str(session), WorkDB.Mode.open) as work:
+        lived = [result for _, result in work.completed_work_items if result.test_outcome == TestOutcome.SURVIVED]
+    for result in lived:
+        print(result.diff, flush=True)
+    return len(lived)
+
+
+if __name__ == "__main__":
+    main()
