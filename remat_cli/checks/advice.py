@@ -63,7 +63,7 @@ def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observ
     best = Offer(round_up(plain_need(prepared, request, observe)), 0.0)
     guess = _closest(refusal, beside) or refusal.working_set.bytes - beside
     hurried = _in_haste(request)
-    for _ in range(_TRIES_WITH_ARENAS if request.arena else _TRIES):
+    for _ in range(_TRIES_WITH_ARENAS if request.holds_more_than_peak else _TRIES):
         if not failing < guess < best.budget_bytes:
             guess = (failing + best.budget_bytes) // 2
         budget = round_up(guess)
@@ -84,13 +84,15 @@ def _closest(refusal: Solution, beside_bytes: int) -> int:
     """Return the smallest budget that a known run needs, without what lies beside an arena; 0 if no run is known."""
     if refusal.closest_arena_bytes is not None:
         return refusal.closest_arena_bytes
+    if refusal.closest_reserved_bytes is not None:
+        return refusal.closest_reserved_bytes
     return 0 if refusal.closest is None else refusal.closest.peak_bytes - beside_bytes
 
 
 def plain_need(prepared: Prepared, request: Request, observe: Observer) -> int:
     """Return the budget in bytes that the plain run fits; for its arena, the smallest that is found."""
     needed = baseline_of(prepared.graph).peak_bytes
-    if request.arena:
+    if request.holds_more_than_peak:
         smallest = replace(request, budget=BudgetSpec(smallest=True))
         needed = plain_planning(prepared, smallest, observe).solution.needed_bytes or needed
     return needed - request.beside(prepared.graph)
