@@ -52,7 +52,7 @@ def recorded_on_cpu(path: Path, steps: int) -> Path:
         waiting += node.children
         if node.tag.name == "Allocation":
             events.append((node.start_time_ns, node.extra_fields.ptr, node.extra_fields.alloc_size))
-    trace = [
+    trace: list[dict[str, Any]] = [
         {
             "action": "alloc" if size > 0 else "free_completed",
             "addr": address,
