@@ -352,7 +352,7 @@ class _Check:
             f"{format_share(allowed)}"
         )
         if solution.fragmentation_overhead:
-            want = "an arena of" if self.model.request.arena else "what is reserved for"
+            want = "an arena of" if self.model.request.arena else "memory to reserve for"
             reason += f", {format_share(solution.fragmentation_overhead)} of it for want of {want} a faster plan"
         if refusal.status is Status.INFEASIBLE:
             reason += f"; proven: {_which_plan(refusal)} keeps to it"

@@ -21,8 +21,8 @@ def policy_report(planning: PolicyPlanning) -> Report:
     chosen = planning.chosen
     style = "bold green" if chosen is not None else "bold red" if planning.none_fits else "bold yellow"
     parts: list[RenderableType | Verbatim] = [subject_facts(planning.modules), Text(_verdict(planning), style)]
-    if chosen is None and planning.least is not None:
-        parts.append(section("What could be done", bullets([_least_in_words(planning, planning.least)])))
+    if chosen is None and (remedies := _remedies(planning)):
+        parts.append(section("What could be done", bullets(remedies)))
     parts.append(indented(_table(planning)))
     if chosen is not None and chosen.policy.blocks:
         parts.append(section("Blocks to wrap, and what they save", bullets(_blocks(chosen))))
@@ -47,6 +47,19 @@ def _verdict(planning: PolicyPlanning) -> str:
     return (
         f"{text}; no policy takes less than {format_share(modules.overhead(modules.plain.time + chosen.least_time))}."
     )
+
+
+def _remedies(planning: PolicyPlanning) -> list[str]:
+    modules, said = planning.modules, []
+    if planning.least is not None:
+        said.append(_least_in_words(planning, planning.least))
+    if modules.wrapped is not None:
+        share = format_share(modules.overhead(modules.wrapped.trace.time))
+        said.append(f"checkpoints of whole modules fit, at {share} more time: --as checkpoints")
+    if modules.free.trace is not None and modules.free.overhead is not None:
+        share = format_share(modules.free.overhead)
+        said.append(f"the free plan fits, at {share} more time: leave --as out, and run it with remat")
+    return said
 
 
 def _least_in_words(planning: PolicyPlanning, least: ChosenPolicy) -> str:

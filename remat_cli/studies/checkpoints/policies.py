@@ -136,7 +136,7 @@ def _chosen(looked: Looked, budget: int | None) -> tuple[ChosenPolicy | None, bo
     chosen, none_fits = _within(looked, memory, limit)
     if chosen is not None:
         return chosen, False, None
-    least = _confirmed(looked, choose_policy(memory, None))
+    least, _ = _within(looked, memory, choose_policy(memory, None).peak)
     return None, none_fits, least
 
 
