@@ -108,7 +108,7 @@ def predict_eager(reference: Path, options: GraphOptions) -> Prediction:
         UsageError: there is no such function.
         GraphError: it is no training step of one module, or fails on tensors without data.
     """
-    from remat_cli.formats.torch.eager import run_eagerly
+    from remat_cli.pytorch.capture.eager import run_eagerly
 
     step = run_eagerly(str(reference), options, accumulate=options.accumulate)
     looked = run_eagerly(str(reference), options, looked_at=True, accumulate=options.accumulate)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from rich.console import RenderableType
 from rich.text import Text
 
+from remat_cli.pytorch.checkpoints import ChosenPolicy, PolicyPlanning, saved_turns
 from remat_cli.reports.safe_text import Report, Verbatim, clean
 from remat_cli.reports.terminal.checkpoints import ranges, subject_facts
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, indented, section
-from remat_cli.studies.checkpoints import ChosenPolicy, PolicyPlanning, saved_turns
 from remat_cli.units import format_bytes, format_share
 
 _MOST_CALLS = 6
