@@ -44,6 +44,7 @@ def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
             "sha256": graph_sha256(graph),
             "time_unit": "unit",
             "costs": "times as given in the file",
+            "estimated": False,
         },
         "planner": {"name": "hand", "options": {"blocks": 2}},
         "status": "feasible",
