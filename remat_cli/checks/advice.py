@@ -66,7 +66,7 @@ def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observ
     best = Offer(round_up(plain_need(prepared, request, observe)), 0.0)
     guess = _closest(refusal, outside_bytes) or refusal.working_set.bytes - outside_bytes
     hurried = _in_haste(request)
-    for _ in range(_TRIES_WITH_ARENAS if request.arena else _TRIES):
+    for _ in range(_TRIES_WITH_ARENAS if request.holds_more_than_peak else _TRIES):
         if not failing < guess < best.budget_bytes:
             guess = (failing + best.budget_bytes) // 2
         budget = round_up(guess)
@@ -90,6 +90,8 @@ def _closest(refusal: Solution, beside_bytes: int) -> int:
     """
     if refusal.closest_arena_bytes is not None:
         return refusal.closest_arena_bytes
+    if refusal.closest_reserved_bytes is not None:
+        return refusal.closest_reserved_bytes
     return 0 if refusal.closest is None else refusal.closest.peak_bytes - beside_bytes
 
 
@@ -99,7 +101,7 @@ def plain_need(prepared: Prepared, request: Request, observe: Observer) -> int:
     For an arena, this is the smallest one found.
     """
     needed = baseline_of(prepared.graph).peak_bytes
-    if request.arena:
+    if request.holds_more_than_peak:
         smallest = replace(request, budget=BudgetSpec(smallest=True))
         needed = plain_planning(prepared, smallest, observe).solution.needed_bytes or needed
     return needed - request.outside_arena(prepared.graph)

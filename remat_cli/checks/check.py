@@ -326,6 +326,8 @@ class _Check:
         reason = f"the plain run peaks at {peak}{_beside(planning)}, above max_peak {format_bytes(limit)}"
         if planning.solution.closest_arena_bytes is not None:
             reason = _fragmentation(planning.solution, request.outside_arena(graph))
+        elif planning.solution.closest_reserved_bytes is not None:
+            reason = _reserved(planning.solution)
         self.failures.append(Failure("max_peak", reason, tuple(remedies)))
 
     def planning(self, prepared: Prepared, plain: Trace, limit: int) -> Planning:
@@ -357,7 +359,8 @@ class _Check:
             f"{format_share(allowed)}"
         )
         if solution.fragmentation_overhead:
-            reason += f", {format_share(solution.fragmentation_overhead)} of it for want of an arena of a faster plan"
+            want = "an arena of" if self.model.request.arena else "memory to reserve for"
+            reason += f", {format_share(solution.fragmentation_overhead)} of it for want of {want} a faster plan"
         if refusal.status is Status.INFEASIBLE:
             reason += f"; proven: {_which_plan(refusal)} keeps to it"
         yield Failure("max_overhead", reason, (*remedies, wider))
@@ -455,6 +458,8 @@ def _why_nothing_fits(planning: Planning) -> str:
         return f"no plan fits {size}: {who} {format_bytes(least.bytes - outside_bytes)}"
     if solution.closest_arena_bytes is not None:
         return _fragmentation(solution, outside_bytes)
+    if solution.closest_reserved_bytes is not None:
+        return _reserved(solution)
     if solution.status is Status.INFEASIBLE:
         return f"{_which_plan(solution)} fits {size}: proven"
     return f"no plan was found that fits {size}; that there is none is not proven"
@@ -472,6 +477,16 @@ def _fragmentation(refusal: Solution, beside_bytes: int) -> str:
     return (
         f"the sum fits {format_bytes(limit)}, but no arena of that size was found: fragmentation costs "
         f"{format_bytes(smallest - limit)} more, as the smallest arena that was found takes {format_bytes(smallest)}"
+    )
+
+
+def _reserved(refusal: Solution) -> str:
+    """Return why a plan whose peak fits does not fit what the allocator reserves."""
+    found = refusal.closest_reserved_bytes
+    assert found is not None
+    limit = format_bytes(refusal.problem.budget.device_bytes)
+    return (
+        f"the peak fits {limit}, but PyTorch's allocator reserves {format_bytes(found)} at least, as far as was found"
     )
 
 

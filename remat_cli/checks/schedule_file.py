@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from math import isclose
 from pathlib import Path
 
+from remat_cli.allocation.cuda import reserved_bytes
 from remat_cli.config import Document, GraphOptions, said_in, shipped_names
 from remat_cli.core.arena import check_arena
 from remat_cli.core.link import Link
@@ -200,6 +201,7 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
         hint = hint if broken else meant or "plan again with this budget"
         above = f"{format_bytes(trace.peak_bytes)} ({trace.peak_bytes} bytes), is above the budget of"
         broken.insert(0, f"step {step}: the peak, {above} {format_bytes(budget)} ({budget} bytes)")
+    broken.extend(_reserved_otherwise(file, prepared, budget))
     arena = _arena_above(file, prepared, budget)
     if arena is not None:
         broken.append(arena)
@@ -223,6 +225,17 @@ def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> 
     if total <= budget:
         return None
     return f"the arena of {file.arena.bytes} bytes, beside {resident} resident ones, is above the budget of {budget}"
+
+
+def _reserved_otherwise(file: ScheduleFile, prepared: Prepared, budget: int | None) -> Iterator[str]:
+    """Yield what is wrong with the bytes that the file's allocator reserves; nothing for a file without one."""
+    if file.allocator is None:
+        return
+    found = reserved_bytes(prepared.graph, file.schedule, file.allocator)
+    if file.reserved_bytes not in (None, found):
+        yield f"the file says reserved.bytes {file.reserved_bytes!r}, but the replay gives {found}"
+    if budget is not None and found > budget:
+        yield f"the {found} bytes that {file.allocator} reserves are above the budget of {budget}"
 
 
 def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Iterator[str]:

@@ -11,6 +11,9 @@ from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
 from remat_cli.cli.stdin import READ
+from remat_cli.config import GraphOptions
+from remat_cli.errors import UsageError
+from remat_cli.formats.memory_snapshot import is_snapshot
 from remat_cli.prepare import prepare
 
 
@@ -28,12 +31,45 @@ def command(old: Path, new: Path, as_json: bool, quiet: bool, **given: Any) -> N
     Examples:
       git show main:model.onnx > before.onnx
       remat diff before.onnx model.onnx --dim batch=8
+      remat diff train.py:step snapshot.pickle
+
+    NEW may be a .pickle that torch.cuda.memory._dump_snapshot has recorded of OLD. Then predicted and recorded
+    lifetimes are compared by module. A PyTorch step is predicted as eager PyTorch runs it, other graphs by their plain
+    run.
     """
     from remat_cli.reports.terminal.difference import diff_report, diff_summary
     from remat_cli.studies.difference import Difference
 
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet)
+    if is_snapshot(old) or is_snapshot(new):
+        _beside_recording(old, new, config.graph, streams)
+        return
     before, now = prepare(old, config.graph), prepare(new, config.graph)
     difference = Difference(before.graph, now.graph)
     streams.report(lambda: diff_report(before, now, difference), lambda: diff_summary(before, now, difference))
+
+
+def _beside_recording(graph: Path, snapshot: Path, options: GraphOptions, streams: Output) -> None:
+    """Compare what a graph is predicted to allocate with what a snapshot has recorded."""
+    if is_snapshot(graph):
+        raise UsageError(
+            f"{graph} is a recorded snapshot, and there is no graph before it",
+            hint="name what was recorded first: remat diff train.py:step snapshot.pickle",
+        )
+    from remat_cli.formats.functions import names_function
+    from remat_cli.formats.memory_snapshot import read_history
+    from remat_cli.pytorch.capture import check_installed
+    from remat_cli.reports.terminal.reality import reality_report, reality_summary
+    from remat_cli.studies.recorded import Reality, predict_eager, predict_plain
+
+    history = read_history(snapshot)
+    with streams.progress() as observe:
+        observe.phase("predicting the step")
+        if names_function(graph):
+            check_installed()
+            prediction = predict_eager(graph, options)
+        else:
+            prediction = predict_plain(prepare(graph, options).graph)
+    reality = Reality(prediction, history)
+    streams.report(lambda: reality_report(snapshot, reality), lambda: reality_summary(reality))

@@ -39,11 +39,17 @@ if TYPE_CHECKING:
 @click.option(
     "--as",
     "form",
-    type=click.Choice(["checkpoints"]),
-    metavar="checkpoints",
-    help="Which modules of a PyTorch step to wrap in torch.utils.checkpoint, as code and settings.",
+    type=click.Choice(["checkpoints", "policy"]),
+    metavar="checkpoints|policy",
+    help="Which modules of a PyTorch step to wrap in torch.utils.checkpoint, as code and settings; or which blocks, "
+    "with a policy of what they save.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write the schedule, or with --as policy the code, here; - is stdout.",
+)
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
 @graph_options
 @planner_options
@@ -63,6 +69,7 @@ def command(
       remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json --html report.html
       remat plan model.onnx --mode inference --budget 256KiB --addresses -o schedule.json
       remat plan train.py:step --budget 8GB --as checkpoints
+      remat plan train.py:step --budget 8GB --as policy -o policy.py
     """
     from remat_cli.planning import plan
     from remat_cli.planning.memory_need import notes_on_memory
@@ -80,7 +87,7 @@ def command(
     if form is not None:
         if html is not None:
             raise UsageError("--html has no meaning for checkpoints", hint="leave --html or --as out")
-        return _as_checkpoints(graph, config, output, streams)
+        return (_as_policy if form == "policy" else _as_checkpoints)(graph, config, output, streams)
     watch = Stopwatch()
     with streams.progress() as observe:
         observe.phase("reading the graph")
@@ -133,4 +140,21 @@ def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams
     if output is not None and planning.wrapped is not None:
         streams.write(output, planning.schedule_file)
     streams.report(lambda: checkpoints_report(planning), planning.summary)
+    return planning.exit_code
+
+
+def _as_policy(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:
+    from remat_cli.formats.functions import names_function
+    from remat_cli.pytorch.capture import check_installed
+
+    if names_function(graph):
+        check_installed()
+    from remat_cli.pytorch.checkpoints import plan_policy
+    from remat_cli.reports.terminal.policy import policy_report
+
+    with streams.progress() as observe:
+        planning = plan_policy(graph, config.graph, config.request, observe)
+    if output is not None and planning.code:
+        streams.write(output, planning.code.encode())
+    streams.report(lambda: policy_report(planning), planning.summary)
     return planning.exit_code

@@ -12,6 +12,7 @@ from typing import Any
 
 from remat_cli.config.banks import bank_entry, banks_section
 from remat_cli.config.planner_choice import DEFAULT_PLANNER, PlannerChoice, named_planner, planner_section
+from remat_cli.core.allocator import CudaAllocator, parse_allocator
 from remat_cli.core.arena import USUAL_ALIGNMENT, Bank
 from remat_cli.core.graph import Graph
 from remat_cli.core.solve import bytes_of_budget
@@ -47,6 +48,7 @@ class Request(Settings):
         alignment: alignment of addresses and of an arena's size, in bytes.
         banks: memories for the addresses, by name. The budget is then that of their sum: at most, and by default, their
             size.
+        allocator: the allocator that serves the plan. The budget then covers what it reserves.
     """
 
     budget: BudgetSpec | None = setting(
@@ -91,6 +93,18 @@ class Request(Settings):
         flag="--bank",
         needs="arena",
     )
+    allocator: CudaAllocator | None = setting(
+        None,
+        "Hold the budget against what PyTorch's caching allocator reserves, too; CONF as in PYTORCH_CUDA_ALLOC_CONF.",
+        metavar="cuda[:CONF]",
+        parse=parse_allocator,
+        written=str,
+    )
+
+    @property
+    def holds_more_than_peak(self) -> bool:
+        """Whether a plan whose peak fits the budget need not fit it: it has addresses, or an allocator."""
+        return self.arena or self.allocator is not None
 
     @property
     def chosen(self) -> PlannerChoice:
@@ -135,9 +149,14 @@ class Request(Settings):
 
         Raises:
             UsageError: the planner does not have an option, or a value is wrong; or plans may offload, and the planner
-                moves nothing to the host.
+                moves nothing to the host. Or both addresses and an allocator are asked for.
         """
         chosen = self.chosen
         _ = chosen.built
+        if self.arena and self.allocator is not None:
+            raise UsageError(
+                (place, Setting("arena"), " and ", Setting("allocator"), " do not go together"),
+                hint="a plan with addresses lies in one block, of which no allocator knows; leave one of them out",
+            )
         if self.offload:
             chosen.check_can_offload(place)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
+from remat_cli.core.allocator import Reserved
 from remat_cli.core.arena import Arena, check_arena
 from remat_cli.core.bounds import WorkingSet, largest_working_set
 from remat_cli.core.graph import Graph
@@ -49,11 +50,13 @@ class Solution:
         interrupted: the user stopped the planner; the plan is the best one until then.
         warnings: false claims of the planner, one sentence each.
         arena: checked addresses for the plan; None if none were asked for.
-        sum_time: with an arena: time of the fastest plan found whose sum of bytes fits, whether or not an arena for it
-            fits.
+        sum_time: with an arena or an allocator: time of the fastest plan found whose sum of bytes fits.
         closest_arena_bytes: without a plan: the smallest arena found for plans whose sum of bytes fits; None if no
             addresses were asked for, or no sum fits.
         has_addresses: whether addresses were asked for; the budget is then that of the arena.
+        reserved: bytes that the allocator reserves for the plan; None without an allocator.
+        closest_reserved_bytes: without a plan: the least bytes that the allocator reserves for plans whose peak fits;
+            None without an allocator, or if no peak fits.
     """
 
     problem: Problem
@@ -68,6 +71,8 @@ class Solution:
     sum_time: int | None = None
     closest_arena_bytes: int | None = None
     has_addresses: bool = False
+    reserved: Reserved | None = None
+    closest_reserved_bytes: int | None = None
 
     @property
     def beside_bytes(self) -> int:
@@ -81,10 +86,12 @@ class Solution:
     def needed_bytes(self) -> int | None:
         """The smallest budget that the plan fits.
 
-        This is its peak or, in one block, the arena plus resident bytes.
+        This is its peak; with an allocator, the reserved bytes; in one block, the arena plus resident bytes.
         """
         if self.trace is None:
             return None
+        if self.reserved is not None:
+            return self.reserved.bytes
         in_block = self.arena is not None and not self.arena.banks
         return (
             self.problem.graph.resident_bytes + self.arena.bytes if in_block and self.arena else self.trace.peak_bytes
@@ -295,10 +302,8 @@ def with_arena(solution: Solution, schedule: Schedule, arena: Arena) -> Solution
     Raises:
         FalseClaim: the plan does not run, tensors that are in memory together overlap, or the arena does not fit.
     """
-    problem, old = solution.problem, solution.trace
-    assert old is not None
-    judge = _Judge(problem, Observer())
-    trace = judge.trace(schedule)
+    problem = solution.problem
+    placed = _with_other_plan(solution, schedule)
     try:
         check_arena(problem.graph, schedule, arena)
     except InvalidSchedule as error:
@@ -306,13 +311,42 @@ def with_arena(solution: Solution, schedule: Schedule, arena: Arena) -> Solution
     # Each bank has a size of its own.
     if not arena.banks and problem.graph.resident_bytes + arena.bytes > problem.budget.device_bytes:
         raise FalseClaim(f"an arena of {arena.bytes} bytes was taken for one that fits the budget")
+    return replace(placed, arena=arena)
+
+
+def with_reserved(solution: Solution, schedule: Schedule, reserved: Reserved) -> Solution:
+    """Return a solution with another plan, or the same, for which an allocator reserves no more than the budget.
+
+    What was proven for the solution stays proven: an allocator never reserves less than the peak.
+
+    Args:
+        solution: has a plan whose peak fits the budget.
+        schedule: the plan that takes its place.
+        reserved: for that plan.
+
+    Raises:
+        FalseClaim: the plan does not run, or what is reserved is above the budget or below the peak.
+    """
+    placed = replace(_with_other_plan(solution, schedule), reserved=reserved)
+    assert placed.trace is not None
+    if not placed.trace.peak_bytes <= reserved.bytes <= solution.problem.budget.device_bytes:
+        raise FalseClaim(f"{reserved.bytes} reserved bytes were taken for what lies between peak and budget")
+    return placed
+
+
+def _with_other_plan(solution: Solution, schedule: Schedule) -> Solution:
+    """Return a solution with another plan, or the same, that costs more time than the one whose peak fits."""
+    old = solution.trace
+    assert old is not None
+    judge = _Judge(solution.problem, Observer())
+    trace = judge.trace(schedule)
     sum_time = min(old.time, trace.time)
     if schedule is solution.result.schedule:
-        return replace(solution, arena=arena, sum_time=sum_time)
+        return replace(solution, sum_time=sum_time)
     judge.best = _Known(schedule, trace, is_of_planner=False)
     claim = PlanResult(Status.UNKNOWN, bounds=solution.result.bounds)
-    placed = replace(solution, result=judge.verdict(claim), trace=trace, arena=arena, sum_time=sum_time)
-    return replace(placed, warnings=(*solution.warnings, *judge.warnings))
+    other = replace(solution, result=judge.verdict(claim), trace=trace, sum_time=sum_time)
+    return replace(other, warnings=(*solution.warnings, *judge.warnings))
 
 
 def with_plan_of(solution: Solution, other: Solution) -> Solution:

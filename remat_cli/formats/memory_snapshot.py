@@ -9,13 +9,15 @@ from __future__ import annotations
 import io
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from remat_cli.errors import GraphError
 from remat_cli.formats.source import read_bytes
+
+Result = TypeVar("Result")
 
 _ENDINGS = (".pickle", ".pkl")
 _BEFORE = "allocated before the recording began"
@@ -59,26 +61,77 @@ def is_snapshot(path: Path) -> bool:
     return path.name.endswith(_ENDINGS)
 
 
+@dataclass(frozen=True)
+class RecordedAllocation:
+    """A block of memory. Moments count the events of the recording.
+
+    Attributes:
+        bytes: its size, rounded up by the allocator.
+        begin: the event that allocated it; -1: an earlier one than those recorded.
+        end: the event that freed it; the number of events where none did.
+        place: who allocated it: a line of the user's, or else what is known.
+    """
+
+    bytes: int
+    begin: int
+    end: int
+    place: str
+
+
+@dataclass(frozen=True)
+class RecordedHistory:
+    """All allocations of one device that a recording tells of.
+
+    Attributes:
+        device: its number.
+        events: how many there are.
+        peak_bytes: the most that was allocated at one time.
+        peak: the event with which that was reached; -1 before the first one.
+        allocations: in the order in which they begin.
+    """
+
+    device: int
+    events: int
+    peak_bytes: int
+    peak: int
+    allocations: tuple[RecordedAllocation, ...]
+
+
 def read_snapshot(path: Path) -> list[RecordedMemory]:
     """Return each device's memory at its peak, without empty devices.
 
     Raises:
         GraphError: the file cannot be read, is no snapshot, or holds more than plain values.
     """
+    found = [memory for memory in _of_each_device(path, _device) if memory.peak_bytes]
+    if not found:
+        raise GraphError(f"{path}: nothing is allocated in this snapshot", hint=_HINT)
+    return found
+
+
+def read_history(path: Path) -> RecordedHistory:
+    """Return the allocations of the device with the highest peak.
+
+    Raises:
+        GraphError: the file cannot be read, is no snapshot, holds more than plain values, or has no history.
+    """
+    found = [history for history in _of_each_device(path, _history) if history.events]
+    if not found:
+        raise GraphError(f"{path}: this snapshot has no history of allocations", hint=_HINT)
+    return max(found, key=lambda history: history.peak_bytes)
+
+
+def _of_each_device(path: Path, read: Callable[[int, Sequence[Any], Sequence[Any]], Result]) -> list[Result]:
     content = read_bytes(path)
     try:
         document = _PlainValues(io.BytesIO(content), path).load()
         segments, traces = document["segments"], document["device_traces"]
         devices = {int(segment["device"]) for segment in segments} | {at for at, trace in enumerate(traces) if trace}
-        memories = [_device(number, segments, traces) for number in sorted(devices)]
+        return [read(number, segments, traces) for number in sorted(devices)]
     except GraphError:
         raise
     except Exception as problem:  # a pickle can raise any exception
         raise GraphError(f"{path} is no memory snapshot: {type(problem).__name__}: {problem}", hint=_HINT) from None
-    memories = [memory for memory in memories if memory.peak_bytes]
-    if not memories:
-        raise GraphError(f"{path}: nothing is allocated in this snapshot", hint=_HINT)
-    return memories
 
 
 class _PlainValues(pickle.Unpickler):
@@ -133,6 +186,32 @@ def _device(number: int, segments: Sequence[Any], traces: Sequence[Any]) -> Reco
     for block in live.values():
         places[block.place] += block.bytes
     return RecordedMemory(number, peak, then, most_reserved, len(events), dict(places.most_common()))
+
+
+def _history(number: int, segments: Sequence[Any], traces: Sequence[Any]) -> RecordedHistory:
+    events = traces[number] if number < len(traces) else []
+    living: dict[int, tuple[int, int, str]] = {}
+    found: list[RecordedAllocation] = []
+    for at, event in enumerate(events):
+        address, size = event["addr"], event["size"]
+        if event["action"] == "alloc":
+            living[address] = size, at, _place(event.get("frames", ()))
+        elif event["action"] == "free_completed":
+            size, begin, place = living.pop(address, (size, -1, _BEFORE))
+            found.append(RecordedAllocation(size, begin, at, place))
+    at_the_end = dict(_at_the_end([segment for segment in segments if segment["device"] == number]))
+    for address, (size, begin, place) in living.items():
+        at_the_end.pop(address, None)
+        found.append(RecordedAllocation(size, begin, len(events), place))
+    found += [RecordedAllocation(block.bytes, -1, len(events), _BEFORE) for block in at_the_end.values()]
+    found.sort(key=lambda item: item.begin)
+    peak_bytes = allocated = sum(item.bytes for item in found if item.begin < 0)
+    peak = -1
+    for at, event in enumerate(events):
+        allocated += _ALLOCATED.get(event["action"], 0) * event["size"]
+        if allocated > peak_bytes:
+            peak_bytes, peak = allocated, at
+    return RecordedHistory(number, len(events), peak_bytes, peak, tuple(found))
 
 
 def _at_the_end(segments: Sequence[Any]) -> Iterator[tuple[int, _Block]]:

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from remat_cli import __version__
+from remat_cli.core.allocator import CudaAllocator, parse_allocator
 from remat_cli.core.arena import Address, Arena, Bank
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Duplex, Link
 from remat_cli.core.problem import Scope
 from remat_cli.core.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
 from remat_cli.core.solve import Solution
-from remat_cli.errors import GraphError, ScheduleFileError
+from remat_cli.errors import GraphError, ScheduleFileError, UsageError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.source import Source, parse_json, read_bytes
 
@@ -187,6 +188,8 @@ def _document(solution: Solution, graph: Mapping[str, Any], planner: Mapping[str
         return document | {"reason": result.reason, **scope_fields(result.scope), "basis": str(result.basis)}
     if trace.transfers and solution.problem.link is not None:
         document["link"] = link_fields(solution.problem.link)
+    if solution.reserved is not None:
+        document["reserved"] = {"allocator": str(solution.reserved.allocator), "bytes": solution.reserved.bytes}
     return document | {
         "peak_bytes": trace.peak_bytes,
         "time": trace.time,
@@ -223,6 +226,8 @@ class ScheduleFile:
         bound_basis: as in `Basis`.
         link: link of the plan's transfers.
         arena: addresses of the plan.
+        allocator: allocator that serves the plan.
+        reserved_bytes: bytes that it reserves for the plan.
         figures: further whole numbers and names, by place in the file ("baseline.time"), as in `FIGURES`.
     """
 
@@ -242,6 +247,8 @@ class ScheduleFile:
     bound_basis: str | None
     link: Link | None
     arena: Arena | None
+    allocator: CudaAllocator | None
+    reserved_bytes: int | None
     figures: Mapping[str, int | str]
 
 
@@ -289,6 +296,8 @@ def read_schedule(path: Path) -> ScheduleFile:
         bound_basis=_said(document, "bound.basis", str, path),
         link=_link(document, path),
         arena=_arena(document, path),
+        allocator=_allocator(document, path),
+        reserved_bytes=_said(document, "reserved.bytes", int, path),
         figures={place: value for place, value in figures.items() if value is not None},
     )
 
@@ -320,6 +329,18 @@ def _arena(document: Mapping[str, Any], path: Path) -> Arena | None:
         tuple(_address(item, f"{path}: arena.offsets[{i}]") for i, item in enumerate(offsets)),
         tuple(_bank(item, f"{path}: arena.banks[{i}]") for i, item in enumerate(banks)),
     )
+
+
+def _allocator(document: Mapping[str, Any], path: Path) -> CudaAllocator | None:
+    text = _said(document, "reserved.allocator", str, path)
+    if text is None and document.get("reserved") is not None:
+        raise ScheduleFileError(
+            f"{path}: reserved names no allocator", hint='write "allocator": "cuda", or leave it out'
+        )
+    try:
+        return None if text is None else parse_allocator(text)
+    except UsageError as error:
+        raise ScheduleFileError(f"{path}: reserved.allocator: {error.message}", hint=error.remedy) from None
 
 
 def _address(item: Any, where: str) -> Address:

@@ -12,7 +12,7 @@ from remat_cli.core.schedule import input_order, plain_run, with_frees
 class KeepAll:
     """Keeps every tensor until its last use and recomputes nothing.
 
-    Source: every framework, without a planner.
+    Source: what every framework does without a planner.
     Takes: any graph.
     Searches: the one schedule that runs every op once in the input order.
     Proves: whether that schedule fits, and then that no plan is faster.

@@ -6,17 +6,18 @@ So a budget that no plan's sum fits is proven too small for any arena.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from remat_cli.allocation.of_schedule import arena_in_banks, arena_of
 from remat_cli.allocation.reordering import reordered
 from remat_cli.core.arena import Arena, Bank
 from remat_cli.core.graph import Graph
-from remat_cli.core.problem import Budget, Observer, PassingObserver, Plan, Planner, PlanResult, Problem, Status
+from remat_cli.core.problem import Budget, Observer, Plan, Planner, PlanResult, Problem, Status
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.solve import Solution, solve, with_arena
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planning.asking import FoundPlans, fastest_within, in_seconds
 from remat_cli.units import format_bytes
 
 # The seconds for the whole search if the planner has no time limit.
@@ -34,18 +35,6 @@ _MOST_PLANS = 3
 # The number of smaller sums to ask for, and the arena's part by which each is at least smaller than the last.
 _MOST_SUMS = 6
 _SMALLEST_STEP = 200
-
-
-class _PlanCollector(PassingObserver):
-    """Keeps the plans that a planner reports."""
-
-    def __init__(self, observe: Observer) -> None:
-        super().__init__(observe)
-        self.plans: list[Plan] = []
-
-    def found(self, plan: Plan) -> None:
-        self.plans.append(plan)
-        super().found(plan)
 
 
 def solve_with_addresses(
@@ -111,8 +100,8 @@ class _Search:
 
         Also return the planner's other plans.
         """
-        heard = _PlanCollector(self._observe)
-        planner = _within(self._planner, share * self._limits.seconds)
+        heard = FoundPlans(self._observe)
+        planner = in_seconds(self._planner, share * self._limits.seconds)
         return solve(replace(self._problem, budget=Budget(limit)), planner, heard), heard.plans
 
     def _try_all(self, best: Schedule, plans: Sequence[Plan], peak: int) -> None:
@@ -121,7 +110,8 @@ class _Search:
             if self._try_orders(best, share):
                 return
             share = _FOR_NEXT_ARENA
-            if any(self._try(schedule, share) for schedule in _others(plans, self._problem.budget.device_bytes)):
+            others = fastest_within(plans, self._problem.budget.device_bytes, _MOST_PLANS - 1)
+            if any(self._try(schedule, share) for schedule in others):
                 return
             if sums == _MOST_SUMS or self._limits.is_over:
                 return
@@ -183,20 +173,6 @@ def _limits(planner: Planner, observe: Observer) -> Limits:
     """
     seconds = getattr(planner, "time_limit", _SECONDS)
     return Limits.of(seconds, min(_WORK, seconds / 2), cores=0, observe=observe)
-
-
-def _within(planner: Planner, seconds: float) -> Planner:
-    """Set the planner's time limit, if it has that option."""
-    if "time_limit" not in planner.__dataclass_fields__:
-        return planner
-    return replace(planner, time_limit=seconds)
-
-
-def _others(plans: Sequence[Plan], budget_bytes: int) -> Iterator[Schedule]:
-    """Yield the schedules of other plans that fit, fastest first."""
-    fitting = sorted((plan for plan in plans if plan.peak_bytes <= budget_bytes), key=lambda plan: plan.time)
-    for plan in fitting[: _MOST_PLANS - 1]:
-        yield plan.schedule
 
 
 def _without_arena(first: Solution, closest: int | None) -> Solution:

@@ -164,6 +164,10 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
 
             placed = smallest_arena(search.solution, search.proven_bytes, request.alignment, observe)
             search = replace(search, solution=placed)
+        elif request.allocator is not None:
+            from remat_cli.planning.reserved import reserved_for_smallest
+
+            search = replace(search, solution=reserved_for_smallest(search.solution, request.allocator))
         solution = replace(search.solution, has_addresses=request.arena)
         return Planning(prepared, request, solution, replace(search, solution=solution))
     if request.arena:
@@ -172,6 +176,10 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
 
         banks = tuple(request.banks.values())
         solved = solve_with_addresses(problem, planner, request.alignment, observe, banks)
+    elif request.allocator is not None:
+        from remat_cli.planning.reserved import solve_with_allocator
+
+        solved = solve_with_allocator(problem, planner, request.allocator, observe)
     else:
         solved = solve(problem, planner, observe)
     seconds = getattr(planner, "time_limit", _SECONDS)

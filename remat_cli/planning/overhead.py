@@ -29,7 +29,8 @@ def within_overhead(solution: Solution, max_overhead: Fraction | None) -> Soluti
         reason=f"the plan found takes {format_share(solution.overhead)} more time than the plain run, above "
         f"the {format_share(max_overhead)} allowed",
     )
-    return replace(solution, result=result, trace=None, closest=solution.trace, arena=None, sum_time=None)
+    refused = replace(solution, result=result, trace=None, closest=solution.trace)
+    return replace(refused, arena=None, reserved=None, sum_time=None)
 
 
 def exact_overhead(time: int, plain_time: int) -> Fraction:

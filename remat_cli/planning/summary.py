@@ -44,6 +44,7 @@ def solution_summary(solution: Solution) -> Summary:
         "warnings": list(solution.warnings),
         "gap": solution.gap,
         "arena": arena_summary(solution),
+        "reserved": reserved_summary(solution),
         "found_by": result.found_by,
         "model_figures": [asdict(figure) for figure in result.model_figures],
         "closest_peak_bytes": None if closest is None else closest.peak_bytes,
@@ -63,6 +64,17 @@ def arena_summary(solution: Solution) -> Summary | None:
         "banks": [
             {"name": bank.name, "bytes": bank.bytes, "speed": float(bank.speed)} for bank in solution.arena.banks
         ],
+    }
+
+
+def reserved_summary(solution: Solution) -> Summary | None:
+    """Return what the allocator takes for the plan and for the plain run; None without an allocator."""
+    if solution.reserved is None:
+        return None
+    return {
+        "allocator": str(solution.reserved.allocator),
+        "bytes": solution.reserved.bytes,
+        "plain_bytes": solution.reserved.plain_bytes,
     }
 
 

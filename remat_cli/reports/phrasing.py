@@ -90,6 +90,9 @@ def verdict(solution: Solution, *, estimated: bool = False) -> str:
     peak = format_bytes(solution.trace.peak_bytes)
     cost = f"for {format_share(solution.overhead)} more time" if solution.overhead else "and takes no extra time"
     fits = "The plan fits, if the estimated sizes hold" if estimated else "The plan fits"
+    if solution.reserved is not None:
+        reserved = format_bytes(solution.reserved.bytes)
+        return f"{fits}: its allocator reserves {reserved} of {budget}, at a peak of {peak}, {cost}."
     return f"{fits}: it peaks at {peak} of {budget} {cost}."
 
 
@@ -205,6 +208,9 @@ def _budget_that_fits(solution: Solution) -> str:
     if solution.closest_arena_bytes is not None:
         size = solution.closest_arena_bytes
         return f"The smallest arena found is {format_bytes(size)}: plan with --budget {size}, or with --budget min."
+    if solution.closest_reserved_bytes is not None:
+        size = solution.closest_reserved_bytes
+        return f"The least reserved is {format_bytes(size)}: plan with --budget {size}, or with --budget min."
     if solution.closest is None:
         least = format_bytes(solution.working_set.bytes - solution.beside_bytes)
         return f"A budget below {least} never fits; `remat budget` searches for the smallest that does."

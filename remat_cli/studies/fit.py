@@ -230,7 +230,7 @@ class _Search:
 
     def _read_or_predict(self, number: int) -> Sized:
         value = number * self.question.multiple_of
-        predicted = None if self.question.request.arena else self.predict_at(value)
+        predicted = None if self.question.request.holds_more_than_peak else self.predict_at(value)
         if predicted is None:
             sized = Sized(value, self._read(value))
         else:
@@ -330,7 +330,7 @@ class _Search:
             high: a number without a plan.
         """
         request = self.question.request
-        if schedule is None or request.arena:
+        if schedule is None or request.holds_more_than_peak:
             return low
         known, budget = self._plans[number], self.question.budget_bytes
         # At number 0 stands a guess: the fixed bytes at the smallest value.
@@ -358,10 +358,10 @@ class _Search:
         sized = self._at(number)
         request = self.question.request
         first = FirstPlan(baseline_of(sized.prepared.graph).time, self.observe, request.max_overhead)
-        # The first plan need not have addresses that fit.
-        planning = self._plan(sized, request, self.observe if request.arena else first)
+        # The first plan need not have addresses, or an allocator, that fit.
+        planning = self._plan(sized, request, self.observe if request.holds_more_than_peak else first)
         self._plans[number] = planning
-        if first.has_enough and not request.arena:
+        if first.has_enough and not request.holds_more_than_peak:
             self._ended_early.add(number)
         self._interrupted = planning.solution.interrupted
         return planning.trace is not None

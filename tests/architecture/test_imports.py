@@ -34,6 +34,7 @@ LAYERS = (
         "remat_cli.core.operators",
         "remat_cli.core.buffers",
         "remat_cli.core.schedule",
+        "remat_cli.core.allocator",
     ),
     ("remat_cli.core.problem",),
     ("remat_cli.core.simulate", "remat_cli.core.arena", "remat_cli.core.bounds"),

@@ -71,3 +71,43 @@ def test_a_baseline_of_an_older_version_says_no_more_than_it_knows(remat: Remat,
     ended = remat("check")
     assert ended.code == 3
     assert "at the peak:" not in ended.out
+
+
+class TestRecording:
+    """A step beside a recorded snapshot of it."""
+
+    UNET = ("diff", GRAPHS / "unet.onnx")
+
+    @pytest.fixture
+    def snapshot(self, remat: Remat, tmp_path: Path) -> Path:
+        schedule, path = tmp_path / "plain.json", tmp_path / "plain.pickle"
+        asked = ("--budget", "100%", "--planner", "keep_all", "-o", schedule, "-q")
+        assert remat("plan", GRAPHS / "unet.onnx", "--dim", "batch=1", *asked).code == 0
+        assert remat("report", GRAPHS / "unet.onnx", schedule, "-o", path, "-q").code == 0
+        return path
+
+    def test_what_was_recorded_is_recognised(self, remat: Remat, snapshot: Path) -> None:
+        found = remat(*self.UNET, snapshot, "--dim", "batch=1", "--json").json
+        assert found["recognised"] > 0.95
+        assert found["predicted"]["peak_bytes"] == found["recorded"]["peak_bytes"]
+        printed = remat(*self.UNET, snapshot, "--dim", "batch=1")
+        assert "as predicted." in printed.out
+        assert "At the peaks" in printed.out
+
+    def test_recording_of_other_sizes_is_told(self, remat: Remat, snapshot: Path) -> None:
+        printed = remat(*self.UNET, snapshot, "--dim", "batch=7")
+        assert printed.code == 0
+        assert "is this a recording of the same step" in " ".join(printed.out.split())
+        assert "is not in the recording" in " ".join(printed.out.split())
+
+    def test_recording_in_front_is_refused(self, remat: Remat, snapshot: Path) -> None:
+        ended = remat("diff", snapshot, GRAPHS / "unet.onnx")
+        assert ended.code == 2
+        assert "name what was recorded first" in ended.err
+
+    @pytest.mark.parametrize("content", [b"hello", b"\x80\x04}.", b"\x80\x04."])
+    def test_file_that_is_no_snapshot_is_refused(self, remat: Remat, tmp_path: Path, content: bytes) -> None:
+        (path := tmp_path / "bad.pickle").write_bytes(content)
+        ended = remat(*self.UNET, path)
+        assert ended.code == 6
+        assert "is no memory snapshot" in ended.err

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remat_cli.core.graph import Graph
-from remat_cli.errors import InvalidSchedule, UsageError
+from remat_cli.errors import ExitCode, InvalidSchedule, UsageError
 from remat_cli.pytorch.plan.choice import FromFile
 from remat_cli.pytorch.run.execution import StepExecution
 from tests.cli.calls import Remat
@@ -283,6 +283,38 @@ def test_checkpoints_are_chosen_and_written_as_a_schedule_that_runs(
     text = remat(*asked, "--budget", "75%").out
     assert "module.forward = partial(checkpoint, module.forward, use_reentrant=False)\n" in text
     assert "the free plan, by" in text
+
+
+def test_policy_is_printed_as_code_and_written(remat: Remat, stages: str, tmp_path: Path) -> None:
+    asked = ("plan", stages, "--dim", "depth=4", "--as", "policy", "--planner", "dtr", "--budget", "80%")
+    file = tmp_path / "policy.py"
+    found = remat(*asked, "-o", str(file), "--json").json
+    assert found["policy"]["proven"]
+    assert found["policy"]["peak_bytes"] <= found["budget_bytes"] < found["eager"]["peak_bytes"]
+    assert file.read_text() == found["code"]
+    compile(found["code"], "policy.py", "exec")
+    printed = remat(*asked)
+    assert found["code"] in printed.out
+    assert "whole modules (--as checkpoints)" in printed.out
+    roomy = remat(*asked[:-1], "1GB", "-o", str(tmp_path / "empty.py"))
+    assert roomy.code == ExitCode.DONE
+    assert "The step fits 1.000 GB without checkpoints." in roomy.out
+    assert not (tmp_path / "empty.py").exists()
+
+
+def test_budget_that_no_policy_reaches_is_refused_and_writes_nothing(remat: Remat, stages: str, tmp_path: Path) -> None:
+    file = tmp_path / "policy.py"
+    ended = remat("plan", stages, "--as", "policy", "--budget", "1kB", "--planner", "dtr", "-o", str(file))
+    assert ended.code == ExitCode.NO_FIT
+    assert "No policy fits 1.000 kB." in ended.out
+    assert "the least peak that a policy reaches is" in ended.out
+    assert not file.exists()
+
+
+def test_policy_of_another_format_is_refused(remat: Remat) -> None:
+    ended = remat("plan", GRAPHS / "unet.onnx", "--as", "policy", "--budget", "80%")
+    assert ended.code == ExitCode.USAGE
+    assert "--as policy wraps modules of PyTorch" in ended.err
 
 
 def test_budget_that_no_checkpoints_reach_is_refused_with_the_least_peaks(remat: Remat, stages: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from remat_cli.core.graph import Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.operators import AttributeValue, Operand, Operator, Role
@@ -27,10 +27,13 @@ from remat_cli.core.schedule import Compute, Free, Schedule
 from remat_cli.core.schedule import Step as ScheduleStep
 from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
-from remat_cli.pytorch.capture.ops import storage_key, tensors_of
+from remat_cli.pytorch.capture.ops import draws_with, named_arguments, storage_key, tensors_of
 from remat_cli.pytorch.capture.reader import built_step, explaining_failure, modules_of, resident_bytes
 from remat_cli.pytorch.capture.step import Step, losses_in
 from remat_cli.pytorch.capture.weightless import with_fake_tensors
+
+# Calls whose results a checkpoint saves: turns within the module's forward pass by function, as `EagerOp.overload`.
+Saved = Mapping[str, Collection[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,9 @@ class EagerOp:
         writes: storages that it was given and wrote into.
         phase: forward or backward.
         again: the module whose checkpoint ran it a second time; None for an op of the step itself.
+        overload: the function of torch that ran, such as "aten.mm.default".
+        turn: how many calls of that function came before in the step.
+        is_random: it draws random numbers.
     """
 
     name: str
@@ -54,6 +60,9 @@ class EagerOp:
     writes: tuple[str, ...]
     phase: Phase
     again: str | None
+    overload: str
+    turn: int
+    is_random: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +93,14 @@ class ModuleCall:
         kind: name of its class.
         ops: the ops that ran in it: the first, and the one after the last.
         given: storages of its inputs, each once.
+        turns: how many calls of each function of torch came before in the step.
     """
 
     path: str
     kind: str
     ops: tuple[int, int]
     given: tuple[str, ...]
+    turns: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -160,11 +171,31 @@ class EagerStep:
         return Schedule(tuple(steps))
 
 
+def saving_contexts(saved: Saved) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of one checkpoint in which some results are saved and all others made again.
+
+    Args:
+        saved: turns of calls within the module's forward pass, from 0, by the function that is called.
+    """
+    turns: dict[str, int] = {}
+
+    def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        del context, args, kwargs
+        turn = turns[str(function)] = turns.get(str(function), -1) + 1
+        is_saved = turn in saved.get(str(function), ())
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    make_contexts: Any = create_selective_checkpoint_contexts
+    saving, taking = make_contexts(policy)
+    return saving, taking
+
+
 def run_eagerly(
     reference: str,
     options: ReadOptions,
     *,
     checkpoints: Sequence[str] = (),
+    saved: Mapping[str, Saved] | None = None,
     looked_at: bool = False,
     accumulate: bool = False,
 ) -> EagerStep:
@@ -176,6 +207,7 @@ def run_eagerly(
         reference: FILE.py:NAME or package.module:NAME.
         options: its dims are the function's keyword arguments.
         checkpoints: paths of modules that are wrapped in `torch.utils.checkpoint`, whole.
+        saved: by path, what the forward pass of a wrapped module saves; of others, nothing.
         looked_at: tell what autograd keeps, and what modules are called with. Then `until` says how long a storage
             would be there if autograd kept nothing.
         accumulate: gradients are there before the step.
@@ -190,7 +222,7 @@ def run_eagerly(
     recorder = _Recorder()
     for path in checkpoints:
         part = module.get_submodule(path)
-        contexts = partial(recorder.contexts, path)
+        contexts = partial(recorder.contexts, path, (saved or {}).get(path))
         part.forward = partial(checkpoint, part.forward, use_reentrant=False, context_fn=contexts)
     if accumulate:
         with mode:
@@ -291,9 +323,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inputs: dict[str, None] = {}
         self._until: dict[str, int] = {}
         self._counts: dict[str, int] = {}
+        self._turns: dict[str, int] = {}  # calls of each function, also of those that make views
         self._again: str | None = None
         self._paused = False
-        self._open: list[tuple[str, str, int, tuple[str, ...]]] = []
+        self._open: list[tuple[str, str, int, tuple[str, ...], Mapping[str, int]]] = []
         self._calls: list[ModuleCall] = []
         self._kept: list[_Ended] = []
 
@@ -305,6 +338,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **kwargs)
         if not self._paused:
             self._note(func, args, kwargs, made)
+            self._turns[str(func)] = self._turns.get(str(func), 0) + 1
         return made
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
@@ -324,7 +358,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         operator = _operator(func, kind[: -1 if writes and kind.endswith("_") else None], args, kwargs, results)
         written = tuple(dict.fromkeys(self._name(tensor) for tensor in _written(func, args, kwargs)))
-        self._ops.append(EagerOp(name, operator, reads, makes, written, self.phase, self._again))
+        overload, is_random = str(func), draws_with(func, named_arguments(func, args, kwargs))
+        turn = self._turns.get(overload, 0)
+        op = EagerOp(name, operator, reads, makes, written, self.phase, self._again, overload, turn, is_random)
+        self._ops.append(op)
 
     def _name(self, tensor: torch.Tensor) -> str:
         """Return the name of a tensor's memory; what is met first as an operand was there before."""
@@ -353,15 +390,26 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._names.get(key) == name:
             del self._names[key]
 
-    def contexts(self, path: str) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return what a checkpoint enters around a module's forward pass, and around its repetition."""
-        return nullcontext(), self._repeating(path)
+    def contexts(
+        self, path: str, saved: Saved | None = None
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return what a checkpoint enters around a module's forward pass, and around its repetition.
+
+        Args:
+            path: of the module.
+            saved: what its forward pass saves; None for nothing.
+        """
+        if saved is None:
+            return nullcontext(), self._repeating(path, nullcontext())
+        saving, taking = saving_contexts(saved)
+        return saving, self._repeating(path, taking)
 
     @contextmanager
-    def _repeating(self, path: str) -> Iterator[None]:
+    def _repeating(self, path: str, taking: AbstractContextManager[Any]) -> Iterator[None]:
         before, self._again = self._again, path
         try:
-            yield
+            with taking:
+                yield
         finally:
             self._again = before
 
@@ -382,12 +430,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         names = tuple(dict.fromkeys(self._name(tensor) for tensor in given))
-        self._open.append((path, type(module).__name__, len(self._ops), names))
+        self._open.append((path, type(module).__name__, len(self._ops), names, dict(self._turns)))
 
     def _leave(self, module: nn.Module, given: Any, made: Any) -> None:
         del module, given, made
-        path, kind, first, names = self._open.pop()
-        self._calls.append(ModuleCall(path, kind, (first, len(self._ops)), names))
+        path, kind, first, names, turns = self._open.pop()
+        self._calls.append(ModuleCall(path, kind, (first, len(self._ops)), names, turns))
 
     def _pack(self, tensor: torch.Tensor) -> _Pack:
         name = self._name(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,19 +79,28 @@ def is_between_ranks(op: Any) -> bool:
 
 def draws(node: fx.Node) -> bool:
     """Tell whether a node draws random numbers from torch's generator."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+    return draws_with(node.target, arguments(node))
+
+
+def draws_with(op: Any, operands: Mapping[str, Any]) -> bool:
+    """Tell whether an op draws random numbers from torch's generator when it gets these operands, by name."""
+    if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
         return False
-    operands = arguments(node)
     chances = [operands[name] for name in _CHANCES if name in operands]
     return not chances or any(not isinstance(chance, float | int) or chance > 0 for chance in chances)
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """Return a node's arguments by their names in the op's schema, defaults among them; empty where it has none."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    return named_arguments(node.target, node.args, node.kwargs)
+
+
+def named_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an op's arguments by their names in its schema, defaults among them; empty where it has none."""
+    if not isinstance(op, torch._ops.OpOverload):
         return {}
-    declared = node.target._schema.arguments
-    given = dict(zip((argument.name for argument in declared), node.args, strict=False)) | dict(node.kwargs)
+    declared = op._schema.arguments
+    given = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(kwargs)
     return {argument.name: given.get(argument.name, argument.default_value) for argument in declared}
 
 

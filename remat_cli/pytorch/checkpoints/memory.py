@@ -36,6 +36,8 @@ class Candidate:
         until: the last op before which its inputs are let go.
         given: its inputs.
         copies: what the second run makes and autograd keeps: bytes, and the last op that has it.
+        ops: that run again: the first, and the one after the last.
+        kept: the storages that are copied, each with the last op that has it.
     """
 
     path: str
@@ -46,6 +48,8 @@ class Candidate:
     until: int
     given: frozenset[str]
     copies: tuple[tuple[int, int], ...]
+    ops: tuple[int, int]
+    kept: Mapping[str, int]
 
 
 def candidate_paths(step: EagerStep) -> tuple[str, ...]:
@@ -162,6 +166,8 @@ class Memory:
                     until=max(let_go for *_, let_go in kept_in[call.path]),
                     given=frozenset(name for name in call.given if name in self._born),
                     copies=tuple((self._step.bytes[name], let_go) for name, let_go in until.items()),
+                    ops=(first, last),
+                    kept=until,
                 )
             )
         return tuple(found)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from remat_cli.config import GraphOptions, load_measurements
+from remat_cli.core.graph import Graph
 from remat_cli.core.operators import Operand, Operator
 from remat_cli.core.problem import Observer
 from remat_cli.core.simulate import Trace, simulate
@@ -20,13 +22,15 @@ from remat_cli.planning import Planning, Request, plan
 from remat_cli.planning.given import file_of_given
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
 from remat_cli.prepare import Prepared, prepare_reading, read
-from remat_cli.pytorch.capture.eager import EagerStep, run_eagerly
+from remat_cli.pytorch.capture.eager import EagerStep, Saved, run_eagerly
 from remat_cli.pytorch.checkpoints.captured import captured_schedule
 from remat_cli.pytorch.checkpoints.choice import Choice, choose
 from remat_cli.pytorch.checkpoints.memory import Memory
 from remat_cli.pytorch.checkpoints.words import TrainerSetting, code, settings
 from remat_cli.settings import option_of
 from remat_cli.units import BudgetSpec
+
+Result = TypeVar("Result")
 
 _TRIES = 3  # of choices whose run takes more than was worked out
 # What layers of these kernels keep for the backward pass is known to the kernels only.
@@ -162,7 +166,7 @@ class CheckpointPlanning:
         }
 
 
-class _Eager:
+class Eager:
     """Runs of a step on tensors without data, made graphs with times."""
 
     def __init__(self, reference: str, options: GraphOptions, reading: Reading) -> None:
@@ -174,12 +178,15 @@ class _Eager:
             self._measured = load_measurements(Path(options.measurements))
             self._measured.check(reading.graph, options.dims, options.measurements)
 
-    def run(self, checkpoints: Sequence[str] = (), *, looked_at: bool = False) -> tuple[EagerStep, Prepared]:
-        """Return the step with these checkpoints, and the graph of what ran."""
+    def run(
+        self, checkpoints: Sequence[str] = (), *, saved: Mapping[str, Saved] | None = None, looked_at: bool = False
+    ) -> tuple[EagerStep, Prepared]:
+        """Return the step with these checkpoints and what they save, and the graph of what ran."""
         step = run_eagerly(
             self._reference,
             self._options,
             checkpoints=checkpoints,
+            saved=saved,
             looked_at=looked_at,
             accumulate=self._options.accumulate,
         )
@@ -199,9 +206,11 @@ class _Eager:
         measured = replace(measured, machine=self._measured.machine)
         return step, prepare_reading(reading, self._reference, options, measured=measured)
 
-    def trace(self, checkpoints: Sequence[str] = ()) -> tuple[Trace, Prepared]:
-        """Return what the judge makes of the step with these checkpoints."""
-        step, prepared = self.run(checkpoints)
+    def trace(
+        self, checkpoints: Sequence[str] = (), saved: Mapping[str, Saved] | None = None
+    ) -> tuple[Trace, Prepared]:
+        """Return what the judge makes of the step with these checkpoints and what they save."""
+        step, prepared = self.run(checkpoints, saved=saved)
         return simulate(prepared.graph, step.schedule), prepared
 
     def fails_with(self, path: str) -> bool:
@@ -251,6 +260,54 @@ def _shape(operand: Operand | None) -> object:
     return None if operand is None else (operand.shape, operand.dtype)
 
 
+@dataclass
+class Looked:
+    """A step that was looked at while it ran without checkpoints.
+
+    Attributes:
+        prepared: the captured step.
+        options: how it was read.
+        eager: runs it.
+        step: as it ran.
+        graph: the same, with times.
+        memory: of whole modules.
+        plain: eager's step, replayed.
+        plain_prepared: its graph.
+        failing: modules with whose checkpoints the step fails.
+    """
+
+    prepared: Prepared
+    options: GraphOptions
+    eager: Eager
+    step: EagerStep
+    graph: Graph
+    memory: Memory
+    plain: Trace
+    plain_prepared: Prepared
+    failing: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, reference: Path, options: GraphOptions, observe: Observer) -> Looked:
+        """Read a step, and run it."""
+        observe.phase("reading the graph")
+        reading = read(reference, options)
+        prepared = prepare_reading(reading, str(reference), options)
+        observe.phase("running the step on tensors without data")
+        eager = Eager(str(reference), options, reading)
+        step, looked_at = eager.run(looked_at=True)
+        memory = Memory(step, looked_at.graph)
+        return cls(prepared, options, eager, step, looked_at.graph, memory, *eager.trace())
+
+    def without_failing(self, choose_modules: Callable[[], Result]) -> Result:
+        """Return a choice; modules with whose checkpoints the step fails are left out, and it is made again."""
+        while True:
+            try:
+                return choose_modules()
+            except CannotRunAgain as found:
+                self.failing += found.paths
+                self.memory = Memory(self.step, self.graph, self.failing)
+
+
 def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, observe: Observer) -> CheckpointPlanning:
     """Choose the modules of a training step to wrap in `torch.utils.checkpoint`, and plan freely beside it.
 
@@ -265,52 +322,48 @@ def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, o
         UsageError: this is no PyTorch step, or the request asks for what checkpoints cannot do.
         GraphError: the step cannot be captured, or run on tensors without data.
     """
-    _check(reference, options, request)
-    observe.phase("reading the graph")
-    reading = read(reference, options)
-    prepared = prepare_reading(reading, str(reference), options)
-    observe.phase("running the step on tensors without data")
-    eager = _Eager(str(reference), options, reading)
-    step, looked_at = eager.run(looked_at=True)
-    memory = Memory(step, looked_at.graph)
-    plain, plain_prepared = eager.trace()
+    check_asked(reference, options, request)
+    return checkpoints_of(Looked.at(reference, options, observe), request, observe)
+
+
+def checkpoints_of(looked: Looked, request: Request, observe: Observer) -> CheckpointPlanning:
+    """Choose the modules of a step that was looked at, as `plan_checkpoints` does."""
     observe.phase("choosing modules")
-    asked = request.budget_bytes(plain_prepared.graph)
-    failing: tuple[str, ...] = ()
-    while True:
-        try:
-            wrapped, none_fits, least = _chosen(eager, memory, asked)
-            break
-        except _CannotRunAgain as found:
-            failing += found.paths
-            memory = Memory(step, looked_at.graph, failing)
+    asked = request.budget_bytes(looked.plain_prepared.graph)
+    wrapped, none_fits, least = looked.without_failing(lambda: _chosen(looked.eager, looked.memory, asked))
     budget = asked
     if budget is None:
-        budget = plain.peak_bytes if wrapped is None else wrapped.trace.peak_bytes
+        budget = looked.plain.peak_bytes if wrapped is None else wrapped.trace.peak_bytes
     observe.phase("planning freely")
-    free = plan(prepared, request.at(budget), observe)
+    free = plan(looked.prepared, request.at(budget), observe)
     free_least = None
     if wrapped is None and free.trace is None:
-        free_least = plan(prepared, replace(request, budget=BudgetSpec(smallest=True)), observe)
+        free_least = plan(looked.prepared, replace(request, budget=BudgetSpec(smallest=True)), observe)
+    notes = _notes(looked.step, looked.memory, looked.failing, wrapped, looked.options)
     return CheckpointPlanning(
-        prepared=prepared,
-        eager=plain_prepared,
+        prepared=looked.prepared,
+        eager=looked.plain_prepared,
         budget_bytes=budget,
-        plain=plain,
+        plain=looked.plain,
         wrapped=wrapped,
         none_fits=none_fits,
         least=least,
-        settings=settings(memory, budget) if wrapped is not None and wrapped.paths else (),
+        settings=settings(looked.memory, budget) if wrapped is not None and wrapped.paths else (),
         free=free,
         free_least=free_least,
-        notes=(*prepared.notes, *_notes(step, memory, failing, wrapped, options)),
+        notes=(*looked.prepared.notes, *notes),
     )
 
 
-def _check(reference: Path, options: GraphOptions, request: Request) -> None:
+def check_asked(reference: Path, options: GraphOptions, request: Request, form: str = "checkpoints") -> None:
+    """Check that this is a PyTorch step, and that nothing is asked for that checkpoints cannot do.
+
+    Raises:
+        UsageError: it is none, or something is.
+    """
     if not names_function(reference):
         raise UsageError(
-            "--as checkpoints wraps modules of PyTorch, and this graph has none",
+            f"--as {form} wraps modules of PyTorch, and this graph has none",
             hint="name the function that makes the model: train.py:step; or leave --as out",
         )
     without_meaning = [name for name in request.not_default if name not in _OF_CHECKPOINTS]
@@ -319,7 +372,7 @@ def _check(reference: Path, options: GraphOptions, request: Request) -> None:
         raise UsageError(f"{option} has no meaning for checkpoints", hint=f"leave {option} or --as out")
 
 
-class _CannotRunAgain(Exception):
+class CannotRunAgain(Exception):
     """The step fails with checkpoints of some modules."""
 
     def __init__(self, paths: tuple[str, ...]) -> None:
@@ -327,11 +380,11 @@ class _CannotRunAgain(Exception):
         self.paths = paths
 
 
-def _chosen(eager: _Eager, memory: Memory, budget: int | None) -> tuple[Wrapped | None, bool, Wrapped | None]:
+def _chosen(eager: Eager, memory: Memory, budget: int | None) -> tuple[Wrapped | None, bool, Wrapped | None]:
     """Return the choice for a budget, whether it is proven that there is none, and without one, the least peak.
 
     Raises:
-        _CannotRunAgain: the step fails with the checkpoints of a choice.
+        CannotRunAgain: the step fails with the checkpoints of a choice.
     """
     limit = choose(memory, None).peak if budget is None else budget
     wrapped, none_fits = _within(eager, memory, limit)
@@ -344,7 +397,7 @@ def _chosen(eager: _Eager, memory: Memory, budget: int | None) -> tuple[Wrapped 
     return None, none_fits, least
 
 
-def _within(eager: _Eager, memory: Memory, budget: int) -> tuple[Wrapped | None, bool]:
+def _within(eager: Eager, memory: Memory, budget: int) -> tuple[Wrapped | None, bool]:
     """Return the choice for a budget whose run keeps within it, or whether it is proven that there is none."""
     limit, proven = budget, True
     for _ in range(_TRIES):
@@ -359,7 +412,7 @@ def _within(eager: _Eager, memory: Memory, budget: int) -> tuple[Wrapped | None,
     return None, False
 
 
-def _confirmed(eager: _Eager, memory: Memory, choice: Choice) -> Wrapped | None:
+def _confirmed(eager: Eager, memory: Memory, choice: Choice) -> Wrapped | None:
     if choice.paths is None:
         return None
     try:
@@ -368,7 +421,7 @@ def _confirmed(eager: _Eager, memory: Memory, choice: Choice) -> Wrapped | None:
         failing = tuple(path for path in choice.paths if eager.fails_with(path))
         if not failing:
             raise
-        raise _CannotRunAgain(failing) from None
+        raise CannotRunAgain(failing) from None
     kinds = tuple(memory.by_path[path].kind for path in choice.paths)
     return Wrapped(choice.paths, kinds, trace, choice.proven, choice.least_time)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from remat_cli.pytorch.checkpoints.memory import Memory
+from remat_cli.pytorch.checkpoints.policy_memory import Call, Policy
 
 _WIDTH = 76  # of lines of code, as far as names allow
 # What Megatron calls parts of a layer, of those that a model may have under the same names.
@@ -33,24 +34,83 @@ class TrainerSetting:
 
 def code(paths: Sequence[str]) -> str:
     """Return lines of Python that wrap these modules; `model` is theirs."""
-    lines = [""]
-    for path in paths:
-        item = f" {_quoted(path)},"
-        if lines[-1] and len(lines[-1]) + len(item) > _WIDTH:
-            lines.append("")
-        lines[-1] += item
-    names = "\n".join(f"   {line}" for line in lines)
     return f"""\
 from functools import partial
 from torch.utils.checkpoint import checkpoint
 
 names = [
-{names}
+{_listed(paths, 4)}
 ]
 for name in names:
     module = model.get_submodule(name)
     module.forward = partial(checkpoint, module.forward, use_reentrant=False)
 """
+
+
+def policy_code(policy: Policy) -> str:
+    """Return lines of Python that wrap the blocks of a policy, and save what it saves; `model` is theirs."""
+    kinds = "".join(f"    {_quoted(kind)}: {_saved(policy.saved[kind])},\n" for kind in policy.blocks)
+    names = "".join(f"    {_quoted(kind)}: [\n{_listed(paths, 8)}\n    ],\n" for kind, paths in policy.blocks.items())
+    return f"""\
+from collections import Counter
+from functools import partial
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+# For each kind of block, which calls of which ops are saved, from 0.
+saved = {{
+{kinds}}}
+names = {{
+{names}}}
+
+def contexts(kind):
+    calls = Counter()
+
+    def policy(ctx, op, *args, **kwargs):
+        call = calls[ctx.is_recompute, op]
+        calls[ctx.is_recompute, op] += 1
+        if call in saved[kind].get(op, ()):
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+for kind, paths in names.items():
+    run = partial(checkpoint, use_reentrant=False, context_fn=partial(contexts, kind))
+    for path in paths:
+        module = model.get_submodule(path)
+        module.forward = partial(run, module.forward)
+"""
+
+
+def _saved(calls: Collection[Call]) -> str:
+    if not calls:
+        return "{}"
+    lines = (
+        f"        torch.ops.{function}: {{{', '.join(map(str, sorted(turns)))}}},\n"
+        for function, turns in sorted(saved_turns(calls).items())
+    )
+    return f"{{\n{''.join(lines)}    }}"
+
+
+def saved_turns(calls: Collection[Call]) -> dict[str, set[int]]:
+    """Return the turns of calls by function."""
+    found: dict[str, set[int]] = {}
+    for function, turn in calls:
+        found.setdefault(function, set()).add(turn)
+    return found
+
+
+def _listed(paths: Sequence[str], indent: int) -> str:
+    """Return names in quotes, in lines."""
+    lines = [""]
+    for path in paths:
+        item = f" {_quoted(path)},"
+        if lines[-1] and len(lines[-1]) + len(item) > _WIDTH + 4 - indent:
+            lines.append("")
+        lines[-1] += item
+    return "\n".join(" " * (indent - 1) + line for line in lines)
 
 
 def _quoted(path: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from remat_cli.pytorch.checkpoints import CheckpointPlanning, Wrapped
+from remat_cli.pytorch.checkpoints import CheckpointPlanning
 from remat_cli.reports.safe_text import Report, Verbatim, clean
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import graph_title
@@ -21,18 +21,13 @@ _MOST_RANGES = 12
 
 def checkpoints_report(planning: CheckpointPlanning) -> Report:
     """Return the report."""
-    labels: list[tuple[str, Cell]] = [
-        ("graph", graph_title(planning.prepared.graph)),
-        ("times", clean(planning.eager.costs)),
-        ("budget", format_bytes(planning.budget_bytes)),
-    ]
     style = "bold green" if planning.wrapped is not None else "bold red" if planning.none_fits else "bold yellow"
-    parts: list[RenderableType | Verbatim] = [facts(labels), Text(_verdict(planning), style)]
+    parts: list[RenderableType | Verbatim] = [subject_facts(planning), Text(_verdict(planning), style)]
     if planning.wrapped is None:
         parts.append(section("What could be done", bullets(_remedies(planning))))
     parts.append(indented(_table(planning)))
     if planning.wrapped is not None and planning.wrapped.paths:
-        parts.append(section("Modules to wrap", bullets(ranges(planning.wrapped))))
+        parts.append(section("Modules to wrap", bullets(ranges(planning.wrapped.paths, planning.wrapped.kinds))))
         parts.append(Verbatim("In code", planning.code))
     if planning.settings:
         lines = [f"{item.trainer}: {clean(item.setting)}" for item in planning.settings]
@@ -40,6 +35,16 @@ def checkpoints_report(planning: CheckpointPlanning) -> Report:
     if planning.notes:
         parts.append(section("Notes", bullets([clean(note) for note in planning.notes])))
     return Report(*parts)
+
+
+def subject_facts(planning: CheckpointPlanning) -> RenderableType:
+    """Return what was planned, and under which budget."""
+    labels: list[tuple[str, Cell]] = [
+        ("graph", graph_title(planning.prepared.graph)),
+        ("times", clean(planning.eager.costs)),
+        ("budget", format_bytes(planning.budget_bytes)),
+    ]
+    return facts(labels)
 
 
 def _verdict(planning: CheckpointPlanning) -> str:
@@ -93,10 +98,10 @@ def _row(label: str, peak: int, overhead: float) -> list[Cell]:
     return [label, format_bytes(peak), format_share(overhead)]
 
 
-def ranges(wrapped: Wrapped) -> list[str]:
+def ranges(paths: Sequence[str], kinds: Sequence[str]) -> list[str]:
     """Merge neighbouring modules: "blocks.0 to blocks.5 (6 × Block)"."""
     runs: list[list[tuple[str, str]]] = []
-    for path, kind in zip(wrapped.paths, wrapped.kinds, strict=True):
+    for path, kind in zip(paths, kinds, strict=True):
         if runs and kind == runs[-1][-1][1] and _follows(runs[-1][-1][0], path):
             runs[-1].append((path, kind))
         else:

@@ -143,7 +143,26 @@ def plan_rows(solution: Solution, *, estimated: bool = False) -> list[Row]:
     plain, (_, run) = Run.plain(solution.problem.graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
     rows = plain_rows(plain, budget) if run is None else comparison_rows(plain, run, budget)
-    return rows + _arena_rows(solution) + _model_rows(solution) + _proof_rows(solution, estimated=estimated)
+    return (
+        rows
+        + _reserved_rows(solution)
+        + _arena_rows(solution)
+        + _model_rows(solution)
+        + _proof_rows(solution, estimated=estimated)
+    )
+
+
+def _reserved_rows(solution: Solution) -> list[Row]:
+    """Return what the allocator reserves, and what that costs; none without an allocator."""
+    reserved = solution.reserved
+    if reserved is None:
+        return []
+    sizes = map(format_bytes, (reserved.plain_bytes, reserved.bytes))
+    rows: list[Row] = [["reserved", *sizes, f"by {reserved.allocator}, as its rules have it; untried on a GPU"]]
+    if solution.fragmentation_overhead:
+        share = format_share(solution.fragmentation_overhead)
+        rows.append(["", "", share, "more time than the fastest plan found whose peak fits"])
+    return rows
 
 
 def _arena_rows(solution: Solution) -> list[Row]:
@@ -460,11 +479,15 @@ def verify_report(
 
 
 def claim_facts(file: ScheduleFile | None) -> list[tuple[str, Cell]]:
-    """Return a row with the bound that a schedule file claims, if any."""
-    if file is None or file.bound_overhead is None:
-        return []
-    over = f" · {file.bound_scope}" if file.bound_scope is not None else ""
-    return [("bound", f"{format_share(file.bound_overhead)}{clean(over)} · the bound is the file's own word")]
+    """Return rows with the reserved bytes and the bound that a schedule file claims, if any."""
+    rows: list[tuple[str, Cell]] = []
+    if file is not None and file.allocator is not None and file.reserved_bytes is not None:
+        rows.append(("reserved", f"{format_bytes(file.reserved_bytes)} by {file.allocator} · untried on a GPU"))
+    if file is not None and file.bound_overhead is not None:
+        over = f" · {file.bound_scope}" if file.bound_scope is not None else ""
+        said = f"{format_share(file.bound_overhead)}{clean(over)} · the bound is the file's own word"
+        rows.append(("bound", said))
+    return rows
 
 
 def taken_facts(taken: Sequence[Setting]) -> list[tuple[str, Cell]]:

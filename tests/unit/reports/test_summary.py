@@ -68,6 +68,7 @@ def test_the_summary_of_a_plan(graph: Graph, schedule: Schedule) -> None:
         "warnings": [],
         "gap": pytest.approx(2 / 19),
         "arena": None,
+        "reserved": None,
         "found_by": None,
         "model_figures": [{"name": "paper cost", "value": 4, "unit": "bytes"}],
         "closest_peak_bytes": None,

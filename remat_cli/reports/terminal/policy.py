@@ -1,0 +1,102 @@
+"""The report of `remat plan --as policy`: what blocks save, what it costs, and what others would take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from remat_cli.pytorch.checkpoints import ChosenPolicy, PolicyPlanning, saved_turns
+from remat_cli.reports.safe_text import Report, Verbatim, clean
+from remat_cli.reports.terminal.checkpoints import ranges, subject_facts
+from remat_cli.reports.terminal.layout import Cell, bullets, columns, indented, section
+from remat_cli.units import format_bytes, format_share
+
+_MOST_CALLS = 6
+
+
+def policy_report(planning: PolicyPlanning) -> Report:
+    """Return the report."""
+    chosen = planning.chosen
+    style = "bold green" if chosen is not None else "bold red" if planning.none_fits else "bold yellow"
+    parts: list[RenderableType | Verbatim] = [subject_facts(planning.modules), Text(_verdict(planning), style)]
+    if chosen is None and (remedies := _remedies(planning)):
+        parts.append(section("What could be done", bullets(remedies)))
+    parts.append(indented(_table(planning)))
+    if chosen is not None and chosen.policy.blocks:
+        parts.append(section("Blocks to wrap, and what they save", bullets(_blocks(chosen))))
+        parts.append(Verbatim("In code", planning.code))
+    if planning.modules.notes:
+        parts.append(section("Notes", bullets([clean(note) for note in planning.modules.notes])))
+    return Report(*parts)
+
+
+def _verdict(planning: PolicyPlanning) -> str:
+    modules, chosen = planning.modules, planning.chosen
+    budget = format_bytes(modules.budget_bytes)
+    if chosen is None:
+        return f"No policy fits {budget}." if planning.none_fits else f"No policy was found that fits {budget}."
+    if not chosen.policy.blocks:
+        return f"The step fits {budget} without checkpoints."
+    count = len(chosen.policy.paths)
+    text = f"Selective checkpoints of {count} block{'s' if count > 1 else ''} fit {budget}, at "
+    text += f"{format_share(modules.overhead(chosen.trace.time))} more time"
+    if chosen.proven:
+        return f"{text}; no other policy takes less."
+    return (
+        f"{text}; no policy takes less than {format_share(modules.overhead(modules.plain.time + chosen.least_time))}."
+    )
+
+
+def _remedies(planning: PolicyPlanning) -> list[str]:
+    modules, said = planning.modules, []
+    if planning.least is not None:
+        said.append(_least_in_words(planning, planning.least))
+    if modules.wrapped is not None:
+        share = format_share(modules.overhead(modules.wrapped.trace.time))
+        said.append(f"checkpoints of whole modules fit, at {share} more time: --as checkpoints")
+    if modules.free.trace is not None and modules.free.overhead is not None:
+        share = format_share(modules.free.overhead)
+        said.append(f"the free plan fits, at {share} more time: leave --as out, and run it with remat")
+    return said
+
+
+def _least_in_words(planning: PolicyPlanning, least: ChosenPolicy) -> str:
+    found = "" if least.proven else ", as far as was found,"
+    size, share = format_bytes(least.trace.peak_bytes), format_share(planning.modules.overhead(least.trace.time))
+    return f"the least peak that a policy reaches{found} is {size}, at {share} more time"
+
+
+def _table(planning: PolicyPlanning) -> RenderableType:
+    modules = planning.modules
+    rows: list[list[Cell]] = [["the step as it is", format_bytes(modules.plain.peak_bytes), ""]]
+    free = modules.free if modules.free.trace is not None else modules.free_least
+    known = [
+        ("this policy", None if planning.chosen is None else planning.chosen.trace),
+        ("policy, least peak", None if planning.least is None else planning.least.trace),
+        ("whole modules (--as checkpoints)", None if modules.wrapped is None else modules.wrapped.trace),
+        ("whole modules, least peak", None if modules.least is None else modules.least.trace),
+    ]
+    for label, trace in known:
+        if trace is not None:
+            rows.append([label, format_bytes(trace.peak_bytes), format_share(modules.overhead(trace.time))])
+    if free is not None and free.peak_bytes is not None and free.overhead is not None:
+        rows.append(["the free plan, by remat", format_bytes(free.peak_bytes), format_share(free.overhead)])
+    return columns(["", "peak", "more time"], rows, right=(1, 2))
+
+
+def _blocks(chosen: ChosenPolicy) -> list[str]:
+    said = []
+    for kind, paths in chosen.policy.blocks.items():
+        turns = saved_turns(chosen.policy.saved[kind])
+        said.append(f"{', '.join(ranges(paths, [kind] * len(paths)))}: {_calls(turns)}")
+    return said
+
+
+def _calls(turns: Mapping[str, set[int]]) -> str:
+    if not turns:
+        return "saves nothing"
+    said = [f"{function} {', '.join(map(str, sorted(turns[function])))}" for function in sorted(turns)]
+    more = f" and {len(said) - _MOST_CALLS} more" if len(said) > _MOST_CALLS else ""
+    return clean(f"saves {'; '.join(said[:_MOST_CALLS])}{more}")

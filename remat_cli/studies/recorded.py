@@ -1,0 +1,256 @@
+"""Reality beside a plan: what a step was predicted to keep, and what a recording says that it kept.
+
+A tensor is recognised in the recording by its size and by its place in the order of allocations. Lifetimes are compared
+by the tensors that come while they last, as a recording has a clock of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cached_property
+from pathlib import Path
+
+from remat_cli.allocation.lifetimes import needed_by
+from remat_cli.config import GraphOptions
+from remat_cli.core.arena import AT_START
+from remat_cli.core.graph import Graph, Phase
+from remat_cli.core.schedule import Compute, Inplace, Schedule, plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.formats.memory_snapshot import RecordedAllocation, RecordedHistory
+
+# Sizes are rounded up to this by PyTorch's allocator for CUDA; what takes no more is not looked for.
+ROUNDED_TO = 512
+# Lifetimes that differ by no more tensors than this are the same: one op allocates several things.
+_TOLERANCE = 2
+BEFORE = "what is there before the step"
+SMALL = f"tensors of at most {ROUNDED_TO} bytes"
+BACKWARD, FORWARD = "backward", "forward"
+
+
+@dataclass(frozen=True)
+class PredictedTensor:
+    """A tensor that a step is predicted to make. Moments count the steps of its schedule.
+
+    Attributes:
+        name: of the tensor, or of the op whose workspace it is.
+        module: path of the module that makes it, or "forward" or "backward".
+        bytes: its size, rounded up as the allocator does.
+        begin: when it is made.
+        end: when it is let go.
+    """
+
+    name: str
+    module: str
+    bytes: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a step is predicted to allocate.
+
+    Attributes:
+        name: of the graph.
+        before_bytes: what is there before: parameters, gradients, optimizer state, inputs.
+        peak_bytes: the most that is there at one time.
+        peak: when that is.
+        tensors: in the order in which they are made.
+    """
+
+    name: str
+    before_bytes: int
+    peak_bytes: int
+    peak: int
+    tensors: tuple[PredictedTensor, ...]
+
+
+def predict(graph: Graph, schedule: Schedule, module_of: Mapping[str, str] | None = None) -> Prediction:
+    """Return what a schedule is predicted to allocate.
+
+    Args:
+        graph: what it is for.
+        schedule: valid.
+        module_of: paths of modules by op; None: as the graph has them.
+    """
+    needed = needed_by(graph, schedule)
+    tensors = []
+    for (step, tensor), buffer in zip(needed.things, needed.buffers, strict=True):
+        if step != AT_START:
+            op = graph.op[_op_of(schedule, step)] if tensor is None else graph.producer[tensor]
+            module = op.module if module_of is None else module_of.get(op.name)
+            where = module or (BACKWARD if op.phase is Phase.BACKWARD else FORWARD)
+            tensors.append(PredictedTensor(tensor or op.name, where, rounded(buffer.size), buffer.lower, buffer.upper))
+    trace = simulate(graph, schedule)
+    in_order = tuple(sorted(tensors, key=lambda item: item.begin))
+    return Prediction(graph.name, graph.fixed_bytes, trace.peak_bytes, trace.peak_step + 1, in_order)
+
+
+def _op_of(schedule: Schedule, step: int) -> str:
+    found = schedule.steps[step]
+    assert isinstance(found, Compute | Inplace), "only ops have a workspace"
+    return found.op
+
+
+def predict_plain(graph: Graph) -> Prediction:
+    """Return what the plain run of a graph is predicted to allocate."""
+    return predict(graph, plain_run(graph))
+
+
+def predict_eager(reference: Path, options: GraphOptions) -> Prediction:
+    """Return what eager PyTorch is predicted to allocate in a training step.
+
+    Raises:
+        UsageError: there is no such function.
+        GraphError: it is no training step of one module, or fails on tensors without data.
+    """
+    from remat_cli.pytorch.capture.eager import run_eagerly
+
+    step = run_eagerly(str(reference), options, accumulate=options.accumulate)
+    looked = run_eagerly(str(reference), options, looked_at=True, accumulate=options.accumulate)
+    modules: dict[str, str] = {}
+    for call in sorted(looked.calls, key=lambda call: call.path.count(".")):
+        modules.update((op.name, call.path) for op in looked.ops[slice(*call.ops)] if call.path)
+    asking = {kept.asked: kept.modules[-1] for kept in looked.kept if kept.asked is not None and kept.modules}
+    latest = ""
+    for at, op in enumerate(looked.ops):
+        latest = asking.get(at, latest)
+        if op.phase is Phase.BACKWARD and latest:
+            modules[op.name] = latest
+    return predict(step.reading(str(reference)).graph, step.schedule, modules)
+
+
+def rounded(size: int) -> int:
+    """Return a size as the allocator rounds it up."""
+    return -(-size // ROUNDED_TO) * ROUNDED_TO
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A tensor whose recorded lifetime is not the predicted one.
+
+    Attributes:
+        module: that makes it; of one that was not predicted, the line that allocates it.
+        name: of the tensor; empty where it was not predicted.
+        bytes: its size.
+        how: in words.
+    """
+
+    module: str
+    name: str
+    bytes: int
+    how: str
+
+
+@dataclass(frozen=True, eq=False)
+class Reality:
+    """A prediction and a recording.
+
+    Attributes:
+        predicted: the step.
+        recorded: the device.
+    """
+
+    predicted: Prediction
+    recorded: RecordedHistory
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[PredictedTensor, RecordedAllocation], ...]:
+        """Predicted tensors and what they are in the recording, in order."""
+        predicted = [item for item in self.predicted.tensors if item.bytes > ROUNDED_TO]
+        recorded = [item for item in self._around_peak() if item.bytes > ROUNDED_TO]
+        sizes = [item.bytes for item in predicted], [rounded(item.bytes) for item in recorded]
+        matcher = SequenceMatcher(None, *sizes, autojunk=False)
+        return tuple(
+            (predicted[block.a + at], recorded[block.b + at])
+            for block in matcher.get_matching_blocks()
+            for at in range(block.size)
+        )
+
+    @cached_property
+    def window(self) -> tuple[RecordedAllocation, ...]:
+        """The allocations of the step: from the first to the last one that is recognised."""
+        if not self.pairs:
+            return ()
+        first, last = self.pairs[0][1].begin, self.pairs[-1][1].begin
+        return tuple(item for item in self.recorded.allocations if first <= item.begin <= last)
+
+    def _around_peak(self) -> Sequence[RecordedAllocation]:
+        """Return the allocations among which the step with the peak is: of one recorded step, all."""
+        made = [item for item in self.recorded.allocations if item.begin >= 0]
+        found = 0, len(made)
+        for start, middle, end in _steps(
+            [item.bytes for item in made], [item.bytes for item in self.predicted.tensors]
+        ):
+            if start == 0 or made[middle].begin <= self.recorded.peak:
+                found = start, end
+        return made[slice(*found)]
+
+    @cached_property
+    def recognised(self) -> float:
+        """The share of the predicted bytes that the recording has."""
+        whole = sum(item.bytes for item in self.predicted.tensors if item.bytes > ROUNDED_TO)
+        return sum(item.bytes for item, _ in self.pairs) / whole if whole else 1.0
+
+    @cached_property
+    def at_peak(self) -> Mapping[str, tuple[int, int]]:
+        """Bytes at the predicted and at the recorded peak by module, the largest difference first."""
+        peaks = self.predicted.peak, self.recorded.peak
+        predicted, recorded = Counter({BEFORE: self.predicted.before_bytes}), Counter[str]()
+        for item in self.predicted.tensors:
+            where = item.module if item.bytes > ROUNDED_TO else SMALL
+            predicted[where] += item.bytes if item.begin <= peaks[0] < item.end else 0
+        modules = {id(found): item.module for item, found in self.pairs}
+        in_window = {id(found) for found in self.window}
+        for found in self.recorded.allocations:
+            if found.begin <= peaks[1] < found.end:
+                where = modules.get(id(found), found.place if found.bytes > ROUNDED_TO else SMALL)
+                recorded[where if id(found) in in_window else BEFORE] += found.bytes
+        both = {name: (predicted[name], recorded[name]) for name in (*predicted, *recorded)}
+        there = ((name, sizes) for name, sizes in both.items() if any(sizes))
+        return dict(sorted(there, key=lambda item: (-abs(item[1][1] - item[1][0]), -max(item[1]), item[0])))
+
+    @cached_property
+    def partings(self) -> tuple[Parting, ...]:
+        """Where lifetimes differ, the largest tensors first."""
+        return tuple(sorted(self._partings(), key=lambda item: (-item.bytes, item.module, item.name)))
+
+    def _partings(self) -> Iterator[Parting]:
+        begins = [item.begin for item, _ in self.pairs], [found.begin for _, found in self.pairs]
+        for item, found in self.pairs:
+            apart = bisect_left(begins[1], found.end) - bisect_left(begins[0], item.end)
+            if abs(apart) > _TOLERANCE:
+                how = f"lives {abs(apart):,} tensors {'longer' if apart > 0 else 'shorter'} than predicted"
+                yield Parting(item.module, item.name, item.bytes, how)
+        known = {id(item) for item, _ in self.pairs}
+        for item in self.predicted.tensors:
+            if id(item) not in known and item.bytes > ROUNDED_TO:
+                yield Parting(item.module, item.name, item.bytes, "is not in the recording")
+        known = {id(found) for _, found in self.pairs}
+        for found in self.window:
+            if id(found) not in known and found.bytes > ROUNDED_TO:
+                yield Parting(found.place, "", found.bytes, "was not predicted")
+
+
+def _steps(recorded: Sequence[int], predicted: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield where each recorded step begins at the earliest, about where it does, and where it ends at the latest.
+
+    Steps are told apart by the predicted size that is rarest and largest.
+    """
+    counts, sizes = Counter(predicted), Counter(map(rounded, recorded))
+    anchors = [size for size in counts if sizes[size] > counts[size] and size > ROUNDED_TO]
+    if not anchors:
+        return
+    anchor = min(anchors, key=lambda size: (counts[size], -size))
+    places = [at for at, size in enumerate(recorded) if rounded(size) == anchor]
+    groups = [places[at : at + counts[anchor]] for at in range(0, len(places), counts[anchor])]
+    for number, group in enumerate(groups):
+        start = groups[number - 1][-1] + 1 if number else 0
+        end = groups[number + 1][0] if number + 1 < len(groups) else len(recorded)
+        # Of what lies between two anchors, as much belongs to the later step as is predicted.
+        ahead = predicted.index(anchor) / max(1, len(predicted)) * (end - start) / (2 if number else 1)
+        yield start, max(start, group[0] - round(ahead)), end
