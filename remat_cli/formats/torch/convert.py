@@ -57,6 +57,7 @@ def _op(joint: Joint, op: JointOp, differentiated: Mapping[int, str]) -> Op:
         inputs=(*(storage.name for storage in op.reads), *op.needs),
         outputs=(*(storage.name for storage in op.makes), *op.gives),
         time=0,
+        inplace=None if op.inplace is None else op.inplace.name,
         phase=op.phase,
         grad_of=None if sequence is None else differentiated.get(sequence),
         recomputable=op.recomputable,

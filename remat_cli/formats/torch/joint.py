@@ -30,6 +30,7 @@ from remat_cli.formats.torch.internals import (
 )
 from remat_cli.formats.torch.mutation import is_backward, is_copy, keep_old_values, mark_backward
 from remat_cli.formats.torch.ops import (
+    IN_PLACE,
     communicates,
     draws,
     has_effects,
@@ -75,6 +76,7 @@ class JointOp:
         needs: tokens of ops that must have run before; they have no memory.
         gives: tokens that later ops wait for.
         recomputable: whether it may run more than once.
+        inplace: the storage that its result may be written into; None: it has one of its own.
     """
 
     name: str
@@ -86,6 +88,7 @@ class JointOp:
     needs: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
     recomputable: bool = True
+    inplace: Storage | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,6 +339,7 @@ class _Reader:
             gives=gives,
             # The caller holds what the forward pass returned: another run would not replace it.
             recomputable=not gives and self.returned.isdisjoint(makes),
+            inplace=self.storage(node.all_input_nodes[0]) if IN_PLACE in node.meta else None,
         )
 
     def boundary(self, needs: tuple[str, ...]) -> JointOp:
