@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,8 +14,9 @@ from remat_cli.core.link import Duplex, Link
 from remat_cli.core.operators import Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats import Reading, read_graph
+from remat_cli.formats import Reading, read_graph, torch
 from remat_cli.settings import Setting
+from remat_cli.splitting import Cut
 from remat_cli.training import (
     KeptForBackward,
     Kernels,
@@ -84,6 +85,35 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
         UsageError: the options contradict each other or the file.
     """
     return prepare_reading(read_graph(path, options), str(path), options, derive_training=derive_training)
+
+
+def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str, Cut]], Prepared]:
+    """Return what prepares the PyTorch step at `path` with some regions in parts; it is captured once.
+
+    Args:
+        path: FILE.py:NAME.
+        options: how it is read.
+
+    Raises:
+        GraphError: as `prepare`.
+        UsageError: it is no PyTorch step, or its ops were measured without parts; the function that is returned: a
+            region cannot be split.
+    """
+    if not torch.names_function(path):
+        raise UsageError(f"{path} is no PyTorch step, which split takes", hint="name a function, such as train.py:step")
+    for name, value in (("measurements", options.measurements), ("fused", options.fused), ("ranks", options.ranks)):
+        if value:
+            raise UsageError(
+                (Setting(name, value), " is known of the step without parts, and does not go with split"),
+                hint="leave one of the two out",
+            )
+    read = torch.in_parts(path, options)
+
+    def prepared(cuts: Mapping[str, Cut]) -> Prepared:
+        parts = {**options.parts, **{name: str(cut) for name, cut in cuts.items()}}
+        return prepare_reading(read(cuts), str(path), replace(options, parts=parts))
+
+    return prepared
 
 
 def prepare_reading(

@@ -21,7 +21,7 @@ from remat_cli.cli.stdin import in_a_call
 from remat_cli.cli.stopwatch import Stopwatch, Timed
 from remat_cli.config import RunConfig
 from remat_cli.errors import ExitCode, UsageError
-from remat_cli.prepare import prepare
+from remat_cli.prepare import prepare, prepare_in_parts
 
 if TYPE_CHECKING:
     from remat_cli.planning import Planning
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     metavar="checkpoints",
     help="Which modules of a PyTorch step to wrap in torch.utils.checkpoint, as code and settings.",
 )
+@click.option(
+    "--split", is_flag=True, help="Run parts of a PyTorch step one after another where the budget needs it."
+)
 @address_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
@@ -50,7 +53,14 @@ if TYPE_CHECKING:
 @planner_options
 @output_options
 def command(
-    graph: Path, form: str | None, output: Path | None, html: Path | None, as_json: bool, quiet: bool, **given: Any
+    graph: Path,
+    form: str | None,
+    split: bool,
+    output: Path | None,
+    html: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
 ) -> int:
     """Plan GRAPH under a budget, prove the plan by simulation, and write it.
 
@@ -63,8 +73,9 @@ def command(
       remat plan model.onnx --dim batch=8 --budget 8GB -o schedule.json --html report.html
       remat plan model.onnx --mode inference --budget 256KiB --addresses -o schedule.json
       remat plan train.py:step --budget 8GB --as checkpoints
+      remat plan train.py:step --budget 8GB --split -o schedule.json
     """
-    from remat_cli.planning import plan
+    from remat_cli.planning import plan, plan_split
     from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.terminal.plan import plan_report
 
@@ -84,9 +95,13 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         with watch.stage("reading"):
-            prepared = prepare(graph, config.graph)
+            prepared_with = prepare_in_parts(graph, config.graph) if split else None
+            prepared = prepare(graph, config.graph) if prepared_with is None else prepared_with({})
         with watch.stage("planning"):
-            planning = plan(prepared, request, Timed(observe, watch))
+            if prepared_with is None:
+                planning = plan(prepared, request, Timed(observe, watch))
+            else:
+                planning = plan_split(prepared_with, request, Timed(observe, watch)).planning
     with watch.stage("writing"):
         if output is not None:
             streams.write(output, planning.schedule_file)

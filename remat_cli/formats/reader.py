@@ -10,6 +10,7 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.operators import Operand, Operator
 from remat_cli.errors import UsageError
 from remat_cli.settings import Wording, setting
+from remat_cli.splitting.cuts import Cut
 
 MODES = ("training", "inference")
 
@@ -55,6 +56,13 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(part) for part in parts)
 
 
+def _cut(text: str) -> tuple[str, str]:
+    name, equals, cut = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{text!r} is not understood", hint="write it like mm=8")
+    return name, str(Cut.parse(cut))
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     """How a file is read; formats without symbolic shapes need none of it.
@@ -67,6 +75,7 @@ class ReadOptions:
         value_shapes: shapes of values that cannot be inferred (results of unknown ops), by name.
         aliasing: which ops are views or work in place. By default as in PyTorch for training, as in onnxruntime for
             inference.
+        parts: in how many parts the region around an op of a PyTorch step is run, by the op's name.
         fused: a PyTorch step is captured with the small ops that inductor fuses into kernels.
         strict: an estimate (an op that is not known, a size that had to be guessed) is an error.
     """
@@ -84,8 +93,20 @@ class ReadOptions:
     aliasing: Aliasing | None = setting(
         None, "Which ops are views or work in place.", choices=tuple(map(str, Aliasing)), parse=Aliasing
     )
+    parts: Mapping[str, str | int] = setting(
+        dict, "Run the region around an op of a PyTorch step in parts. Repeatable.", metavar="OP=N", parse=_cut
+    )
     fused: bool = setting(False, "Plan a PyTorch step for the kernels of torch.compile.")
     strict: bool = setting(False, "Make every estimate an error.")
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """The cuts that `parts` stand for.
+
+        Raises:
+            UsageError: one is not understood.
+        """
+        return {name: Cut.parse(str(text)) for name, text in self.parts.items()}
 
     @property
     def storage(self) -> Aliasing:

@@ -34,7 +34,7 @@ def split(captured: Captured, cuts: Mapping[str, Cut]) -> Captured:
 
     Args:
         captured: the graph.
-        cuts: by the name of an op in the region, in the order in which they are made.
+        cuts: by the name of an op in the region; they are made in the order of these names.
 
     Raises:
         UsageError: there is no such op, or it has no rows that can be worked on in parts.
@@ -44,7 +44,7 @@ def split(captured: Captured, cuts: Mapping[str, Cut]) -> Captured:
     captured = rewritten(captured)
     graph = copied(captured.module.graph)
     rows_first(graph)
-    for seed, cut in cuts.items():
+    for seed, cut in sorted(cuts.items()):
         graph = _cut(graph, seed, cut)
     return replace(captured, module=fx.GraphModule(captured.module, graph))
 

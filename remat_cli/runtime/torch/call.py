@@ -245,11 +245,15 @@ class PlannedCall:
                     hint="torch.compile(..., dynamic=False), without mark_dynamic: each shape is planned by itself",
                 )
             return SizedStep(sizes, captured, self.source, self.record, self._modules).interface()
+        captured = self.source.split(captured, self._modules)
         joint = Joint.of(captured)
         if self.fused:
             fused = fused_plan(self.source, joint, captured, self._modules)
             return self._noting(joint, captured, fused.planned, fused.forward.run, fused.backward.run)
-        planned = self.source.planned(joint, captured, self._modules)
+        try:
+            planned = self.source.planned(joint, captured, self._modules)
+        except DoesNotFit as refusal:
+            raise self.source.explained(refusal, captured, self._modules) from None
         if planned.schedule.has_transfers and joint.device == "cpu":
             told(logging.WARNING, "the plan moves tensors to the host, which is the device here: that saves no memory")
         return self._noting(joint, captured, planned)

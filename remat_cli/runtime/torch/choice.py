@@ -21,7 +21,7 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.core.solve import Solution, baseline_of
+from remat_cli.core.solve import Solution, baseline_of, share_over
 from remat_cli.costs import Measurements
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, ScheduleFileError, UsageError
 from remat_cli.formats.native import canonical_json, graph_sha256
@@ -32,16 +32,18 @@ from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.ops import storage_key
 from remat_cli.formats.torch.optimizer import optimizer_state_bytes
 from remat_cli.formats.torch.reader import reading_of, unused_bytes
+from remat_cli.formats.torch.split import split
 from remat_cli.formats.writing import write_faults, write_file
-from remat_cli.planning import Request, plan
+from remat_cli.planning import Request, SplitPlanning, plan, plan_split
 from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.runtime.torch.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.runtime.torch.memory import profiler_runs
 from remat_cli.runtime.torch.record import PlannedGraph, told
 from remat_cli.runtime.torch.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.runtime.torch.watch import standing_bytes
+from remat_cli.splitting import Cut
 from remat_cli.training import OPTIMIZERS
-from remat_cli.units import format_bytes, format_count, format_time
+from remat_cli.units import format_bytes, format_count, format_share, format_time
 
 _log = logging.getLogger("remat")
 
@@ -89,6 +91,16 @@ class ScheduleSource(ABC):
             captured: the same as torch handed it over.
             modules: whose parameters are in memory, used or not.
         """
+
+    def split(self, captured: Captured, modules: Sequence[nn.Module]) -> Captured:
+        """Return a captured step with the regions in parts that the plan has in parts."""
+        del modules
+        return captured
+
+    def explained(self, refusal: DoesNotFit, captured: Captured, modules: Sequence[nn.Module]) -> DoesNotFit:
+        """Return a refusal with what would help."""
+        del captured, modules
+        return refusal
 
     def planned_within(
         self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -163,6 +175,18 @@ class FromFile(ScheduleSource):
             )
         return cls(path, file)
 
+    def split(self, captured: Captured, modules: Sequence[nn.Module]) -> Captured:
+        """Return the step in the parts that the file names.
+
+        Raises:
+            GraphError: it has no such ops, or they cannot be split so.
+        """
+        try:
+            parts = (self.file.read_with or {}).get("parts") or {}
+            return split(captured, {str(name): Cut.parse(str(text)) for name, text in parts.items()})
+        except UsageError as fault:
+            raise GraphError(f"{self.path} is for another graph: {fault.message}", hint="plan it again") from None
+
     def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
         """Return the schedule in the file.
 
@@ -225,6 +249,7 @@ class WithinBudget(ScheduleSource):
         optimizer: whose state is counted by its bytes; None where it is counted by its name, or there is none.
         folder: where plans are kept between runs of Python, by several at once or not; None: only in memory.
         measures: measure each kernel where it will run, before anything is planned.
+        splits: run regions of the step in parts where that is needed, or takes less time.
         times_given: take only the kernels' memory from that; times are those of the device profile.
         kernels: what was measured so far: time in nanoseconds and memory of its own in bytes, by the kind of op.
         plans: what was planned, by the hash of all that it depends on.
@@ -246,6 +271,7 @@ class WithinBudget(ScheduleSource):
     times_given: bool = False
     kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
     plans: dict[str, PlannedGraph] = field(default_factory=dict)
+    splits: bool = False
     granted: int = 0
     reserve_bytes: int = 0
     missed_bytes: int = 0
@@ -254,7 +280,7 @@ class WithinBudget(ScheduleSource):
 
     def __post_init__(self) -> None:
         self.state_bytes()
-        self.takes_sizes = not self.request.offload
+        self.takes_sizes = not self.request.offload and not self.splits
         self.is_smallest = self.request.budget is not None and self.request.budget.smallest
         self.has_room = self.request.budget is not None and self.request.budget.device_bytes is not None
         if self.folder is not None and os.path.isfile(self.folder):
@@ -271,6 +297,49 @@ class WithinBudget(ScheduleSource):
         if key not in self.plans:
             self.plans[key] = self.kept(key, prepared) or self.made(key, prepared)
         return self.plans[key]
+
+    def split(self, captured: Captured, modules: Sequence[nn.Module]) -> Captured:
+        """Return the step in the parts that make the best plan, which is kept for `planned`."""
+        if not self.splits:
+            return captured
+        found = self.plan_split(captured, modules)
+        if found.planning.schedule is None or found.planning.trace is None or not found.cuts:
+            return captured
+        in_parts = split(captured, found.cuts)
+        graph, budget = found.planning.prepared.graph, found.planning.budget_bytes
+        planned = PlannedGraph.of(graph, found.planning.schedule, found.planning.trace, budget)
+        plain = baseline_of(found.whole.prepared.graph)
+        self.plans[self.key(found.planning.prepared)] = replace(
+            self.granting(planned),
+            plain_peak_bytes=plain.peak_bytes,
+            overhead=share_over(found.planning.trace.time, plain.time),
+            parts=told_of_parts(found.cuts),
+        )
+        return in_parts
+
+    def plan_split(self, captured: Captured, modules: Sequence[nn.Module], *, any_plan: bool = False) -> SplitPlanning:
+        """Search for the best plan with regions in parts."""
+
+        def prepared_with(cuts: Mapping[str, Cut]) -> Prepared:
+            in_parts = split(captured, cuts)
+            return self.prepared(Joint.of(in_parts), in_parts, modules)
+
+        whole = prepared_with({})
+        request = self.request_for(whole.graph)
+        with self.waiting.phase(PLANNING, _up_to(request, whole.graph)):
+            return plan_split(prepared_with, request, any_plan=any_plan)
+
+    def explained(self, refusal: DoesNotFit, captured: Captured, modules: Sequence[nn.Module]) -> DoesNotFit:
+        """Return a refusal that says what splitting does, which is tried here."""
+        if self.splits:
+            return refusal
+        found = self.plan_split(captured, modules, any_plan=True)
+        if found.planning.trace is None or not found.cuts:
+            return refusal
+        peak = format_bytes(found.planning.trace.peak_bytes)
+        over = share_over(found.planning.trace.time, baseline_of(found.whole.prepared.graph).time)
+        hint = f"split=True fits: {told_of_parts(found.cuts)}, a predicted peak of {peak}, {format_share(over)} more time"
+        return DoesNotFit(refusal.message, hint=f"{hint} (results differ in the last digits); or {refusal.hint}")
 
     def planned_within(
         self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -453,6 +522,11 @@ class WithinBudget(ScheduleSource):
     def path(self, what: str, key: str) -> Path | None:
         """Return where something is kept between runs, by its key."""
         return None if self.folder is None else self.folder / f"{what}-{key[:32]}.json"
+
+
+def told_of_parts(cuts: Mapping[str, Cut]) -> str:
+    """Return what runs in parts, in words."""
+    return ", ".join(f"the region around {name!r} in {cut.parts} parts" for name, cut in sorted(cuts.items()))
 
 
 def _up_to(request: Request, graph: Graph) -> str:

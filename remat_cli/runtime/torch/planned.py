@@ -43,6 +43,7 @@ def planned(
     reserve: int | str = 0,
     regions: str | Sequence[str | nn.Module] | None = None,
     fused: bool = False,
+    split: bool = False,
 ) -> Model:
     """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
 
@@ -78,6 +79,8 @@ def planned(
             the first step, its peak is read from the kernels, and it is corrected: at most three compilations (one of
             a schedule, which must have been planned with `--fused`). Of regions, the plans that are chosen are
             compiled, once for each kind of region. Each shape of the inputs is planned and compiled by itself.
+        split: run regions of the step, such as the loss head, in parts where the budget needs it or it takes less
+            time. Results are those of the step to rounding. Each shape of the inputs is planned by itself.
 
     Raises:
         UsageError: neither or both of schedule and budget are given, or another argument is wrong; when called: this
@@ -111,7 +114,9 @@ def planned(
             link_bandwidth=link_bandwidth,
             plans=plans,
             reserve=reserve,
+            split=split,
         )
+    _check_split(split, schedule, fused=fused, regions=regions)
     if fused and offload:
         raise UsageError(
             "fused kernels do not go with offloading: inductor fuses copies with what makes them",
@@ -127,6 +132,32 @@ def planned(
     return update_wrapper(call, model)  # type: ignore[return-value]
 
 
+def _check_split(split: bool, schedule: object, *, fused: bool, regions: object) -> None:
+    """Check that what goes with split is asked for.
+
+    Raises:
+        UsageError: something else is.
+    """
+    if not isinstance(split, bool):
+        raise UsageError(f"split is {split!r}", hint="give True or False")
+    if not split:
+        return
+    if schedule is not None:
+        raise UsageError(
+            "a schedule from a file says itself what it runs in parts", hint="plan it with --split, and leave split out"
+        )
+    if fused:
+        raise UsageError(
+            "fused kernels do not go with split: inductor lays out memory by itself, and writes no slices in place",
+            hint="planned(model, budget='8GB', split=True)",
+        )
+    if regions is not None:
+        raise UsageError(
+            "regions do not go with split: a part of the model has no loss, and its plans are shared by calls",
+            hint="split the whole step: planned(model, budget='8GB', split=True)",
+        )
+
+
 def source_within(
     budget: int | str,
     *,
@@ -140,6 +171,7 @@ def source_within(
     link_bandwidth: str | float | None = None,
     plans: str | Path | None = None,
     reserve: int | str = 0,
+    split: bool = False,
 ) -> WithinBudget:
     """Return what makes plans within a budget; arguments are those of `planned`.
 
@@ -174,6 +206,7 @@ def source_within(
         folder=None if plans is None else _path(plans, "plans"),
         measures=measurements is None,
         reserve_bytes=reserve_bytes,
+        splits=split,
         times_given=device is not None,
     )
 
