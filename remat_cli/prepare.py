@@ -16,7 +16,7 @@ from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annota
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, read_graph, torch
 from remat_cli.settings import Setting
-from remat_cli.splitting import Cut
+from remat_cli.splitting import Split
 from remat_cli.training import (
     KeptForBackward,
     Kernels,
@@ -87,7 +87,7 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
     return prepare_reading(read_graph(path, options), str(path), options, derive_training=derive_training)
 
 
-def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str, Cut]], Prepared]:
+def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str, Split]], Prepared]:
     """Return what prepares the PyTorch step at `path` with some regions in parts; it is captured once.
 
     Args:
@@ -109,7 +109,7 @@ def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str
             )
     read = torch.in_parts(path, options)
 
-    def prepared(cuts: Mapping[str, Cut]) -> Prepared:
+    def prepared(cuts: Mapping[str, Split]) -> Prepared:
         parts = {**options.parts, **{name: str(cut) for name, cut in cuts.items()}}
         return prepare_reading(read(cuts), str(path), replace(options, parts=parts))
 

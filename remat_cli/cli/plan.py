@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     metavar="checkpoints",
     help="Which modules of a PyTorch step to wrap in torch.utils.checkpoint, as code and settings.",
 )
-@click.option(
-    "--split", is_flag=True, help="Run parts of a PyTorch step one after another where the budget needs it."
-)
+@click.option("--split", is_flag=True, help="Run parts of a PyTorch step one after another where the budget needs it.")
 @address_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")

@@ -10,7 +10,7 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.operators import Operand, Operator
 from remat_cli.errors import UsageError
 from remat_cli.settings import Wording, setting
-from remat_cli.splitting.cuts import Cut
+from remat_cli.splitting.cuts import Split
 
 MODES = ("training", "inference")
 
@@ -60,7 +60,7 @@ def _cut(text: str) -> tuple[str, str]:
     name, equals, cut = text.partition("=")
     if not equals or not name:
         raise UsageError(f"{text!r} is not understood", hint="write it like mm=8")
-    return name, str(Cut.parse(cut))
+    return name, str(Split.parse(cut))
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class ReadOptions:
     strict: bool = setting(False, "Make every estimate an error.")
 
     @property
-    def cuts(self) -> dict[str, Cut]:
+    def cuts(self) -> dict[str, Split]:
         """The cuts that `parts` stand for.
 
         Raises:
             UsageError: one is not understood.
         """
-        return {name: Cut.parse(str(text)) for name, text in self.parts.items()}
+        return {name: Split.parse(str(text)) for name, text in self.parts.items()}
 
     @property
     def storage(self) -> Aliasing:

@@ -18,10 +18,10 @@ from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
 from remat_cli.planning.main_path import Planning, plan
 from remat_cli.prepare import Prepared
-from remat_cli.splitting import Cut
+from remat_cli.splitting import Split
 
 # Returns the graph with these cuts; raises UsageError where one cannot be made.
-PreparedWith = Callable[[Mapping[str, Cut]], Prepared]
+PreparedWith = Callable[[Mapping[str, Split]], Prepared]
 
 _MOST_PARTS = 64
 _MOST_PLANS = 8
@@ -42,7 +42,7 @@ class SplitPlanning:
     """
 
     planning: Planning
-    cuts: Mapping[str, Cut]
+    cuts: Mapping[str, Split]
     whole: Planning
     bound_by: str = ""
 
@@ -82,7 +82,7 @@ class _Search:
     known: dict[str, Prepared | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.found: tuple[Planning, dict[str, Cut]] = self.whole, {}
+        self.found: tuple[Planning, dict[str, Split]] = self.whole, {}
 
     def best(self) -> SplitPlanning:
         """Search; return the best of what was found."""
@@ -105,11 +105,11 @@ class _Search:
         if not self.found[1] and not self.bound_by and seeds:
             self.bound_by = f"the regions around {', '.join(map(repr, seeds))} were tried"
 
-    def with_seed(self, cuts: Mapping[str, Cut], seed: str, *, wide: bool) -> None:
+    def with_seed(self, cuts: Mapping[str, Split], seed: str, *, wide: bool) -> None:
         """Try the region around an op in more and more parts."""
         fits, parts = False, 2
         while parts <= _MOST_PARTS and self.plans < _MOST_PLANS and self.graphs < _MOST_GRAPHS:
-            cut = Cut(parts, wide)
+            cut = Split(parts, wide)
             tried = {**cuts, seed: cut}
             prepared = self.prepared(tried)
             if prepared is None:
@@ -125,7 +125,7 @@ class _Search:
                 self.without_factor(tried, seed, cut, prepared.graph)
             parts *= 2
 
-    def without_factor(self, cuts: dict[str, Cut], seed: str, cut: Cut, graph: Graph) -> None:
+    def without_factor(self, cuts: dict[str, Split], seed: str, cut: Split, graph: Graph) -> None:
         """Where gradients made at once are in the way, try to make them in the backward pass."""
         op = largest_working_set(graph).op or ""
         if op.endswith("_scaled"):
@@ -141,7 +141,7 @@ class _Search:
             return largest_working_set(graph).bytes < largest_working_set(now).bytes
         return largest_working_set(graph).bytes <= size
 
-    def prepared(self, cuts: Mapping[str, Cut]) -> Prepared | None:
+    def prepared(self, cuts: Mapping[str, Split]) -> Prepared | None:
         """Return the graph with some cuts; None where it cannot be."""
         key = ", ".join(f"{name}={cut}" for name, cut in sorted(cuts.items()))
         if key not in self.known:
@@ -153,7 +153,7 @@ class _Search:
                 self.bound_by, self.known[key] = refusal.message, None
         return self.known[key]
 
-    def try_plan(self, prepared: Prepared, cuts: dict[str, Cut]) -> bool:
+    def try_plan(self, prepared: Prepared, cuts: dict[str, Split]) -> bool:
         """Plan a graph; return whether the plan is the best so far."""
         self.plans += 1
         planning = plan(prepared, self.request, self.observe)
@@ -192,4 +192,3 @@ def original(op: str) -> str:
     while (shorter := _PART.sub("", op)) != op:
         op = shorter
     return op
-

@@ -11,7 +11,7 @@ _CUT = re.compile(r"(?P<parts>\d{1,6})(?P<wide>,wide)?(?P<again>,again)?", re.AS
 
 
 @dataclass(frozen=True)
-class Cut:
+class Split:
     """A cut of the region around an op.
 
     Attributes:
@@ -29,7 +29,7 @@ class Cut:
         return f"{self.parts}{',wide' if self.wide else ''}{',again' if self.again else ''}"
 
     @classmethod
-    def parse(cls, text: str) -> Cut:
+    def parse(cls, text: str) -> Split:
         """Read a cut as it is written.
 
         Raises:

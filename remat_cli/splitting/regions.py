@@ -139,14 +139,14 @@ def _agrees(graph: _Graph, members: Mapping[str, Axis], op: RowOp, axis: Axis) -
     """Tell whether an op reads and makes values in the same rows as the members do."""
     for value in op.reads:
         maker = graph.maker.get(value)
-        if maker is not None and maker.name in members and maker.group == op.group:
-            if not _same(members[maker.name].makes.get(value), axis.reads.get(value)):
-                return False
+        inside = maker is not None and maker.name in members and maker.group == op.group
+        if inside and maker and not _same(members[maker.name].makes.get(value), axis.reads.get(value)):
+            return False
     for value in op.makes:
         for reader in graph.readers.get(value, ()):
-            if reader.name in members and reader.group == op.group:
-                if not _same(axis.makes.get(value), members[reader.name].reads.get(value)):
-                    return False
+            inside = reader.name in members and reader.group == op.group
+            if inside and not _same(axis.makes.get(value), members[reader.name].reads.get(value)):
+                return False
     return True
 
 

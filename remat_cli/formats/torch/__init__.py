@@ -15,7 +15,7 @@ from remat_cli.errors import UsageError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.torch.reference import file_of, graph_beside, names_function
 from remat_cli.interruption import nothing_to_lose
-from remat_cli.splitting import Cut
+from remat_cli.splitting import Split
 
 __all__ = ["check_installed", "file_of", "graph_beside", "in_parts", "names_function", "read"]
 
@@ -34,7 +34,7 @@ def check_installed() -> None:
         ) from None
 
 
-def in_parts(reference: Path, options: ReadOptions) -> Callable[[Mapping[str, Cut]], Reading]:
+def in_parts(reference: Path, options: ReadOptions) -> Callable[[Mapping[str, Split]], Reading]:
     """Return what reads a training step with some regions in parts; torch captures it once.
 
     Args:

@@ -385,9 +385,7 @@ _RULES: Mapping[str, Callable[[_Call], Iterator[_Rule]]] = {
     "sum": _reduced(sums=True),
     **dict.fromkeys(("mean", "amax", "amin", "logsumexp", "var", "var_mean", "argmax", "prod"), _reduced(sums=False)),
     **dict.fromkeys(("_softmax", "_log_softmax"), _same),
-    **dict.fromkeys(
-        ("_softmax_backward_data", "_log_softmax_backward_data"), _without("output", first="grad_output")
-    ),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _without("output", first="grad_output")),
     **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), _normed),
     **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _normed_back),
     "native_group_norm": _group_norm,
@@ -442,7 +440,7 @@ def in_part(node: fx.Node, axis: Axis, rows: int) -> tuple[tuple[Any, ...], dict
         changed[_SHAPES[name]] = sizes
     elif name in ("native_group_norm", "native_group_norm_backward"):
         changed["N"] = rows
-    declared = [argument.name for argument in getattr(node.target, "_schema").arguments]
+    declared = [argument.name for argument in node.target._schema.arguments]
     for argument, value in changed.items():
         place = declared.index(argument)
         if place < len(args):

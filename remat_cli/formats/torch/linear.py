@@ -17,7 +17,7 @@ _UNARY = ("neg", "clone", "_to_copy", "sum", "mean", "constant_pad_nd", "select_
 
 
 @dataclass(frozen=True, eq=False)
-class Factor:
+class GradientFactor:
     """A number that all gradients in a region are a multiple of.
 
     Attributes:
@@ -33,7 +33,7 @@ class Factor:
     known: frozenset[fx.Node]
 
 
-def factor_of(graph: fx.Graph, members: Sequence[fx.Node]) -> Factor | None:
+def factor_of(graph: fx.Graph, members: Sequence[fx.Node]) -> GradientFactor | None:
     """Return the number that all gradients in a region are a multiple of; None where there is none.
 
     Of gradients in float16 there is none: their factor keeps them within its range.
@@ -55,7 +55,7 @@ def factor_of(graph: fx.Graph, members: Sequence[fx.Node]) -> Factor | None:
 
 def _factor(
     graph: fx.Graph, before: Sequence[fx.Node], entering: Collection[fx.Node], back: Sequence[fx.Node]
-) -> Factor | None:
+) -> GradientFactor | None:
     value, *others = before
     if len(tensors_of(value.meta.get("val"))) != 1 or value.meta["val"].dim():
         return None
@@ -67,7 +67,7 @@ def _factor(
             multiples.add(node)
     known = {s for node in others for s in node.all_input_nodes if s is not value and s not in others}
     in_order = tuple(node for node in graph.nodes if node in others)
-    return Factor(value, in_order, frozenset(entering), frozenset(known))
+    return GradientFactor(value, in_order, frozenset(entering), frozenset(known))
 
 
 def _up_to_tangent(graph: fx.Graph, entering: Collection[fx.Node], inside: Collection[fx.Node]) -> list[fx.Node] | None:

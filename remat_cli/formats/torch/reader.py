@@ -46,7 +46,7 @@ from remat_cli.formats.torch.split import split
 from remat_cli.formats.torch.step import SHAPES, Step, as_step
 from remat_cli.formats.torch.weightless import Weightless, with_fake_tensors
 from remat_cli.settings import Setting
-from remat_cli.splitting import Cut
+from remat_cli.splitting import Split
 
 _NO_DATA = (
     "remat builds the model without data, so values of tensors cannot be looked at; what is looked at, make with "
@@ -80,7 +80,7 @@ class TakenStep:
     device: str
     notes: tuple[str, ...]
 
-    def in_parts(self, cuts: Mapping[str, Cut]) -> TakenStep:
+    def in_parts(self, cuts: Mapping[str, Split]) -> TakenStep:
         """Return the step with these regions in parts; see `split`.
 
         Raises:
@@ -123,7 +123,7 @@ def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int,
     )
 
 
-def _told_of_parts(cuts: Mapping[str, Cut]) -> list[str]:
+def _told_of_parts(cuts: Mapping[str, Split]) -> list[str]:
     return [
         f"the region around op {name!r} is run in {cut.parts} parts: bounds are those of this graph, and results are "
         "those of the step to rounding"

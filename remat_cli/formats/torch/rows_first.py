@@ -31,6 +31,7 @@ _LABEL_LOSSES = (_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.defaul
 
 def rows_first(graph: fx.Graph) -> None:
     """Change a graph so that its ops work on rows wherever they can; results are the same to rounding."""
+    views = views_and_items(graph)
     for node in list(graph.nodes):
         if node.target in _LABEL_LOSSES and arguments(node)["reduction"] == _MEAN:
             _divide_labels(graph, node)
@@ -45,12 +46,14 @@ def rows_first(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         _skip_views(node)
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op != "call_function" or node.target not in _VIEWS)
-    for view in views_and_items(graph):
-        if tensors_of(view.meta.get("val")):
-            follow_operands(view)
+    for node in graph.nodes:
+        if (node in views or node.target in _VIEWS) and tensors_of(node.meta.get("val")):
+            follow_operands(node)
 
 
-def _after(graph: fx.Graph, like: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str) -> fx.Node:
+def _after(
+    graph: fx.Graph, like: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str
+) -> fx.Node:
     """Add an op at the place where the graph inserts, in the pass of `like`."""
     node = graph.create_node("call_function", target, args, dict(kwargs), name=f"{like.name}_{what}")
     node.meta = {key: value for key, value in like.meta.items() if key not in ("val", "tensor_meta")}

@@ -19,17 +19,17 @@ from remat_cli.errors import UsageError
 from remat_cli.formats.torch.axes import axes_of, in_part
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import rewritten
-from remat_cli.formats.torch.linear import Factor, factor_of
+from remat_cli.formats.torch.linear import GradientFactor, factor_of
 from remat_cli.formats.torch.mutation import is_backward
-from remat_cli.formats.torch.ops import IN_PLACE, is_item, is_view, storage_key, tensors_of
+from remat_cli.formats.torch.ops import IN_PLACE, is_item, is_view, tensors_of
 from remat_cli.formats.torch.rows_first import rows_first
 from remat_cli.formats.torch.views import follow_operands, views_and_items
-from remat_cli.splitting import Axis, Cut, Part, Region, RowOp, bounds, region_of, runs_in_one_go
+from remat_cli.splitting import Axis, Part, Region, RowOp, Split, bounds, region_of, runs_in_one_go
 
 _aten = torch.ops.aten
 
 
-def split(captured: Captured, cuts: Mapping[str, Cut]) -> Captured:
+def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
     """Return a graph with the regions around these ops in parts; the given one stays as it is.
 
     Args:
@@ -73,7 +73,7 @@ def row_ops(graph: fx.Graph) -> tuple[list[RowOp], dict[str, int]]:
     return ops, sizes
 
 
-def _cut(graph: fx.Graph, seed: str, cut: Cut) -> fx.Graph:
+def _cut(graph: fx.Graph, seed: str, cut: Split) -> fx.Graph:
     ops, sizes = row_ops(graph)
     if seed not in {op.name for op in ops}:
         raise UsageError(f"there is no op {seed!r} to split", hint="name an op that 'remat inspect' or a refusal names")
@@ -92,7 +92,7 @@ def _cut(graph: fx.Graph, seed: str, cut: Cut) -> fx.Graph:
     return _Writer(graph, region, cut.parts, factor).written()
 
 
-def _factor(graph: fx.Graph, ops: Sequence[RowOp], region: Region) -> Factor | None:
+def _factor(graph: fx.Graph, ops: Sequence[RowOp], region: Region) -> GradientFactor | None:
     """Return the number that all gradients in a region are a multiple of; None where they cannot be made at once."""
     nodes = {node.name: node for node in graph.nodes}
     members = [nodes[name] for name in region.members]
@@ -103,7 +103,9 @@ def _factor(graph: fx.Graph, ops: Sequence[RowOp], region: Region) -> Factor | N
         replace(
             op,
             group=0,
-            reads=tuple(name for name in op.reads if op.name not in region.members or nodes[name] not in factor.entering),
+            reads=tuple(
+                name for name in op.reads if op.name not in region.members or nodes[name] not in factor.entering
+            ),
         )
         for op in ops
     ]
@@ -128,7 +130,7 @@ class _Writer:
     old: fx.Graph
     region: Region
     parts: int
-    factor: Factor | None
+    factor: GradientFactor | None
     new: fx.Graph = field(default_factory=fx.Graph)
     values: dict[fx.Node, fx.Node] = field(default_factory=dict)
     locals: list[dict[fx.Node, fx.Node]] = field(default_factory=list)
@@ -137,6 +139,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.nodes = list(self.old.nodes)
+        self.views = views_and_items(self.old)
         self.locals = [{} for _ in range(self.parts)]
         self.group: dict[fx.Node, int] = {}
         for node in self.nodes:
@@ -151,9 +154,6 @@ class _Writer:
                 self.write_group(unit)
             else:
                 self.copy(unit)
-        for view in views_and_items(self.new):
-            if tensors_of(view.meta.get("val")):
-                follow_operands(view)
         return self.new
 
     def in_order(self) -> Iterable[fx.Node | int]:
@@ -188,7 +188,10 @@ class _Writer:
             return sources
         if node in self.group:  # what the gradients enter by is computed for a factor of 1
             inner = [source for source in sources if source not in self.factor.entering]
-            return [*inner, *(s for early in self.factor.before for s in early.all_input_nodes if s in self.factor.known)]
+            return [
+                *inner,
+                *(s for early in self.factor.before for s in early.all_input_nodes if s in self.factor.known),
+            ]
         if any(source in self.group and is_backward(source) for source in sources):
             sources.append(self.factor.value)
         return sources
@@ -196,6 +199,8 @@ class _Writer:
     def copy(self, node: fx.Node) -> None:
         """Copy an op that is not in the region."""
         self.values[node] = self.new.node_copy(node, self.read)
+        if node in self.views and tensors_of(node.meta.get("val")):
+            follow_operands(self.values[node])
 
     def read(self, node: fx.Node) -> fx.Node:
         if node in self.unscaled:
@@ -252,7 +257,7 @@ class _Writer:
             at_once = self.factor is not None and is_backward(value)
             (self.unscaled if at_once else self.values)[value] = whole[value]
         for view in outside:
-            self.values[view] = self.new.node_copy(view, self.read)
+            self.copy(view)
 
     def begin(self) -> None:
         """Compute what the gradients enter by for a factor of 1."""
@@ -277,7 +282,11 @@ class _Writer:
                 if value not in leaving and not any(self.wants_whole(user, value) for user in value.users):
                     if not any(user in outside for user in value.users):
                         continue
-                if is_view(node) and value is node and not any(s in inside and _is_sum(self, s) for s in node.all_input_nodes):
+                if (
+                    is_view(node)
+                    and value is node
+                    and not any(s in inside and _is_sum(self, s) for s in node.all_input_nodes)
+                ):
                     outside[node] = None
                 else:
                     leaving[value] = None
@@ -308,7 +317,9 @@ class _Writer:
         args, kwargs = map_arg((args, kwargs), lambda source: self.operand(source, axis, number, span))
         adds = node in leaving and self.part_of(node) is None and number > 0
         if adds and node.target is _aten.mm.default:  # without memory for the summand
-            whole[node] = self.in_place(_aten.addmm.default, (whole[node], *args), node, f"{node.name}_part{number}", number)
+            whole[node] = self.in_place(
+                _aten.addmm.default, (whole[node], *args), node, f"{node.name}_part{number}", number
+            )
             return
         made = self.op(node.target, args, kwargs, node, f"{node.name}_part{number}", number=number)
         local[node] = made
@@ -355,7 +366,9 @@ class _Writer:
         if key not in self.slices:
             place = (part.dim, span[0] * part.unit, span[1] * part.unit)
             name = f"{source.name}_slice{number}"
-            self.slices[key] = self.op(_aten.slice.Tensor, (whole, *place), {}, source, name, forward=self._early(source))
+            self.slices[key] = self.op(
+                _aten.slice.Tensor, (whole, *place), {}, source, name, forward=self._early(source)
+            )
         return self.slices[key]
 
     def _early(self, source: fx.Node) -> bool:

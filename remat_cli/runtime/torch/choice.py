@@ -38,12 +38,12 @@ from remat_cli.planning import Request, SplitPlanning, plan, plan_split
 from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.runtime.torch.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.runtime.torch.memory import profiler_runs
-from remat_cli.runtime.torch.record import PlannedGraph, told
+from remat_cli.runtime.torch.record import PlannedGraph, more_time, told
 from remat_cli.runtime.torch.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.runtime.torch.watch import standing_bytes
-from remat_cli.splitting import Cut
+from remat_cli.splitting import Split
 from remat_cli.training import OPTIMIZERS
-from remat_cli.units import format_bytes, format_count, format_share, format_time
+from remat_cli.units import format_bytes, format_count, format_time
 
 _log = logging.getLogger("remat")
 
@@ -183,7 +183,7 @@ class FromFile(ScheduleSource):
         """
         try:
             parts = (self.file.read_with or {}).get("parts") or {}
-            return split(captured, {str(name): Cut.parse(str(text)) for name, text in parts.items()})
+            return split(captured, {str(name): Split.parse(str(text)) for name, text in parts.items()})
         except UsageError as fault:
             raise GraphError(f"{self.path} is for another graph: {fault.message}", hint="plan it again") from None
 
@@ -320,7 +320,7 @@ class WithinBudget(ScheduleSource):
     def plan_split(self, captured: Captured, modules: Sequence[nn.Module], *, any_plan: bool = False) -> SplitPlanning:
         """Search for the best plan with regions in parts."""
 
-        def prepared_with(cuts: Mapping[str, Cut]) -> Prepared:
+        def prepared_with(cuts: Mapping[str, Split]) -> Prepared:
             in_parts = split(captured, cuts)
             return self.prepared(Joint.of(in_parts), in_parts, modules)
 
@@ -338,7 +338,7 @@ class WithinBudget(ScheduleSource):
             return refusal
         peak = format_bytes(found.planning.trace.peak_bytes)
         over = share_over(found.planning.trace.time, baseline_of(found.whole.prepared.graph).time)
-        hint = f"split=True fits: {told_of_parts(found.cuts)}, a predicted peak of {peak}, {format_share(over)} more time"
+        hint = f"split=True fits: {told_of_parts(found.cuts)}, a predicted peak of {peak}, {more_time(over)}"
         return DoesNotFit(refusal.message, hint=f"{hint} (results differ in the last digits); or {refusal.hint}")
 
     def planned_within(
@@ -524,7 +524,7 @@ class WithinBudget(ScheduleSource):
         return None if self.folder is None else self.folder / f"{what}-{key[:32]}.json"
 
 
-def told_of_parts(cuts: Mapping[str, Cut]) -> str:
+def told_of_parts(cuts: Mapping[str, Split]) -> str:
     """Return what runs in parts, in words."""
     return ", ".join(f"the region around {name!r} in {cut.parts} parts" for name, cut in sorted(cuts.items()))
 

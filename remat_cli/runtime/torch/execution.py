@@ -35,7 +35,7 @@ from remat_cli.runtime.torch.program import Watch, divided
 from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.self_test import self_test
 from remat_cli.settings import Setting
-from remat_cli.splitting import Cut
+from remat_cli.splitting import Split
 from remat_cli.units import format_bytes
 
 # Tolerance between measured and predicted peak: the larger of the two.
@@ -197,7 +197,7 @@ def execute_step(
     *,
     link: Link | None = None,
     accumulate: bool = False,
-    cuts: Mapping[str, Cut] | None = None,
+    cuts: Mapping[str, Split] | None = None,
     fused: bool = False,
     seed: int = 0,
     budget_bytes: int | None = None,
@@ -264,7 +264,7 @@ class StepRuns:
     link: Link | None = None
     measures: bool = False
     fused: bool = False
-    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    cuts: Mapping[str, Split] = field(default_factory=dict)
     compiled_peaks: dict[int, int] = field(default_factory=dict)
     measuring_ns: int = 0
     changing: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)

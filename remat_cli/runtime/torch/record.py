@@ -82,7 +82,7 @@ class PlannedGraph:
         return (
             f"{format_count(len(self.graph.ops))} ops{f' ({inputs})' if inputs else ''}{within}: predicted peak "
             f"{format_bytes(self.predicted_peak_bytes)} ({format_bytes(self.plain_peak_bytes)} unplanned), "
-            f"{format_share(self.overhead)} more time{f'; {self.parts}' if self.parts else ''}"
+            f"{more_time(self.overhead)}{f'; {self.parts}' if self.parts else ''}"
             f"{f'; {self.kernels}' if self.kernels else ''}"
         )
 
@@ -171,6 +171,11 @@ class PlanRecord:
                 "model.forward(...), or a part of the model"
             )
         return "\n".join(lines)
+
+
+def more_time(overhead: float) -> str:
+    """Return an overhead in words; a step in parts may take less time than the step without."""
+    return f"{format_share(abs(overhead))} {'less' if overhead < 0 else 'more'} time"
 
 
 def waited(spent_ns: Counter[str]) -> str:
