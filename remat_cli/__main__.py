@@ -16,6 +16,10 @@ def main() -> NoReturn:
     try:
         try:
             take_as_ctrl_c()
+            from remat_cli.cores import usable_cores
+            from remat_cli.system_limits import leave_threads
+
+            leave_threads(usable_cores())
             from remat_cli.cli import main as call
 
             call()

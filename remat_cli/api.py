@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_cli.checks.schedule_file import broken_claims, replay_on
-from remat_cli.config import DEFAULT_PLANNER, GraphOptions, named_planner
-from remat_cli.core.arena import USUAL_ALIGNMENT
+from remat_cli.config import DEFAULT_PLANNER, Document, GraphOptions, named_planner, said_in
 from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import Trace, simulate
@@ -26,7 +25,7 @@ from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.planning import Planning, Request
 from remat_cli.planning import plan as make_plan
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.units import BudgetSpec, parse_budget, parse_share
+from remat_cli.units import BudgetSpec, parse_budget
 
 
 def read(path: str | Path, **options: Any) -> Prepared:
@@ -50,11 +49,8 @@ def plan(
     planner: str = DEFAULT_PLANNER,
     *,
     options: Mapping[str, Any] | None = None,
-    max_overhead: str | None = None,
-    offload: bool = False,
-    arena: bool = False,
-    alignment: int = USUAL_ALIGNMENT,
     observe: Observer | None = None,
+    **settings: Any,
 ) -> Planning:
     """Plan a graph under a budget, and prove the plan by simulation.
 
@@ -63,25 +59,22 @@ def plan(
         budget: bytes; or, as on the command line, "8GB", "80%" of the plain run's peak, "60% of activations", or "min".
         planner: its name.
         options: of the planner.
-        max_overhead: with "min": the smallest budget at this overhead, such as "10%".
-        offload: plans may move tensors to the host and back, over the link of the device with which it was read.
-        arena: everything in the plan gets an address, as `solution.arena` says. The budget is then that of the arena,
-            and resident bytes lie beside it.
-        alignment: of addresses, in bytes.
         observe: is told what is found on the way.
+        settings: the other fields of `Request`, text as on the command line. max_overhead: with "min", the smallest
+            budget at this overhead, such as "10%". offload: plans may move tensors to the host and back, over the link
+            of the device with which the graph was read. arena: everything in the plan gets an address, as
+            `solution.arena` says. alignment: of addresses, in bytes. banks: memories in which addresses lie, each
+            NAME: "SIZE[:SPEED]".
 
     Raises:
-        UsageError: budget, planner or an option is not known; or plans may offload, but the planner never does, or no
-            link is known.
+        UsageError: budget, planner, an option or a setting is not known; or plans may offload, but the planner never
+            does, or no link is known.
         PlannerRefuses: the planner cannot take this graph.
     """
     request = Request(
         BudgetSpec(device_bytes=budget) if isinstance(budget, int) else parse_budget(budget),
         named_planner(planner, "planner").with_options(options or {}, "options"),
-        None if max_overhead is None else parse_share(max_overhead),
-        offload,
-        arena,
-        alignment,
+        **said_in(Document(settings, "plan()"), Request, without=("budget", "planner"))[0],
     )
     request.check()
     return make_plan(graph, request, observe)

@@ -55,6 +55,13 @@ class RematError(Exception):
         """What to do about it, in words for the command line."""
         return as_text(self.remedy, on_command_line)
 
+    def name_file(self, name: str) -> None:
+        """Begin the message with the file that it is about, unless it names that already."""
+        if name not in self.message:
+            parts = (self.wording,) if isinstance(self.wording, str) else self.wording
+            self.wording, self.message = (f"{name}: ", *parts), f"{name}: {self.message}"
+            self.args = (self.message,)
+
 
 class UsageError(RematError):
     """A call or a configuration that cannot be carried out."""
@@ -98,6 +105,16 @@ class ClusterLost(RematError):
     """The machines on which jobs run cannot be reached any more."""
 
     exit_code = ExitCode.NO_PLAN
+
+
+class SystemRefuses(RematError):
+    """The system allows no more of what is needed: threads, processes, open files, memory."""
+
+    exit_code = ExitCode.NO_PLAN
+
+
+class OutOfMemory(SystemRefuses):
+    """The memory does not suffice."""
 
 
 class GraphError(RematError):

@@ -66,6 +66,9 @@ def end_undisturbed() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number in numbers:  # another thread may have got one
         _pass_over(number)
+    # Python takes its own handlers away as it leaves; then a signal that reaches another thread would end the process.
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def tell() -> None:

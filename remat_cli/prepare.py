@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +14,8 @@ from remat_cli.core.link import Duplex, Link
 from remat_cli.core.operators import Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats import Reading, read_graph, torch
+from remat_cli.formats import Reading, has_fixed_sizes, read_graph, torch
+from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
 from remat_cli.settings import Setting
 from remat_cli.splitting import Split
 from remat_cli.training import (
@@ -53,6 +54,7 @@ class Prepared:
         optimizer: whose state is among the resident bytes; None where there is none.
         costs: what gave the ops their times, for people.
         notes: what the user should know, one line each.
+        guessed: why the sizes of results are guesses that may be too small, and what to do; None where none is.
         understated: why a run is known to take more memory than predicted, and what to do; None where it is not.
         session: for which session of a runtime the peaks hold, in a sentence; empty for a graph that needs none.
         options: with which it was read; where they name ranks, all figures are those of one rank.
@@ -66,6 +68,7 @@ class Prepared:
     optimizer: str | None
     costs: str
     notes: tuple[str, ...]
+    guessed: tuple[str, str] | None = None
     understated: tuple[str, str] | None = None
     session: str = ""
     options: GraphOptions = field(default_factory=GraphOptions)
@@ -116,6 +119,23 @@ def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str
     return prepared
 
 
+def prepare_without_absent_dims(path: Path, options: GraphOptions, optional: Set[str]) -> Prepared:
+    """Prepare a graph, and leave out the dims that it does not have, where they are optional; else as `prepare`."""
+    if optional and has_fixed_sizes(path):
+        options = replace(options, dims=_without(options.dims, optional - {ALL_OTHER_DIMS}))
+    while True:
+        try:
+            return prepare(path, options)
+        except UnknownDim as error:
+            if error.dim not in optional:
+                raise
+            options = replace(options, dims=_without(options.dims, {error.dim}))
+
+
+def _without(dims: Mapping[str, int], names: Set[str]) -> dict[str, int]:
+    return {name: size for name, size in dims.items() if name not in names}
+
+
 def prepare_reading(
     reading: Reading,
     where: str,
@@ -160,6 +180,7 @@ def prepare_reading(
         optimizer=known.optimizer,
         costs=costs,
         notes=tuple(notes),
+        guessed=reading.guessed,
         understated=reading.understated,
         session=reading.session,
         options=options,
@@ -390,6 +411,15 @@ def _cost_model(name: str, device: Device | None, measured: Measurements | None)
     model = COST_MODELS[name]
     known: dict[str, Any] = {"device": device, "times_ns": None if measured is None else measured.times_ns}
     return model(**{item.name: known[item.name] for item in fields(model)})
+
+
+def link_of(graph: Draft, options: GraphOptions) -> Link | None:
+    """Return the link that options name, by themselves or by their device; None if they name none.
+
+    Raises:
+        UsageError: its rate is wrong, or does not go with the graph's unit of time.
+    """
+    return _link(graph, options, None if options.device is None else load_device(options.device))
 
 
 def _link(graph: Draft, options: GraphOptions, device: Device | None) -> Link | None:

@@ -49,7 +49,11 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # What a test of PyTorch imports; without torch, its file says so instead of its tests.
-_NEEDS_TORCH = re.compile(r"^(import torch$|from (torch|tests\.torch_steps|remat_cli\.runtime\.torch)\b)", re.MULTILINE)
+_NEEDS_TORCH = re.compile(
+    r"^(import torch$|from (torch|tests\.torch_steps|tests\.exports|remat_cli\.runtime\.torch"
+    r"|remat_cli\.formats\.torch\.capture_errors)\b)",
+    re.MULTILINE,
+)
 
 
 class _WithoutTorch(pytest.Module):

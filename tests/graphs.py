@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ def graph_of(
     outputs: Sequence[str] | None = None,
     kind: Kind = Kind.INFERENCE,
     resident_bytes: int = 0,
+    held: Collection[str] = (),
 ) -> Graph:
     """Return the graph of `ops`; a tensor has 1 byte unless `sizes` says otherwise, a view (name to base) has none."""
     sizes, views = sizes or {}, views or {}
@@ -38,7 +39,10 @@ def graph_of(
         kind=kind,
         time_unit="unit",
         resident_bytes=resident_bytes,
-        tensors=[Tensor(name, 0 if name in views else sizes.get(name, 1), view_of=views.get(name)) for name in names],
+        tensors=[
+            Tensor(name, 0 if name in views else sizes.get(name, 1), view_of=views.get(name), held=name in held)
+            for name in names
+        ],
         ops=ops,
         outputs=outputs,
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy
 import torch
+from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from remat_cli.core.schedule import Compute, Offload, Prefetch, Step, Wait
+from remat_cli.formats.torch.joint import Joint
 from remat_cli.runtime.torch.transfers import CopiesOnStreams, HostBytes
 
 _GARBAGE = 0xFF  # NaN in any float
@@ -83,7 +86,8 @@ class LateCopies(CopiesOnStreams):
     """Copies within the CPU's memory on such streams; memory that nothing was copied to yet is garbage."""
 
     def __init__(self) -> None:
-        super().__init__(Streams())
+        self.late = Streams()
+        super().__init__(self.late)
         self.pinned: dict[int, HostBytes] = {}
 
     def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -105,10 +109,60 @@ class LateCopies(CopiesOnStreams):
             else:
                 raise MemoryGone
 
-        self.cuda.current.issue(copy)
+        self.late.current.issue(copy)
 
     def host_memory(self, size: int) -> HostBytes:
         """Return new memory, with garbage in it."""
         memory = numpy.full(size, _GARBAGE, numpy.uint8)
         self.pinned[memory.ctypes.data] = memory
         return memory
+
+
+class RecordedCopies(LateCopies):
+    """Such copies, which write down what is computed and copied, in the order in which it is issued.
+
+    Attributes:
+        steps: what was issued, as steps of a schedule.
+    """
+
+    def __init__(self, joint: Joint) -> None:
+        """Begin with nothing.
+
+        Args:
+            joint: whose step is run.
+        """
+        super().__init__()
+        self.steps: list[Step] = []
+        self._joint = joint
+        self._on_device: dict[int, str] = {}  # names of tensors by the address of their memory
+        self._on_host: dict[int, str] = {}
+
+    def computed(self, op: str, made: tuple[torch.Tensor, ...]) -> None:
+        """Write down that an op has run; a function that watches the step."""
+        self.steps.append(Compute(op))
+        self.given(self._joint.op[op].values, made)
+
+    def given(self, nodes: Sequence[fx.Node], values: Sequence[object]) -> None:
+        """Know the memory of values that nodes of the joint graph stand for."""
+        for value, node in zip(values, nodes, strict=True):
+            if isinstance(value, torch.Tensor):
+                self._on_device[value.untyped_storage().data_ptr()] = self._joint.storage(node).name
+
+    def out(self, source: torch.Tensor) -> torch.Tensor:
+        """Start copying to the host."""
+        host = super().out(source)
+        name = self._on_host[host.data_ptr()] = self._on_device[source.data_ptr()]
+        self.steps.append(Offload(name))
+        return host
+
+    def back(self, host: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Start copying back."""
+        target = super().back(host, device)
+        name = self._on_device[target.data_ptr()] = self._on_host[host.data_ptr()]
+        self.steps.append(Prefetch(name))
+        return target
+
+    def wait(self, host: torch.Tensor, device: torch.device) -> None:
+        """Wait for the last copy."""
+        super().wait(host, device)
+        self.steps.append(Wait(self._on_host[host.data_ptr()]))

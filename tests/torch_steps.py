@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -217,6 +218,50 @@ class Stages(nn.Module):
 
 def stages(batch: int = 256, depth: int = 2) -> Any:
     return Stages(depth), torch.randn(batch, 32)
+
+
+class InPlace(nn.Module):
+    """Blocks of a convolution, a norm and an activation that works in place; `first`: the activation begins them."""
+
+    def __init__(self, activation: Callable[[], nn.Module], *, first: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.Sequential()
+        for _ in range(4):
+            parts = [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)]
+            parts.insert(0 if first else 2, activation())
+            self.blocks.append(nn.Sequential(*parts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast("torch.Tensor", self.blocks(self.stem(x)).square().mean())
+
+
+class ChangesItsMind(nn.Module):
+    """Keeps fewer tensors when it runs again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        return x.sin().cos().sin() if self.runs == 1 else x.sin().cos()
+
+
+def silu_in_place() -> Any:
+    return InPlace(partial(nn.SiLU, inplace=True)), torch.randn(4, 3, 16, 16)
+
+
+def hardswish_in_place() -> Any:
+    return InPlace(partial(nn.Hardswish, inplace=True)), torch.randn(4, 3, 16, 16)
+
+
+def relu_first_in_place() -> Any:
+    return InPlace(partial(nn.ReLU, inplace=True), first=True), torch.randn(4, 3, 16, 16)
+
+
+def changes_its_mind() -> Any:
+    return InPlace(ChangesItsMind), torch.randn(4, 3, 16, 16)
 
 
 def changing_buffer() -> Any:

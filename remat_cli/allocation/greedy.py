@@ -54,13 +54,14 @@ def first_fit(instance: Instance, order: Ints) -> Ints:
         first, last = instance.lower[buffer], instance.upper[buffer]
         beside = np.flatnonzero((lower[:count] < last) & (first < upper[:count]))
         size = instance.sizes[buffer]
-        offset = _lowest_gap(starts[beside], ends[beside], int(size))
+        offset = lowest_gap(starts[beside], ends[beside], int(size))
         lower[count], upper[count], starts[count], ends[count] = first, last, offset, offset + size
         offsets[buffer] = offset
     return offsets
 
 
-def _lowest_gap(starts: Ints, ends: Ints, size: int) -> int:
+def lowest_gap(starts: Ints, ends: Ints, size: int) -> int:
+    """Return the lowest offset with so much room between placed buffers, or above them."""
     order = np.argsort(starts, kind="stable")
     # The ground, and the highest end of what begins no higher.
     tops = np.concatenate(([0], np.maximum.accumulate(ends[order])))

@@ -23,12 +23,14 @@ class Instance:
         sizes: [buffers] in units.
         lower: [buffers] the first section in which each is needed.
         upper: [buffers] the first one after it in which it is not.
+        durations: [buffers] moments for which each is needed.
         sections: how many there are.
     """
 
     sizes: Ints
     lower: Ints
     upper: Ints
+    durations: Ints
     sections: int
 
     @classmethod
@@ -49,7 +51,7 @@ class Instance:
         # Of the starts between two ends the last has all that lives at the others.
         last = starts[np.unique(np.searchsorted(starts, ends, side="left")) - 1]
         first_section = np.searchsorted(last, lower, side="left")
-        return cls(sizes, first_section, np.searchsorted(last, upper, side="left"), len(last))
+        return cls(sizes, first_section, np.searchsorted(last, upper, side="left"), upper - lower, len(last))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -61,6 +63,20 @@ class Instance:
         np.add.at(changes, self.lower, self.sizes)
         np.add.at(changes, self.upper, -self.sizes)
         return np.cumsum(changes)[:-1]
+
+    @cached_property
+    def tightest(self) -> Ints:
+        """[buffers] the largest load of the sections in which each is needed."""
+        powers = [self.loads]  # each of the largest of 1, 2, 4 ... sections, from each section on
+        while 2 ** len(powers) <= self.sections:
+            half = 2 ** (len(powers) - 1)
+            powers.append(np.maximum(powers[-1][:-half], powers[-1][half:]))
+        most = np.zeros(len(self), np.int64)
+        power = np.log2(self.upper - self.lower).astype(np.int64)
+        for index, largest in enumerate(powers):
+            chosen = np.flatnonzero(power == index)
+            most[chosen] = np.maximum(largest[self.lower[chosen]], largest[self.upper[chosen] - 2**index])
+        return most
 
     @property
     def load(self) -> int:
@@ -80,7 +96,8 @@ class Instance:
 
     def backwards(self) -> Instance:
         """Return the same with time running backwards."""
-        return Instance(self.sizes, self.sections - self.upper, self.sections - self.lower, self.sections)
+        lower, upper = self.sections - self.upper, self.sections - self.lower
+        return Instance(self.sizes, lower, upper, self.durations, self.sections)
 
     def parts(self) -> list[Ints]:
         """Return the buffers in groups that share no section with each other."""
@@ -96,4 +113,5 @@ class Instance:
         """Return an instance of these buffers alone."""
         lower, upper = self.lower[buffers], self.upper[buffers]
         first = int(lower.min())
-        return Instance(self.sizes[buffers], lower - first, upper - first, int(upper.max()) - first)
+        sizes, durations = self.sizes[buffers], self.durations[buffers]
+        return Instance(sizes, lower - first, upper - first, durations, int(upper.max()) - first)

@@ -1,4 +1,4 @@
-"""Offsets for buffers: a bound, greedy orders, then beams over skylines, with CP-SAT beside them."""
+"""Offsets for buffers: a bound, greedy orders, then exact search and beams by turns, with CP-SAT beside them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
 from threading import Event
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,11 @@ from remat_cli.allocation.skyline import Beam, search
 from remat_cli.core.buffers import Buffer
 from remat_cli.core.problem import Basis, Observer, Status
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.system_limits import can_start_threads
+
+if TYPE_CHECKING:
+    from remat_cli.allocation.exact import ExactSearches
+    from remat_cli.allocation.promoted_fit import PromotedFits
 
 Ints = NDArray[np.int64]
 
@@ -26,19 +33,24 @@ Ints = NDArray[np.int64]
 _MOST_FOR_BEAMS = 8_000_000
 # Buffers up to which CP-SAT is asked.
 _MOST_FOR_SOLVER = 5_000
-# Buffers up to which all skylines are searched, and the states that are then kept at once.
-_MOST_FOR_PROOF = 24
-_WIDTH_FOR_PROOF = 4096
 _WIDEST = 256
-# Work is about the seconds of a usual core: of the beams in the first round; of the solver for each that beams have;
-# one second in the solver's own measure; of a level of a beam, and on top of that of each state, buffer and section.
-_FIRST_ROUND = 1.0
-_OF_SOLVER = 3.0
+# Work is about the seconds of a usual core: of each search in the first round, and in the first round with a solver;
+# of the solver and of first fits for each of the others; one second in the solver's own measure; of a level of a beam,
+# and on top of that of each state, buffer and section.
+_FIRST_ROUND = 0.25
+_FIRST_WITH_SOLVER = 1.0
+_OF_SOLVER = 2.0
+_OF_FITS = 0.5
 _SOLVER_UNIT = 0.1
 _WORK_OF_LEVEL = 6e-4
 _WORK_OF_ENTRY = 9e-9
+# Which of the lowest sections a beam fills first.
+_CORNERS = ("first", "tight", "few")
+# Seconds up to which a search does not wait for first fits, or the exact search, to be compiled: a usual core takes a
+# fourth, or half, of them.
+_SECONDS_FOR_FITS, _SECONDS_FOR_EXACT = 5.0, 15.0
 # Of the heights between bound and best, those are searched first that differ by more than this share of the bound.
-_TOLERANCE = 1 / 200
+_TOLERANCE = 1 / 2000
 
 
 @dataclass(frozen=True)
@@ -65,14 +77,14 @@ class Allocation:
 
 
 def limits_of(seconds: float, *, cores: int = 0, observe: Observer | None = None) -> Limits:
-    """Return limits for a search that mostly ends by counted work, so that the clock has no part in what it finds.
+    """Return limits for a search that uses the time it is given.
 
     Args:
-        seconds: at which it ends at the latest. A usual core does its work in half of them.
+        seconds: at which it ends at the latest.
         cores: 0 for all that this process may use.
         observe: may have enough before.
     """
-    return Limits.of(seconds, seconds / 2, cores=cores, observe=observe)
+    return Limits.of(seconds, cores=cores, observe=observe)
 
 
 def allocate(
@@ -149,7 +161,6 @@ class _Hunt:
             self._narrow()
         if not self.is_done:
             self._try(self._wanted, 1.0)
-            self._prove()
 
     @property
     def _wanted(self) -> int:
@@ -160,22 +171,7 @@ class _Hunt:
         low = self.bound
         while self.height - low > max(1, _TOLERANCE * self.bound) and not self._limits.is_over:
             middle = (low + self.height) // 2
-            low = low if self._try(middle, 0.2) else middle
-
-    def _prove(self) -> None:
-        """Raise the bound of few buffers as far as all skylines can be searched."""
-        if len(self._instance) > _MOST_FOR_PROOF:
-            return
-        while not self.is_done and not self._limits.is_over:
-            middle = self._wanted if self._capacity is not None else (self.bound + self.height - 1) // 2
-            end = search(self._instance, middle, Beam(_WIDTH_FOR_PROOF, is_thorough=True), lambda: self._limits.is_over)
-            self._limits.spend(_work(self._instance, end.levels, _WIDTH_FOR_PROOF))
-            if end.offsets is not None:
-                self._take(end.offsets)
-            elif end.is_proof:
-                self._raise_bound(middle + 1, Basis.COUNTED)
-            else:
-                return
+            low = max(self.bound, low if self._try(middle, 0.2) else middle)
 
     def _raise_bound(self, bound: int, basis: Basis) -> None:
         if bound > self.bound:
@@ -194,11 +190,11 @@ class _Hunt:
                 continue
             self._observe.phase(f"placing {len(part)} buffers within {capacity / self._instance.load:.1%} of the load")
             before = limits.work
-            found, is_proof = _within(self._instance.chosen(part), capacity, limits)
+            found, proof = _within(self._instance.chosen(part), capacity, limits)
             if before < inf:
                 self._limits.spend(before - limits.work)
-            if is_proof:
-                self._raise_bound(capacity + 1, Basis.ONE_SOLVER)
+            if proof is not None:
+                self._raise_bound(capacity + 1, proof)
             if found is None:
                 return False
             offsets[part] = found
@@ -223,29 +219,74 @@ class _Hunt:
         return Allocation(status, offsets, self.height * unit, bound, self.basis, interrupted)
 
 
-def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, bool]:
-    """Search offsets of buffers up to a height; return them, and where there are none, whether a solver proves it.
+def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, Basis | None]:
+    """Search offsets of buffers up to a height; return them, and where there are none, what proves it.
 
-    Beams and a solver have rounds of ever more work. The first one is of beams alone: mostly it is enough.
+    The searches take turns of ever more work, each as much as the others. The solver comes later: mostly the first
+    turns are enough.
     """
+
+    def is_late() -> bool:
+        return replace(limits, work=inf).is_over
+
+    fits, exact = _compiled_searches(instance, capacity, limits)
     widest = min(_WIDEST, _MOST_FOR_BEAMS // (len(instance) * instance.sections))
     beams = deque(beam for beam in _beams() if beam.width <= widest)
     asks_solver = len(instance) <= _MOST_FOR_SOLVER
     work, seed = _FIRST_ROUND, limits.seed
-    while not limits.is_over and (asks_solver or beams):
-        part = replace(limits.part(work=min(work, limits.work / (1 + _OF_SOLVER))), seed=seed)
-        if asks_solver and work > _FIRST_ROUND:
-            offsets, is_proof = _side_by_side(instance, capacity, part, beams)
+    while not limits.is_over and (fits or exact or beams or asks_solver):
+        part = replace(limits.part(work=min(work, limits.work / (_OF_FITS + 2 + _OF_SOLVER))), seed=seed)
+        if fits is not None:
+            fits.go_on(_OF_FITS * part.work, is_late)
+            if fits.offsets is not None:
+                return fits.offsets, None
+        if exact is not None:
+            exact.go_on(part.work, is_late)
+            if exact.is_over:
+                return exact.offsets, Basis.COUNTED if exact.is_proof else None
+        if asks_solver and work >= _FIRST_WITH_SOLVER:
+            offsets, proof = _side_by_side(instance, capacity, part, beams)
         else:
-            offsets, is_proof = _by_beams(instance, capacity, part, beams), False
-        if offsets is not None or is_proof:
-            return offsets, is_proof
-        limits.spend((1 + _OF_SOLVER) * work)
+            offsets, proof = _by_beams(instance, capacity, part, beams), None
+        if offsets is not None or proof is not None:
+            return offsets, proof
+        limits.spend((_OF_FITS + 2 + _OF_SOLVER) * work)
         work, seed = 2 * work, seed + 1
-    return None, False
+    return None, None
 
 
-def _side_by_side(instance: Instance, capacity: int, limits: Limits, beams: deque[Beam]) -> tuple[Ints | None, bool]:
+def _compiled_searches(
+    instance: Instance, capacity: int, limits: Limits
+) -> tuple[PromotedFits | None, ExactSearches | None]:
+    """Return the searches that numba compiles; without those that are too large, or would have to wait for it long."""
+    # Only here: greedy orders are mostly enough, and numba takes half a second to import.
+    from remat_cli.allocation import exact, exact_kernel, promoted_fit
+    from remat_cli.compiled import is_at_hand
+
+    fits = limits.seconds > _SECONDS_FOR_FITS or is_at_hand(promoted_fit.place)
+    is_small = exact.count_overlaps(instance) <= exact.MOST_OVERLAPS
+    decides = is_small and (limits.seconds > _SECONDS_FOR_EXACT or is_at_hand(exact_kernel.go_on))
+    return (
+        promoted_fit.PromotedFits(instance, capacity) if fits else None,
+        exact.ExactSearches(instance, capacity) if decides else None,
+    )
+
+
+def compile_searches() -> bool:
+    """Have numba compile the searches and keep them for later runs; tell whether they were before."""
+    from remat_cli.allocation import exact, exact_kernel, promoted_fit
+    from remat_cli.compiled import is_at_hand
+
+    was_kept = is_at_hand(promoted_fit.place) and is_at_hand(exact_kernel.go_on)
+    instance = Instance.of((Buffer(0, 2, 2), Buffer(1, 3, 1)), 1)
+    promoted_fit.PromotedFits(instance, 3).go_on(1e-9, lambda: False)
+    exact.ExactSearches(instance, 3).go_on(1e-9, lambda: False)
+    return was_kept
+
+
+def _side_by_side(
+    instance: Instance, capacity: int, limits: Limits, beams: deque[Beam]
+) -> tuple[Ints | None, Basis | None]:
     """Let beams and a solver do so much work: the solver in a thread of its own where there is a second core.
 
     What beams find goes before what the solver finds, whoever is first: so the number of cores and their speed make no
@@ -253,21 +294,21 @@ def _side_by_side(instance: Instance, capacity: int, limits: Limits, beams: dequ
     """
     is_enough = Event()
     beside = replace(limits, cores=1, has_enough=lambda: is_enough.is_set() or limits.has_enough())
-    if limits.cores == 1:
+    if limits.cores == 1 or not can_start_threads():
         offsets = _by_beams(instance, capacity, limits, beams)
-        return (offsets, False) if offsets is not None else _by_solver(instance, capacity, beside)
+        return (offsets, None) if offsets is not None else _by_solver(instance, capacity, beside)
     with ThreadPoolExecutor(1, "allocation") as pool:
         answer = pool.submit(_by_solver, instance, capacity, beside)
         try:
-            offsets = _by_beams(instance, capacity, limits, beams, lambda: answer.done() and answer.result()[1])
-            return answer.result() if offsets is None else (offsets, False)
+            offsets = _by_beams(instance, capacity, limits, beams, lambda: answer.done() and bool(answer.result()[1]))
+            return answer.result() if offsets is None else (offsets, None)
         finally:
             is_enough.set()
 
 
-def _by_solver(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, bool]:
+def _by_solver(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, Basis | None]:
     status, offsets = solved(instance, capacity, replace(limits, work=_OF_SOLVER * _SOLVER_UNIT * limits.work))
-    return offsets, status is Status.INFEASIBLE
+    return offsets, Basis.ONE_SOLVER if status is Status.INFEASIBLE else None
 
 
 def _by_beams(
@@ -289,19 +330,12 @@ def _by_beams(
 
 
 def _beams() -> Iterator[Beam]:
-    """Yield ever wider searches; the first ones in the order in which they solve most of the public instances."""
-    yield from (Beam(4, skips=0), Beam(4, "tight", waste_weight=20.0, skips=0), Beam(4, "tight", backwards=True))
-    yield Beam(16, "tight", backwards=True, waste_weight=20.0, skips=0)
-    yield Beam(16, "tight", backwards=True, skips=0)
-    yield Beam(16, "tight", backwards=True, waste_weight=20.0)
-    width, seed = 8, 0
+    """Yield ever wider searches, of each width in every way."""
+    width, seed = 4, 0
     while width <= _WIDEST:
-        for weight in (None, 20.0, 5.0):
-            for backwards in (False, True):
-                for corner in ("tight", "first", "few"):
-                    for skips in (0, 3):
-                        seed += 1
-                        yield Beam(width, corner, backwards, weight, 0.02, seed, skips)
+        for skips, corner, weight, backwards in product((0, 3), _CORNERS, (None, 20.0, 5.0), (False, True)):
+            seed += 1
+            yield Beam(width, corner, backwards, weight, 0.02, seed, skips)
         width *= 2
 
 

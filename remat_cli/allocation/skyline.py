@@ -42,7 +42,6 @@ class Beam:
         noise: standard deviation by which scores are multiplied.
         seed: of the noise.
         skips: how often at a level a state may leave a floor empty on which a buffer could lie.
-        is_thorough: it may do so any number of times, and gaps that only later buffers bound count, too.
     """
 
     width: int
@@ -52,7 +51,6 @@ class Beam:
     noise: float = 0.0
     seed: int = 0
     skips: int = 3
-    is_thorough: bool = False
 
 
 @dataclass
@@ -92,12 +90,10 @@ class BeamEnd:
 
     Attributes:
         offsets: [buffers] in units; None where none were found.
-        is_proof: no state was left out: without offsets, there are none.
         levels: buffers placed in the states that got furthest.
     """
 
     offsets: Ints | None
-    is_proof: bool
     levels: int
 
 
@@ -127,7 +123,6 @@ class _Search:
         self._load = self._weights.sum(axis=0, dtype=np.int64)
         self._area = self._weights.sum(axis=1, dtype=np.int64)
         self._random = np.random.default_rng(beam.seed)
-        self._is_complete = True
 
     def run(self, is_over: Callable[[], bool]) -> BeamEnd:
         count = len(self._sizes)
@@ -140,11 +135,11 @@ class _Search:
         )
         for level in range(count):
             if is_over():
-                return BeamEnd(None, False, level)
+                return BeamEnd(None, level)
             states = self._best(self._children(states))
             if not len(states):
-                return BeamEnd(None, self._is_complete, level)
-        return BeamEnd(states.offsets[0], self._is_complete, count)
+                return BeamEnd(None, level)
+        return BeamEnd(states.offsets[0], count)
 
     def _children(self, states: _States) -> _States:
         """Return all states with one buffer more.
@@ -167,12 +162,11 @@ class _Search:
             placed.append(buffer)
             floors.append(now.floors[row])
             lowest.append(now.lowest[row])
-            raised = self._raised(now, there, fits, height)
+            raised = self._raised(now, there, fits)
             loads = now.loads[rows, corner]
             can_rise = raised + loads <= self._capacity
-            if not self._beam.is_thorough:
-                skipped = skipped + fits.any(axis=1)
-                can_rise &= skipped <= self._beam.skips
+            skipped = skipped + fits.any(axis=1)
+            can_rise &= skipped <= self._beam.skips
             origin, raised, corner, skipped = (each[can_rise] for each in (origin, raised, corner, skipped))
             now = now.rows(np.flatnonzero(can_rise))
             now.floors[np.arange(len(now)), corner] = raised
@@ -192,18 +186,10 @@ class _Search:
             ranks = (fits.astype(np.float32) @ self._members.astype(np.float32)).astype(np.int64)
         return height, np.where(open_floors == height[:, None], ranks, _NOWHERE).argmin(axis=1)
 
-    def _raised(self, states: _States, there: Bools, fits: Bools, height: Ints) -> Ints:
+    def _raised(self, states: _States, there: Bools, fits: Bools) -> Ints:
         """Return [states] the least height above its floor at which a buffer may begin in the section."""
         raised: Ints = np.where(there & ~fits, states.lowest, _NOWHERE).min(axis=1)
         np.minimum(raised, 2 * self._capacity + 1, out=raised)
-        if not self._beam.is_thorough:
-            if fits.any():
-                self._is_complete = False
-            return raised
-        # One that could lie on the floor and does not rests on a buffer that is not placed yet.
-        smallest = np.where(states.waiting, self._sizes, _NOWHERE).min(axis=1)
-        resting = np.where(fits.any(axis=1), height + smallest, _NOWHERE)
-        np.minimum(raised, resting, out=raised)
         return raised
 
     def _placed(self, states: _States, parents: Ints, placed: Ints, floors: Ints, lowest: Ints) -> _States:
@@ -233,8 +219,6 @@ class _Search:
         return self._first(states, areas, self._scores(heights, areas), self._beam.width)[0]
 
     def _first(self, states: _States, areas: Floats, scores: Floats, count: int) -> tuple[_States, Floats]:
-        if len(states) > count:
-            self._is_complete = False
         order = np.argsort(scores, kind="stable")[:count]
         return states.rows(order), areas[order]
 

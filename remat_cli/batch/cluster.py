@@ -22,6 +22,7 @@ from remat_cli.batch.result_lines import Ending
 from remat_cli.batch.run_job import check_unchanged
 from remat_cli.errors import ClusterLost, RematError, UsageError
 from remat_cli.formats import portable_bytes
+from remat_cli.formats.source import read_bytes
 from remat_cli.settings import Setting
 
 # Seconds between two looks at whether a job is still wanted, at how many workers there are, and at what has ended.
@@ -62,7 +63,7 @@ def pack(job: Job) -> Parcel:
         name = getattr(job.options, key)
         if name is not None and isfile(path := Path(name)):
             inside = str(Path(key, path.name))
-            files[inside] = path.read_bytes()
+            files[inside] = read_bytes(path, error=UsageError)
             moved[key] = inside
     return Parcel(replace(job, graph=graph, sha256="", options=replace(job.options, **moved)), files, str(job.graph))
 

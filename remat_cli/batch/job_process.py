@@ -12,9 +12,11 @@ import pickle
 import sys
 from threading import Thread
 
-from remat_cli.batch.job import Job, JobLimits, JobOutcome, out_of_memory
+from remat_cli.batch.job import Job, JobLimits, JobOutcome, out_of_memory, refusal
 from remat_cli.batch.process_trees import kill_tree
+from remat_cli.errors import OutOfMemory
 from remat_cli.interruption import heed_ctrl_c, pass_over_requests
+from remat_cli.system_limits import refusal_of, start_if_allowed
 
 
 def main() -> None:
@@ -26,7 +28,7 @@ def main() -> None:
         heed_ctrl_c()
         pass_over_requests()
         job, limits = pickle.load(sys.stdin.buffer)
-        Thread(target=_leave_with_parent, daemon=True).start()
+        start_if_allowed(Thread(target=_leave_with_parent, daemon=True))
         outcomes.write(pickle.dumps(_outcome(job, limits)))
 
 
@@ -38,8 +40,11 @@ def _outcome(job: Job, limits: JobLimits) -> JobOutcome:
         from remat_cli.batch.run_job import carry_out
 
         return carry_out(job)
-    except MemoryError:
-        return out_of_memory(limits)
+    except (MemoryError, OSError, ImportError, RuntimeError) as error:
+        refused = refusal_of(error)
+        if refused is None:
+            raise
+        return out_of_memory(limits) if isinstance(refused, OutOfMemory) else refusal(refused)
 
 
 def _limit_memory(memory_bytes: int | None) -> None:

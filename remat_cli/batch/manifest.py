@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +13,21 @@ from remat_cli.config import (
     Request,
     RunConfig,
     beside,
-    checked,
+    beside_file,
     load_config,
     placed,
-    placed_share,
     planner_section,
     read_yaml,
+    said_in,
 )
-from remat_cli.core.arena import USUAL_ALIGNMENT
 from remat_cli.errors import RematError, UsageError
+from remat_cli.settings import over
 from remat_cli.units import BudgetSpec, parse_budget
 
-
-@dataclass(frozen=True)
-class _Keys(GraphOptions):
-    """Keys that stand at the top, for all graphs, or with one of them, where they win."""
-
-    budgets: list[str | int] = field(default_factory=list)
-    configs: list[str | dict[str, Any]] = field(default_factory=list)
-    max_overhead: str | float | None = None
-    offload: bool = False
-    arena: bool = False
-    alignment: int = USUAL_ALIGNMENT
-
-
-@dataclass(frozen=True)
-class _Top(_Keys):
-    graphs: list[str | dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Entry(_Keys):
-    path: str = ""
+# Keys that stand at the top, for all graphs, or with one of them, where they win. They take the place of the settings
+# `budget` and `planner`.
+_KEYS: Mapping[str, Any] = {"budgets": list[str | int], "configs": list[str | dict[str, Any]]}
+_INSTEAD = ("budget", "planner")
 
 
 def load_manifest(path: Path, called: Path | None = None) -> list[JobGroup]:
@@ -59,49 +42,47 @@ def load_manifest(path: Path, called: Path | None = None) -> list[JobGroup]:
     """
     document = read_yaml(path, called)
     path = called or path
-    top = checked(_Top, document)
-    if not top.graphs:
+    whole, more = _group(document, path.parent, {"graphs": list[str | dict[str, Any]]})
+    graphs = more.get("graphs")
+    if not graphs:
         raise UsageError(f"{document.place(('graphs',))}: names no graph", hint="write it like 'graphs: [model.onnx]'")
-    whole = _group(top, document, path.parent)
-    return [_entry(whole, item, index, document, path.parent) for index, item in enumerate(top.graphs)]
+    return [_entry(whole, item, index, document, path.parent) for index, item in enumerate(graphs)]
 
 
 def _entry(whole: JobGroup, item: str | dict[str, Any], index: int, document: Document, folder: Path) -> JobGroup:
     values = {"path": item} if isinstance(item, str) else item
     part = document.section("graphs", {}).section(index, values)
-    entry = checked(_Entry, part)
-    if not entry.path:
+    own, more = _group(part, folder, {"path": str})
+    name = more.get("path")
+    if not name:
         raise UsageError(f"{part.place(('path',))}: is missing", hint="write it like 'path: model.onnx'")
-    said = _group(entry, part, folder)
     try:
-        graphs = matching_files(entry.path, folder)
+        graphs = matching_files(name, folder)
     except NoSuchFile:
-        graphs = (folder / entry.path,)  # which its jobs will find, and be recorded as any other fault is
+        graphs = (folder / name,)  # which its jobs will find, and be recorded as any other fault is
     except RematError as error:
         raise UsageError(f"{part.place(('path',))}: {error.message}", hint=error.remedy) from None
     return JobGroup(
         graphs,
-        whole.options.under(said.options),
-        said.budgets or whole.budgets,
-        said.configs or whole.configs,
-        whole.request.under(said.request),
-        frozenset(whole.options.dims.keys() - said.options.dims.keys()),
+        over(whole.said, own.said),
+        own.budgets or whole.budgets,
+        own.configs or whole.configs,
+        frozenset(whole.said.get("dims", {}).keys() - own.said.get("dims", {}).keys()),
     )
 
 
-def _group(raw: _Keys, document: Document, folder: Path) -> JobGroup:
-    return JobGroup(
+def _group(document: Document, folder: Path, more: Mapping[str, Any]) -> tuple[JobGroup, dict[str, Any]]:
+    """Return what a section says of its jobs, and the values of its other keys."""
+    said, others = said_in(document, Request, GraphOptions, more={**_KEYS, **more}, without=_INSTEAD)
+    group = JobGroup(
         graphs=(),
-        options=GraphOptions.of(raw).beside(folder),
-        budgets=tuple(_budget(text, index, document) for index, text in enumerate(raw.budgets)),
-        configs=tuple(_config(config, index, document, folder) for index, config in enumerate(raw.configs)),
-        request=Request(
-            max_overhead=placed_share(raw.max_overhead, document),
-            offload=raw.offload,
-            arena=raw.arena,
-            alignment=raw.alignment,
+        said=beside_file(said, folder),
+        budgets=tuple(_budget(text, index, document) for index, text in enumerate(others.get("budgets", ()))),
+        configs=tuple(
+            _config(config, index, document, folder) for index, config in enumerate(others.get("configs", ()))
         ),
     )
+    return group, others
 
 
 def _budget(text: str | int, index: int, document: Document) -> BudgetSpec:
@@ -118,4 +99,4 @@ def _config(config: str | dict[str, Any], index: int, document: Document, folder
     choice = planner_section(config, Document({"planner": config}, part.source, lines))
     assert choice is not None
     said = (f"{key}={value}" for key, value in choice.options.items())
-    return RunConfig(" ".join((choice.name, *said)), Request(planner=choice))
+    return RunConfig(" ".join((choice.name, *said)), {"planner": choice})

@@ -12,10 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic, sleep
 
-from remat_cli.batch.job import Job, JobLimits, JobOutcome, failure, out_of_memory
+from remat_cli.batch.job import Job, JobLimits, JobOutcome, failure, out_of_memory, refusal
 from remat_cli.batch.process_trees import kill_tree
 from remat_cli.batch.result_lines import Ending
 from remat_cli.settings import Setting
+from remat_cli.system_limits import refusal_in, refusal_of, says_out_of_memory
 
 # What the interpreter runs for a job.
 CHILD: tuple[str, ...] = ("-P", "-m", "remat_cli.batch.job_process")
@@ -26,8 +27,8 @@ _TO_LEAVE = 5.0
 _CHUNK = 65536
 # Bytes of a process's stderr that are kept: the end, where it says what went wrong.
 _TAIL = 8192
-# What Python, C++, the loader of libraries and OpenBLAS print where memory does not suffice.
-_NO_MEMORY = ("MemoryError", "bad_alloc", "Cannot allocate memory", "cannot map", "failed to map", "Memory allocation")
+# Files that this process has open for each: its stdin, stdout and stderr.
+FILES_EACH = 3
 
 
 @dataclass(eq=False)
@@ -55,12 +56,13 @@ class Processes:
         self._slots = slots
         self._limits = limits
         self._children: list[_Child] = []
+        self._postponed: list[Job] = []
         self._selector = selectors.DefaultSelector()
 
     @property
     def has_room(self) -> bool:
         """Whether a process is free."""
-        return len(self._children) < self._slots
+        return not self._postponed and len(self._children) < self._slots
 
     @property
     def trouble(self) -> str:
@@ -68,7 +70,22 @@ class Processes:
         return ""
 
     def submit(self, job: Job) -> None:
-        """Start the process of a job."""
+        """Start the process of a job, as soon as the system allows one more.
+
+        Raises:
+            SystemRefuses: it does not, and there is none that would end.
+        """
+        try:
+            self._start(job)
+        except OSError as error:
+            if (refused := refusal_of(error)) is None:
+                raise
+            if not self._children:
+                raise refused from None
+            self._postponed.append(job)
+            self._slots = len(self._children)
+
+    def _start(self, job: Job) -> None:
         # One thread a process: the cores are for the jobs. A session of its own: Ctrl-C is for this process.
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         process = subprocess.Popen(
@@ -94,6 +111,8 @@ class Processes:
 
     def finished(self, seconds: float) -> list[tuple[Job, JobOutcome]]:
         """Return the jobs that have ended, as soon as there is one; after `seconds`, nothing."""
+        if self._postponed and len(self._children) < self._slots:
+            self.submit(self._postponed.pop())
         end = monotonic() + seconds
         while True:
             self._stop_late_ones()
@@ -181,8 +200,10 @@ class Processes:
             hint = ("allow more with ", Setting("job_timeout"), ", or give the planner a time_limit below it")
             return failure(Ending.TIMED_OUT, f"no plan was found in {seconds:g} s", hint)
         printed = child.printed.decode(errors="replace")
-        if any(sign in printed for sign in _NO_MEMORY):
+        if says_out_of_memory(printed):
             return out_of_memory(self._limits)
+        if code > 0 and (refused := refusal_in(printed)):
+            return refusal(refused)
         return _crash(code, printed)
 
 

@@ -18,7 +18,7 @@ from remat_cli.batch.run_job import sha256_of
 from remat_cli.config import GraphOptions, Request, RunConfig, load_device, load_measurements
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.torch import names_function
-from remat_cli.settings import Setting
+from remat_cli.settings import Said, Setting
 from remat_cli.units import BudgetSpec
 
 
@@ -28,24 +28,23 @@ class JobGroup:
 
     Attributes:
         graphs: their files.
-        options: how they are read; they win over those of a config.
+        said: settings of all of them, which win over those of a config.
         budgets: as asked for; empty: each config's own.
         configs: planner and options of each, under the label by which the user knows it.
-        request: for all their plans; it wins over that of a config.
-        optional_dims: the dims in `options` that are given for many graphs, of which some may lack them.
+        optional_dims: the dims in `said` that are given for many graphs, of which some may lack them.
     """
 
     graphs: tuple[Path, ...]
-    options: GraphOptions = field(default_factory=GraphOptions)
+    said: Said = field(default_factory=dict)
     budgets: tuple[BudgetSpec, ...] = ()
     configs: tuple[RunConfig, ...] = ()
-    request: Request = field(default_factory=Request)
     optional_dims: frozenset[str] = frozenset()
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All that is read for it."""
-        return (*self.graphs, *self.options.files, *(file for config in self.configs for file in config.files))
+        options = GraphOptions.of(self.said)
+        return (*self.graphs, *options.files, *(file for config in self.configs for file in config.files))
 
 
 class NoSuchFile(GraphError):
@@ -132,23 +131,21 @@ def jobs_of(groups: Sequence[JobGroup], *, one_worker: bool) -> list[Job]:
 
 
 def _settled(config: RunConfig, group: JobGroup, one_worker: bool) -> _Settled:
-    request = config.request.under(group.request)
+    said = config.under(group.said)
+    request, options = said.request, said.graph
     budgets = group.budgets or (() if request.budget is None else (request.budget,))
     if not budgets:
         raise UsageError(
             f"{config.label} has no budget",
             hint=("give ", Setting("budget", "8GB"), ", 80% (of the plain peak) or min; in a manifest: budgets: [80%]"),
         )
-    options, choice = config.graph.under(group.options), request.chosen
+    choice = request.chosen
     request.check(f"{config.label}: " if config.label != choice.name else "")
     identity = {
         "remat": __version__,
         "options": _content(options),
-        "max_overhead": None if request.max_overhead is None else str(request.max_overhead),
-        "offload": request.offload,
         "planner": [choice.name, choice.all_options()],
-        # Only where it is asked for: jobs without addresses are those of earlier versions.
-        **({"arena": {"alignment": request.alignment}} if request.arena else {}),
+        "request": _wanted(request),
     }
     if one_worker and choice.has("cores"):
         # Not in the identity: with more or fewer jobs beside it, it is the same job.
@@ -157,9 +154,14 @@ def _settled(config: RunConfig, group: JobGroup, one_worker: bool) -> _Settled:
     return _Settled(job, identity, budgets)
 
 
+def _wanted(request: Request) -> dict[str, Any]:
+    """Return the rest of what is wanted, which stands for itself; the budget is that of each job."""
+    return {name: value for name, value in request.not_default.items() if name not in ("budget", "planner")}
+
+
 def _content(options: GraphOptions) -> dict[str, Any]:
-    """Return the options with the content of files in place of their names."""
-    values = asdict(options)
+    """Return the options, with the content of files in place of their names."""
+    values = options.not_default
     if options.device is not None:
         values["device"] = asdict(load_device(options.device))
     if options.measurements is not None:

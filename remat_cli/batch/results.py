@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
 from io import FileIO
-from os.path import exists, isfile  # unlike those of Path, false for a name that no file can have
+from os.path import exists, isfile, samestat  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -45,6 +47,11 @@ class Records:
         self, results: Path | None, schedules: Path | None, jobs: Sequence[Job], *, resume: bool, retry: bool
     ) -> None:
         self._schedules = schedules
+        if results is not None and schedules is not None and results.absolute() == schedules.absolute():
+            raise UsageError(
+                f"{results} is to be the file of results and the folder of schedules",
+                hint=("name another folder with ", Setting("schedules")),
+            )
         if schedules is not None:
             _make_folder(schedules)
         self._file = None if results is None else _ResultsFile(results, resume=resume)
@@ -76,6 +83,8 @@ class Records:
         if outcome.schedule is not None and self._schedules is not None:
             digest = sha256(outcome.schedule).hexdigest()
             path = self._schedules / schedule_name(job, digest)
+            with write_faults(self._schedules, ("choose another place with ", Setting("schedules"))):
+                self._schedules.mkdir(parents=True, exist_ok=True)  # it may have been deleted meanwhile
             write_file(path, outcome.schedule)
         said = {"mode": job.options.mode, "dims": dict(job.options.dims)}
         line = JobLine(
@@ -153,6 +162,7 @@ class _ResultsFile:
                 self._file = opened.enter_context(_locked(path))
             self._file.truncate(len(found.kept))
             self.lines = found.lines
+            self._earlier = {line.job for line in found.lines}
             self._opened = opened.pop_all()
 
     def _set_aside(self, found: Content) -> None:
@@ -168,10 +178,45 @@ class _ResultsFile:
         self.notes = (f"{self._path}: cannot be read at line {numbers}: moved to {aside}, and done again",)
 
     def add(self, line: JobLine) -> None:
-        rest = memoryview(line_bytes(line))
+        """Add a line; one that an earlier run has written for the same job goes.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
         with write_faults(self._path, _ELSEWHERE):
+            is_done_again = line.job in self._earlier
+            if is_done_again or not self._is_there():
+                self._earlier.discard(line.job)
+                self._write_anew(line.job if is_done_again else None)
+            rest = memoryview(line_bytes(line))
             while rest:
                 rest = rest[self._file.write(rest) :]
+
+    def _is_there(self) -> bool:
+        """Tell whether the file that is open is still the one of that name.
+
+        Raises:
+            UsageError: another one is.
+        """
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            return False
+        if not samestat(there, os.fstat(self._file.fileno())):
+            raise UsageError(
+                f"{self._path} was replaced by another file while the batch ran",
+                hint="name a file with -o that nothing else writes to",
+            )
+        return True
+
+    def _write_anew(self, without: str | None) -> None:
+        """Write the file again, as it was deleted, or without the line of a job."""
+        self._file.seek(0)
+        kept = [line for line in self._file.readlines() if without is None or json.loads(line)["job"] != without]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(self._path, b"".join(kept), force=True)
+        if not samestat(self._path.stat(), os.fstat(self._file.fileno())):
+            self._file = self._opened.enter_context(_locked(self._path))
 
     def close(self) -> None:
         self._opened.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
 from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
@@ -11,11 +10,10 @@ from remat_cli.batch.job import Job, JobOutcome, refusal
 from remat_cli.batch.result_lines import EXIT_CODES, Ended, Ending
 from remat_cli.core.solve import Solution
 from remat_cli.errors import GraphError, RematError
-from remat_cli.formats import has_fixed_sizes
-from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
 from remat_cli.formats.schedule_json import scope_columns
+from remat_cli.formats.source import open_regular
 from remat_cli.planning import plan
-from remat_cli.prepare import Prepared, prepare
+from remat_cli.prepare import prepare_without_absent_dims
 from remat_cli.settings import Setting
 from remat_cli.units import format_bytes
 
@@ -29,30 +27,12 @@ def carry_out(job: Job) -> JobOutcome:
     """
     try:
         check_unchanged(job)
-        planning = plan(_prepared(job), job.request)
+        planning = plan(prepare_without_absent_dims(job.graph, job.options, job.optional_dims), job.request)
     except RematError as error:
         return refusal(error)
     read = planning.prepared
     ended = replace(_figures(planning.solution), mode=read.mode, dims=dict(read.options.dims))
     return JobOutcome(ended, None if planning.schedule is None else planning.schedule_file)
-
-
-def _prepared(job: Job) -> Prepared:
-    """Return the graph of a job, read with the optional dims that it has."""
-    options = job.options
-    if job.optional_dims and has_fixed_sizes(job.graph):
-        options = replace(options, dims=_without(options.dims, job.optional_dims - {ALL_OTHER_DIMS}))
-    while True:
-        try:
-            return prepare(job.graph, options)
-        except UnknownDim as error:
-            if error.dim not in job.optional_dims:
-                raise
-            options = replace(options, dims=_without(options.dims, {error.dim}))
-
-
-def _without(dims: Mapping[str, int], names: Set[str]) -> dict[str, int]:
-    return {name: size for name, size in dims.items() if name not in names}
 
 
 def check_unchanged(job: Job) -> None:
@@ -66,9 +46,9 @@ def check_unchanged(job: Job) -> None:
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's bytes; nothing where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file_digest(file, "sha256").hexdigest()
-    except OSError:
+    except (OSError, GraphError):
         return ""
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
 from math import ceil
-from multiprocessing import active_children, get_context
 from time import monotonic
 
 from remat_cli.checks.advice import (
@@ -31,16 +31,21 @@ from remat_cli.core.problem import Observer, Status
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, activations_of, baseline_of, bytes_of_budget
-from remat_cli.cores import leave_ctrl_c_to_parent
-from remat_cli.errors import ExitCode, RematError
+from remat_cli.cores import process_pool
+from remat_cli.errors import ExitCode, RematError, UsageError
+from remat_cli.formats.torch import names_function
 from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.runtime.execution import check_can_execute, execute_plan
 from remat_cli.settings import Setting, as_text, in_config, on_command_line
 from remat_cli.studies.progress import Prefixed
+from remat_cli.system_limits import refusal_of
 from remat_cli.units import format_bytes, format_share, meant_as_share
 
 UNDERSTATED = "understated"
+ESTIMATED = "estimated"
+# Limits of failures that leave it open whether the model holds.
+_DOUBTS = (UNDERSTATED, ESTIMATED)
 _LONGEST_NAME = 60
 
 
@@ -49,7 +54,7 @@ class Verdict(StrEnum):
 
     HOLDS = "holds"
     FAILS = "fails"
-    WARNS = "warns"  # a run is known to take more than was predicted, so it is not known whether the model holds
+    WARNS = "warns"  # a run takes more than was predicted, or sizes are guesses: not known whether the model holds
     ERROR = "error"  # it could not be measured, so nothing is known
 
 
@@ -59,7 +64,7 @@ class Failure:
 
     Attributes:
         limit: the key of the project file whose limit is exceeded; "error" if the model could not be measured, and
-            `UNDERSTATED` if a run is known to take more than predicted.
+            `UNDERSTATED` if a run is known to take more than predicted, `ESTIMATED` if sizes are guesses.
         reason: why, in one sentence without its full stop.
         remedies: what would help, likewise; each that names a figure was tried.
     """
@@ -81,6 +86,7 @@ class CheckOutcome:
         exit_code: 0, 3, or that of the error that prevented the measurement.
         notes: what the user should know about the model's file.
         session: the session of a runtime for which the figures hold, in a sentence; empty without a choice.
+        is_estimated: whether sizes behind the figures are guesses.
         seconds: time of the check.
     """
 
@@ -91,6 +97,7 @@ class CheckOutcome:
     exit_code: int = 0
     notes: tuple[str, ...] = ()
     session: str = ""
+    is_estimated: bool = False
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -100,7 +107,7 @@ class CheckOutcome:
             return Verdict.HOLDS
         if self.exit_code != ExitCode.NO_FIT:
             return Verdict.ERROR
-        return Verdict.WARNS if all(one.limit == UNDERSTATED for one in self.failures) else Verdict.FAILS
+        return Verdict.WARNS if all(one.limit in _DOUBTS for one in self.failures) else Verdict.FAILS
 
 
 def worst_exit_code(outcomes: tuple[CheckOutcome, ...]) -> int:
@@ -138,6 +145,7 @@ def check_model(
         exit_code=exit_code,
         notes=check.notes,
         session=check.session,
+        is_estimated=check.is_estimated,
         seconds=monotonic() - began,
     )
 
@@ -160,22 +168,27 @@ def check_models(
         jobs: so many models at a time, each in a process of its own.
     """
     observe = observe or Observer()
-    if min(jobs, len(models)) <= 1:
-        yield from (check_model(model, baseline, observe, accept=accept) for model in models)
-        return
-    # A fresh process: a copy of one that runs threads may hang.
-    pool = ProcessPoolExecutor(min(jobs, len(models)), get_context("spawn"), initializer=leave_ctrl_c_to_parent)
-    try:
-        futures = [pool.submit(check_model, model, baseline, accept=accept) for model in models]
+    with process_pool(min(jobs, len(models))) as pool:
+        if pool is None:
+            yield from (check_model(model, baseline, observe, accept=accept) for model in models)
+            return
+        check = partial(check_model, baseline=baseline, accept=accept)
+        futures = [_submitted(pool, check, model) for model in models]
         for done, (model, future) in enumerate(zip(models, futures, strict=True)):
             observe.phase(f"{done} of {len(models)} models checked")
             yield _result_of(future, model, baseline)
-    except BaseException:
-        for process in active_children():
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+
+
+def _submitted(
+    pool: ProcessPoolExecutor, check: Callable[[ModelCheck], CheckOutcome], model: ModelCheck
+) -> Future[CheckOutcome]:
+    """Give a model to a pool; where it was killed meanwhile, the result says so."""
+    try:
+        return pool.submit(check, model)
+    except BrokenProcessPool as error:
+        future = Future[CheckOutcome]()
+        future.set_exception(error)
+        return future
 
 
 def _result_of(future: Future[CheckOutcome], model: ModelCheck, baseline: Mapping[str, Figures]) -> CheckOutcome:
@@ -194,6 +207,14 @@ def _in_yaml(error: RematError) -> tuple[str, ...]:
     return (as_text(error.remedy, in_config),) if error.remedy else ()
 
 
+def _doubts(prepared: Prepared) -> Iterator[Failure]:
+    """Yield why it is not known whether a model holds that fits by its figures."""
+    for kind, doubt in ((ESTIMATED, prepared.guessed), (UNDERSTATED, prepared.understated)):
+        if doubt is not None:
+            why, remedy = doubt
+            yield Failure(kind, why, (remedy,))
+
+
 class _Check:
     """One model while it is checked."""
 
@@ -205,6 +226,7 @@ class _Check:
         self.figures: Figures | None = None
         self.notes: tuple[str, ...] = ()
         self.session = ""
+        self.is_estimated = False
         self.failures: list[Failure] = []
 
     def run(self) -> int:
@@ -214,17 +236,24 @@ class _Check:
         except RematError as error:
             self.failures.append(Failure("error", as_text(error.wording, in_config), _in_yaml(error)))
             return error.exit_code
-        except MemoryError:
-            remedies = ("use a planner for large graphs, such as dtr",)
-            self.failures.append(Failure("error", "out of memory", remedies))
-            return ExitCode.NO_PLAN
+        except (MemoryError, OSError, ImportError, RuntimeError) as error:
+            if (refused := refusal_of(error)) is None:
+                raise
+            self.failures.append(Failure("error", refused.message, _in_yaml(refused)))
+            return refused.exit_code
         return ExitCode.NO_FIT if self.failures else 0
 
     def measure(self) -> None:
         self.observe.phase("reading the graph")
+        if not self.model.may_run_code and names_function(self.model.path):
+            raise UsageError(
+                f"{self.model.path} is Python, which --no-code does not run",
+                hint=f"remat convert {self.model.path} -o graph.json where its code may run, and check that file",
+            )
         prepared = prepare(self.model.path, self.model.graph)
         # With addresses the arena is what counts, and no session of a runtime lays it out.
         self.notes, self.session = prepared.notes, "" if self.model.request.arena else prepared.session
+        self.is_estimated = prepared.guessed is not None
         plain = baseline_of(prepared.graph)
         limits = self.limits(prepared.graph)
         limit = min(limits.values(), default=None)
@@ -255,9 +284,8 @@ class _Check:
             if self.model.execute and not self.failures:
                 assert planning.schedule is not None
                 self.failures.extend(self.execution_failures(prepared, planning.schedule, limit))
-        if limit is not None and not self.failures and not self.model.execute and prepared.understated is not None:
-            why, remedy = prepared.understated
-            self.failures.append(Failure(UNDERSTATED, why, (remedy,)))
+        if limit is not None and not self.failures and not self.model.execute:
+            self.failures.extend(_doubts(prepared))
         if self.model.max_regression is not None and not self.accept:
             self.failures.extend(self.regressions(self.figures))
 

@@ -14,6 +14,7 @@ from remat_cli.core.problem import Observer
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import RematError
 from remat_cli.formats.native import FORMAT
+from remat_cli.formats.source import open_regular
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.settings import Setting
 
@@ -65,7 +66,8 @@ def first_project(folder: Path, observe: Observer) -> FirstProject:
             left_out.append(f"{path}: YAML holds no name that is not UTF-8")
             continue
         except RematError as error:
-            left_out.append(error.message)
+            named = shown in error.message or str(path) in error.message
+            left_out.append(error.message if named else f"{shown}: {error.message}")
             continue
         names = (Path(shown).stem, str(Path(shown).with_suffix("")), shown)
         name = next(name for name in names if name not in entries)
@@ -84,9 +86,9 @@ def _is_model(path: Path) -> bool:
     if path.suffix != ".json":
         return path.suffix == ".onnx"
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return FORMAT.encode() in file.read(_HEAD_BYTES)
-    except OSError:
+    except (OSError, RematError):
         return False
 
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from remat_cli.config import (
     Document,
     GraphOptions,
     PlannerChoice,
     Request,
-    RequestKeys,
-    RunConfig,
     beside,
-    checked,
+    beside_file,
     load_config,
-    placed,
     read_yaml,
+    said_in,
 )
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import graph_beside
+from remat_cli.settings import Said, Settings, over, setting
 from remat_cli.units import parse_bytes, parse_share
-
-Parsed = TypeVar("Parsed")
 
 # A check must come out the same on every machine. So a planner whose search ends by counted work is not given less time
 # than that takes, and a fixed number of threads; the clock is there for a search that hangs. One that would search
@@ -49,6 +46,7 @@ class ModelCheck:
             of the overhead as a share of the plain run's time.
         execute: the plan, or without a budget the plain run, must run as predicted: in onnxruntime, or in torch.
         files: from which it is read.
+        may_run_code: Python that `path` names is imported and run; else the check of this model is an error.
     """
 
     name: str
@@ -60,6 +58,7 @@ class ModelCheck:
     max_regression: Fraction | None = None
     execute: bool = False
     files: tuple[Path, ...] = ()
+    may_run_code: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,101 +77,96 @@ class Project:
 
 
 @dataclass(frozen=True)
-class _ProjectFile:
-    """The keys of a project file, as YAML gives them."""
+class ModelLimits(Settings):
+    """The limits of a model beside those of its plan; None stands for no limit.
 
-    models: list[Any]
-    defaults: dict[str, Any] = field(default_factory=dict)
-    baseline: str | None = None
+    Attributes:
+        max_peak: as in `ModelCheck`.
+        max_regression: likewise.
+        execute: likewise.
+    """
 
-
-@dataclass(frozen=True)
-class _Defaults(RequestKeys, GraphOptions):
-    """The keys under `defaults`, as YAML gives them."""
-
-    config: str | None = None
-    max_peak: str | int | None = None
-    max_regression: str | float | None = None
-    execute: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Model(_Defaults):
-    """The keys of one model, as YAML gives them."""
-
-    path: str
-    name: str | None = None
+    max_peak: int | None = setting(
+        None, "Bytes that the plan may need, or without a budget the plain run.", parse=parse_bytes, written=str | int
+    )
+    max_regression: Fraction | None = setting(
+        None, "Allowed growth since the baseline.", parse=parse_share, written=str | float
+    )
+    execute: bool = setting(False, "The plan, or without a budget the plain run, must run as predicted.")
 
 
 @dataclass(frozen=True)
-class _ModelLimits:
-    """What was said of a model, by the file's defaults, a config file or the model itself."""
+class _Section:
+    """The settings of a section of the file, on top of those that hold without it, and the files they come from."""
 
-    run: RunConfig = field(default_factory=RunConfig)
-    max_peak: int | None = None
-    max_regression: Fraction | None = None
-    execute: bool | None = None
+    said: Said = field(default_factory=dict)
+    sources: tuple[Path, ...] = ()
 
 
-def load_project(path: Path, *, offload: bool = False, called: Path | None = None) -> Project:
+def load_project(
+    path: Path, said: Said | None = None, *, called: Path | None = None, may_run_code: bool = True
+) -> Project:
     """Read a project file. Paths in it are relative to the folder that it lies in.
 
     Args:
         path: of the file.
+        said: settings of all models, whatever the file says.
         called: what it is called, and lies beside, where its content was put elsewhere.
-        offload: plans of all models may move tensors to the host, whatever the file says.
+        may_run_code: of all models, as in `ModelCheck`.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
     """
     document = read_yaml(path, called)
     path = called or path
-    raw = checked(_ProjectFile, document)
-    if not raw.models:
+    kinds = {"models": list[Any], "defaults": dict[str, Any], "baseline": str}
+    _, keys = said_in(document, more=kinds, required="models")
+    if not keys["models"]:
         raise UsageError(f"{document.place(('models',))}: is empty", hint="list a model: '- path: model.onnx'")
-    section = document.section("defaults", raw.defaults)
-    whole = _ModelLimits(RunConfig(request=Request(offload=offload)))
-    defaults = _limits(checked(_Defaults, section), section, whole, path.parent)
+    section = document.section("defaults", keys.get("defaults", {}))
+    defaults, _ = _section(section, _Section(), path.parent)
     models: dict[str, ModelCheck] = {}
     entries = document.section("models", {})
-    for index, entry in enumerate(raw.models):
+    for index, entry in enumerate(keys["models"]):
         if not isinstance(entry, dict):
             raise UsageError(f"{document.place(('models', index))}: is no model", hint="write it like '- path: g.onnx'")
         line = document.lines[("models", index)]
-        model = _model(entries.section(index, entry), line, defaults, path.parent)
+        model = _model(entries.section(index, entry), line, defaults, said or {}, path.parent)
         if model.name in models:
             raise UsageError(
                 f"{document.place(('models', index))}: the name {model.name!r} is taken by the model at line "
                 f"{models[model.name].line}",
                 hint="give one of them another 'name: ...'",
             )
-        models[model.name] = model
-    baseline = path.with_suffix(".baseline.json") if raw.baseline is None else path.parent / raw.baseline
+        models[model.name] = replace(model, may_run_code=may_run_code)
+    baseline = path.parent / keys["baseline"] if "baseline" in keys else path.with_suffix(".baseline.json")
     return Project(path, baseline, tuple(models.values()))
 
 
-def _model(document: Document, line: int, defaults: _ModelLimits, folder: Path) -> ModelCheck:
+def _model(document: Document, line: int, defaults: _Section, above: Said, folder: Path) -> ModelCheck:
     here = replace(document, lines={**document.lines, (): line})
-    raw = checked(_Model, here)
-    limits = _limits(raw, here, defaults, folder)
-    name = raw.name or Path(raw.path).stem
-    run, budget = limits.run, limits.run.request.budget
+    section, keys = _section(here, defaults, folder, path=str, name=str)
+    said = over(section.said, above)
+    limits, request, graph = ModelLimits.of(said), Request.of(said), GraphOptions.of(said)
+    name = keys.get("name") or Path(keys["path"]).stem
     if not name:
-        raise UsageError(f"{here.place(('path',))}: {raw.path!r} names no file", hint="write it like 'path: g.onnx'")
-    if budget is None and limits.max_peak is None and limits.max_regression is None:
+        raise UsageError(
+            f"{here.place(('path',))}: {keys['path']!r} names no file", hint="write it like 'path: g.onnx'"
+        )
+    if request.budget is None and limits.max_peak is None and limits.max_regression is None:
         raise UsageError(
             f"{here.place(())}{name!r} is held to nothing",
             hint="give it a budget, a max_peak or a max_regression, or all models one under 'defaults'",
         )
-    if raw.max_overhead is not None and budget is None:
+    if document.values.get("max_overhead") is not None and request.budget is None:
         raise UsageError(f"{here.place(('max_overhead',))}: needs a budget", hint="add 'budget: 80%'")
-    if raw.execute and budget is None and limits.max_peak is None:
+    if document.values.get("execute") and request.budget is None and limits.max_peak is None:
         raise UsageError(f"{here.place(('execute',))}: needs a budget or a max_peak", hint="add 'budget: 80%'")
-    planner = replace(_repeatable(run.request.chosen), source=str(document.source))
-    request = replace(run.request, planner=planner)
+    planner = replace(_repeatable(request.chosen), source=str(document.source))
+    request = replace(request, planner=planner)
     # Without a budget nothing has to be planned, and so nothing to offload.
-    (request if budget is not None else replace(request, offload=False)).check(here.place(()))
-    model, graph = graph_beside(folder, raw.path), run.graph.beside(folder)
+    (request if request.budget is not None else replace(request, offload=False)).check(here.place(()))
+    model = graph_beside(folder, keys["path"])
     return ModelCheck(
         name=name,
         path=model,
@@ -181,51 +175,26 @@ def _model(document: Document, line: int, defaults: _ModelLimits, folder: Path) 
         request=request,
         max_peak=limits.max_peak,
         max_regression=limits.max_regression,
-        execute=bool(limits.execute),
-        files=(model, *run.sources, *graph.files),
+        execute=limits.execute,
+        files=(model, *section.sources, *graph.files),
     )
 
 
-def _limits(raw: _Defaults, document: Document, below: _ModelLimits, folder: Path) -> _ModelLimits:
-    """Put what a section says on top of its config file, and that on top of what holds without it."""
-    run = RunConfig(request=raw.request(document), graph=GraphOptions.of(raw))
-    base = below.run
-    if raw.config is not None:
-        base = _over(load_config(beside(folder, raw.config)), base)
-    run = _over(run, base)
-    budget = run.request.budget
+def _section(document: Document, below: _Section, folder: Path, **more: type) -> tuple[_Section, dict[str, Any]]:
+    """Merge a section over its config file, and both over `below`; return its other keys, too."""
+    said, keys = said_in(document, Request, GraphOptions, ModelLimits, more={"config": str, **more}, required="path")
+    sources = below.sources
+    if "config" in keys:
+        config = load_config(beside(folder, keys["config"]))
+        said, sources = over(config.said, said), (*sources, *config.sources)
+    said = over(below.said, beside_file(said, folder))
+    budget = said.get("budget")
     if budget is not None and budget.smallest:
         raise UsageError(
             f"{document.place(('budget',))}: a check needs a budget of a fixed size",
             hint="write it like 8GB, 80% or 60% of activations",
         )
-    return _ModelLimits(
-        run=run,
-        max_peak=_parsed(document, "max_peak", raw.max_peak, parse_bytes, else_=below.max_peak),
-        max_regression=_parsed(document, "max_regression", raw.max_regression, parse_share, else_=below.max_regression),
-        execute=below.execute if raw.execute is None else raw.execute,
-    )
-
-
-def _parsed(
-    document: Document,
-    key: str,
-    value: str | float | None,
-    parse: Callable[[str], Parsed],
-    *,
-    else_: Parsed | None = None,
-) -> Parsed | None:
-    return else_ if value is None else placed(document, (key,), lambda: parse(str(value)))
-
-
-def _over(top: RunConfig, base: RunConfig) -> RunConfig:
-    """Return `base` with everything that `top` says in its place; dims and shapes are put together."""
-    return replace(
-        base,
-        request=base.request.under(top.request),
-        graph=base.graph.under(top.graph),
-        sources=(*base.sources, *top.sources),
-    )
+    return _Section(said, sources), keys
 
 
 def _repeatable(choice: PlannerChoice) -> PlannerChoice:

@@ -7,50 +7,53 @@ from dataclasses import fields, replace
 from math import isclose
 from pathlib import Path
 
-from remat_cli.config import Document, GraphOptions, checked, shipped_names
+from remat_cli.config import Document, GraphOptions, said_in, shipped_names
 from remat_cli.core.arena import check_arena
 from remat_cli.core.link import Link
-from remat_cli.core.problem import Scope, Status
+from remat_cli.core.problem import Basis, Scope, Status
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import baseline_of, bytes_of_budget, share_over
 from remat_cli.errors import GraphError, InvalidSchedule, ScheduleFileError, UsageError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.formats.source import Source
-from remat_cli.prepare import Prepared, prepare
-from remat_cli.settings import Setting, listed
+from remat_cli.planners import PLANNERS
+from remat_cli.planning.given import MAKERS
+from remat_cli.prepare import Prepared, link_of, prepare
+from remat_cli.settings import Said, Setting, declared, listed, over
 from remat_cli.units import BudgetSpec, format_bytes, meant_as_share
 
 # The options that say what the link to the host is.
 _OF_LINK = ("link_bandwidth", "link_duplex")
 
 
-def as_planned(options: GraphOptions, file: ScheduleFile) -> GraphOptions:
-    """Return the options, and where they say nothing, those with which the schedule's graph was read.
+def as_planned(said: Said, file: ScheduleFile) -> GraphOptions:
+    """Return the options that were given, on top of those with which the schedule's graph was read.
 
     Raises:
         ScheduleFileError: what the file says of them is not understood.
     """
-    return _recorded(file).under(options)
+    return GraphOptions.of(over(_recorded(file), said))
 
 
-def _recorded(file: ScheduleFile) -> GraphOptions:
-    said = {**(file.read_with or {}), "mode": file.mode}
+def _recorded(file: ScheduleFile) -> Said:
+    document = Document({**(file.read_with or {}), "mode": file.mode}, "the schedule's graph.options")
     try:
-        recorded = checked(GraphOptions, Document(said, "the schedule's graph.options"))
+        recorded, _ = said_in(document, GraphOptions)
     except UsageError as error:
         raise ScheduleFileError(error.message, hint=error.remedy) from None
     # Whoever wrote the schedule does not choose which files are read here.
-    if recorded.measurements is not None or recorded.device not in (None, *shipped_names("configs/devices")):
+    files = (str(name) for name in GraphOptions.of(recorded).files)
+    if any(name not in shipped_names("configs/devices") for name in files):
         raise ScheduleFileError(
             "the schedule's graph.options name a file", hint="leave it out of them, and give it as an option"
         )
     return recorded
 
 
-def taken_from_file(said: GraphOptions, used: GraphOptions) -> tuple[Setting, ...]:
-    """Return the options with which a graph was read and which were not said: the schedule gave them."""
-    return tuple(_beyond(used, said))
+def taken_from_file(said: Said, used: GraphOptions) -> tuple[Setting, ...]:
+    """Return the options with which a graph was read and which were not given: the schedule gave them."""
+    return tuple(_beyond(used, GraphOptions.of(said)))
 
 
 def _beyond(options: GraphOptions, others: GraphOptions) -> Iterator[Setting]:
@@ -59,16 +62,16 @@ def _beyond(options: GraphOptions, others: GraphOptions) -> Iterator[Setting]:
         value, other = getattr(options, item.name), getattr(others, item.name)
         if isinstance(value, Mapping):
             value = {key: size for key, size in value.items() if other.get(key) != size}
-        if value and value != other and item.name != "strict":
+        if value and value != other and declared(item).changes_graph:
             yield Setting(item.name, value)
 
 
-def replay(graph: Path, options: GraphOptions, file: ScheduleFile, schedule: Path) -> tuple[Prepared, Trace]:
+def replay(graph: Path, said: Said, file: ScheduleFile, schedule: Path) -> tuple[Prepared, Trace]:
     """Return the graph, and what the simulator measured of the schedule on it.
 
     Args:
         graph: the file that was planned.
-        options: how it is read; what they do not say, the schedule file may.
+        said: settings that were given of how it is read; the schedule file has others.
         file: what the schedule file says.
         schedule: its path, for messages.
 
@@ -76,13 +79,13 @@ def replay(graph: Path, options: GraphOptions, file: ScheduleFile, schedule: Pat
         GraphError: the graph cannot be read, or it or the link is another one than the schedule was made for.
         InvalidSchedule: a step breaks a rule.
     """
-    prepared = _read_as_planned(graph, options, file)
-    trace = replay_on(prepared, file, schedule)
+    prepared = _read_as_planned(graph, said, file)
+    trace = _replayed(prepared, file, schedule, said)
     return replace(prepared, link=trace.link), trace
 
 
-def _read_as_planned(graph: Path, options: GraphOptions, file: ScheduleFile) -> Prepared:
-    planned = as_planned(options, file)
+def _read_as_planned(graph: Path, said: Said, file: ScheduleFile) -> Prepared:
+    planned, options = as_planned(said, file), GraphOptions.of(said)
     if graph.is_file() and Source(graph).is_json:
         # What `remat convert` wrote is what was planned: costs and devices would be applied to it again.
         link = {name: getattr(planned, name) for name in _OF_LINK}
@@ -96,24 +99,35 @@ def _read_as_planned(graph: Path, options: GraphOptions, file: ScheduleFile) -> 
 
 def replay_on(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Trace:
     """Replay a schedule on a graph that has been read already; otherwise the same as `replay`."""
+    return _replayed(prepared, file, schedule, prepared.options.not_default)
+
+
+def _replayed(prepared: Prepared, file: ScheduleFile, schedule: Path, said: Said) -> Trace:
     if file.sha256 is not None and file.sha256 != graph_sha256(prepared.graph):
         raise _other_graph(prepared, file, schedule)
-    trace = simulate(prepared.graph, file.schedule, link=_link(prepared, file, schedule))
+    trace = simulate(prepared.graph, file.schedule, link=_link(prepared, file, schedule, said))
     if file.arena is not None:
         check_arena(prepared.graph, file.schedule, file.arena)
     return trace
 
 
-def _link(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Link | None:
+def _link(prepared: Prepared, file: ScheduleFile, schedule: Path, said: Said) -> Link | None:
     """Return the link that the schedule was planned for; if it names none, the one of the options."""
     if file.link is None or file.link == prepared.link:
         return prepared.link
-    said = [Setting(name, value) for name in _OF_LINK if (value := getattr(prepared.options, name)) is not None]
-    if said:
-        unit = prepared.graph.time_unit
+    unit = prepared.graph.time_unit
+    recorded = link_of(prepared.graph, GraphOptions.of(_recorded(file)))
+    if recorded is not None and recorded != file.link:
+        raise InvalidSchedule(
+            f"the file says that its link moves {file.link.in_words(unit)}, but by the options in it, with which it "
+            f"was planned, that is {recorded.in_words(unit)}",
+            hint="the link or the options were changed after it was planned; plan again",
+        )
+    given = [Setting(name, said[name]) for name in _OF_LINK if name in said]
+    if given:
         raise GraphError(
             f"{schedule} was planned for another link than the one that is given: {file.link.in_words(unit)}",
-            hint=("leave out ", *listed(said), ": the schedule says what it was planned with"),
+            hint=("leave out ", *listed(given), ": the schedule says what it was planned with"),
         )
     return file.link
 
@@ -126,11 +140,11 @@ def _other_graph(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Grap
             what,
             hint=(
                 "give the options that it was planned with (",
-                *listed(Setting(item.name) for item in fields(GraphOptions) if item.name != "strict"),
+                *listed(Setting(item.name) for item in fields(GraphOptions) if declared(item).changes_graph),
                 "), or the file that 'remat convert' wrote with them",
             ),
         )
-    used, recorded = prepared.options, _recorded(file)
+    used, recorded = prepared.options, GraphOptions.of(_recorded(file))
     planned_with, read_with = listed(_beyond(recorded, used)), listed(_beyond(used, recorded))
     if not planned_with and not read_with:
         return GraphError(
@@ -187,8 +201,8 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
 
 
 def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> str | None:
-    """Return the error for an arena that, with resident bytes, is above the budget; None if it fits."""
-    if file.arena is None or budget is None:
+    """Return the error for a block that, with resident bytes, is above the budget; None if it fits, and for banks."""
+    if file.arena is None or file.arena.banks or budget is None:
         return None
     resident, total = prepared.graph.resident_bytes, prepared.graph.resident_bytes + file.arena.bytes
     if total <= budget:
@@ -214,14 +228,23 @@ def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Itera
     overhead = share_over(trace.time, baseline.time)
     if file.overhead is not None and not _equal(file.overhead, overhead):
         yield f"the file says overhead {file.overhead}, but the replay gives {overhead}"
+    yield from _unknown_names(file)
     yield from _false_proofs(file, overhead)
+
+
+def _unknown_names(file: ScheduleFile) -> Iterator[str]:
+    """Yield each name of a planner, scope or basis in the file that remat does not have."""
+    scopes = tuple(dict.fromkeys(scope.written for scope in Scope))
+    if file.bound_scope is not None and file.bound_scope not in scopes:
+        yield f"the file says bound.scope {file.bound_scope!r}, but there are only {', '.join(scopes)}"
+    if file.bound_basis is not None and file.bound_basis not in list(Basis):
+        yield f"the file says bound.basis {file.bound_basis!r}, but there are only {', '.join(Basis)}"
+    if file.planner is not None and file.planner not in (*PLANNERS, *MAKERS):
+        yield f"the file says planner.name {file.planner!r}, which is none of those that 'remat planners' lists"
 
 
 def _false_proofs(file: ScheduleFile, overhead: float) -> Iterator[str]:
     """Yield each proof in the file that its own plan contradicts."""
-    known = tuple(dict.fromkeys(scope.written for scope in Scope))
-    if file.bound_scope is not None and file.bound_scope not in known:
-        yield f"the file says bound.scope {file.bound_scope!r}, but there are only {', '.join(known)}"
     if file.bound_transfers and file.bound_scope != Scope.ANY_ORDER:
         yield f"the file says bound.transfers, but bound.scope {file.bound_scope!r}: that goes with {Scope.ANY_ORDER}"
     bound = file.bound_overhead

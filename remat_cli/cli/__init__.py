@@ -26,6 +26,7 @@ from remat_cli.interruption import (
     take_as_ctrl_c,
     tell,
 )
+from remat_cli.system_limits import refusal_of
 
 # Verb: its one line of help. Its command stands in the module of the same name.
 VERBS: Mapping[str, str] = {
@@ -206,8 +207,8 @@ def _end_interrupted() -> NoReturn:
 
 def _described(error: Exception) -> tuple[str, str, int]:
     """Return message, hint and exit code for an error that comes from outside remat, or from a bug in it."""
-    if isinstance(error, MemoryError):
-        return "out of memory", "use a smaller graph, or a planner for large graphs: dtr", ExitCode.NO_PLAN
+    if refused := refusal_of(error):
+        return refused.message, refused.hint, refused.exit_code
     if isinstance(error, OSError) and error.errno in _FULL:
         drop_stdout()
         return f"the output cannot be written: {error.strerror}", "make room, or send it elsewhere", ExitCode.USAGE

@@ -9,14 +9,19 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import READ, is_stdin
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
+    from remat_cli.allocation.banks import BankAllocation
     from remat_cli.allocation.portfolio import Allocation
+    from remat_cli.core.arena import Bank
     from remat_cli.planners.shared.limits import Limits
+
+    # Banks, the largest arena, or None for the smallest.
+    _Room = tuple[Bank, ...] | int | None
 
 
 @click.command("allocate", cls=Verb)
@@ -24,6 +29,14 @@ if TYPE_CHECKING:
 @click.argument("schedule", type=READ, metavar="[SCHEDULE]", required=False)
 @click.option(
     "--capacity", metavar="SIZE", help="Largest arena: 1MiB, bytes. [default: none, the smallest that is found]"
+)
+@click.option(
+    "--bank",
+    "banks",
+    multiple=True,
+    metavar="NAME=SIZE[:SPEED]",
+    help="A memory of its own, such as sram=512KiB or psram=8MiB:0.4, with its speed beside the first; repeatable. The "
+    "bytes that move most lie in the fastest.",
 )
 @click.option(
     "--alignment",
@@ -38,10 +51,12 @@ if TYPE_CHECKING:
 )
 @graph_options
 @output_options
+@force_option
 def command(
     source: Path,
     schedule: Path | None,
     capacity: str | None,
+    banks: tuple[str, ...],
     alignment: int | None,
     output: Path | None,
     time_limit: str,
@@ -62,34 +77,56 @@ def command(
     Examples:
       remat allocate model.onnx schedule.json -o placed.json
       remat allocate buffers.csv --capacity 1MiB -o placed.csv
+      remat allocate buffers.csv --bank sram=512KiB --bank psram=8MiB:0.4 -o placed.csv
     """
     from remat_cli.allocation.portfolio import limits_of
+    from remat_cli.config.banks import parse_banks
 
+    if banks and capacity is not None:
+        raise UsageError("--capacity and --bank do not go together", hint="the banks say how large they are")
     limit = None if capacity is None else parse_bytes(capacity)
     seconds = parse_duration(time_limit)
     reads = (source,) if schedule is None else (source, schedule)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=reads)
+    room = parse_banks(banks) or limit
     limits = limits_of(seconds, cores=cores)
     if schedule is None:
-        found, content, title = _of_buffers(source, limits, limit, alignment or 1, streams)
+        found, content, title = _of_buffers(source, limits, room, alignment or 1, streams)
     else:
-        found, content, title = _of_schedule(source, schedule, limits, limit, alignment, streams, given)
+        found, content, title = _of_schedule(source, schedule, limits, room, alignment, streams, given)
     if output is not None and content is not None:
         streams.write(output, content)
-    from remat_cli.reports.terminal.allocation import allocation_report, allocation_summary
-
     written = None if content is None or output in (None, STDOUT) else output
-    streams.report(
-        lambda: allocation_report(found, title, capacity=limit, written=written),
-        lambda: allocation_summary(found, capacity=limit),
-    )
+    _report(streams, found, title, room, written)
     return ExitCode.INTERRUPTED if found.interrupted else found.status.exit_code
 
 
+def _report(streams: Output, found: Allocation | BankAllocation, title: str, room: _Room, written: Path | None) -> None:
+    from remat_cli.allocation.portfolio import Allocation
+    from remat_cli.reports.terminal.allocation import (
+        allocation_report,
+        allocation_summary,
+        banks_report,
+        banks_summary,
+    )
+
+    if isinstance(found, Allocation):
+        limit = room if isinstance(room, int) else None
+        streams.report(
+            lambda: allocation_report(found, title, capacity=limit, written=written),
+            lambda: allocation_summary(found, capacity=limit),
+        )
+    elif isinstance(room, tuple):
+        streams.report(
+            lambda: banks_report(found, title, banks=room, written=written), lambda: banks_summary(found, banks=room)
+        )
+
+
 def _of_buffers(
-    path: Path, limits: Limits, capacity: int | None, alignment: int, streams: Output
-) -> tuple[Allocation, bytes | None, str]:
+    path: Path, limits: Limits, room: _Room, alignment: int, streams: Output
+) -> tuple[Allocation | BankAllocation, bytes | None, str]:
     """Return what was found for a file of buffers, the file with offsets (None without any), and what it holds."""
+    from remat_cli.allocation.banks import allocate_in_banks
     from remat_cli.allocation.portfolio import allocate
     from remat_cli.formats.buffers_csv import read_buffers
     from remat_cli.formats.source import Source
@@ -99,25 +136,30 @@ def _of_buffers(
             f"{path} is no table of buffers (.csv)", hint="a graph needs a schedule: remat allocate GRAPH SCHEDULE"
         )
     file = read_buffers(path)
+    title = f"{path.name} · {len(file.buffers):,} buffers"
     with streams.progress() as observe:
-        found = allocate(file.buffers, limits, capacity=capacity, alignment=alignment, observe=observe)
-    content = None if found.offsets is None else file.with_offsets(found.offsets)
-    return found, content, f"{path.name} · {len(file.buffers):,} buffers"
+        if not isinstance(room, tuple):
+            found = allocate(file.buffers, limits, capacity=room, alignment=alignment, observe=observe)
+            return found, None if found.offsets is None else file.with_offsets(found.offsets), title
+        chosen = allocate_in_banks(file.buffers, file.traffic, room, limits, alignment=alignment, observe=observe)
+    if chosen.offsets is None or chosen.banks is None:
+        return chosen, None, title
+    return chosen, file.with_offsets(chosen.offsets, [room[bank].name for bank in chosen.banks]), title
 
 
 def _of_schedule(
     graph: Path,
     schedule: Path,
     limits: Limits,
-    capacity: int | None,
+    room: _Room,
     alignment: int | None,
     streams: Output,
     given: dict[str, Any],
-) -> tuple[Allocation, bytes | None, str]:
+) -> tuple[Allocation | BankAllocation, bytes | None, str]:
     """Return what was found for a schedule, its file with addresses (None without any), and what it holds."""
     from dataclasses import replace
 
-    from remat_cli.allocation.of_schedule import arena_of
+    from remat_cli.allocation.of_schedule import arena_in_banks, arena_of
     from remat_cli.checks.schedule_file import replay
     from remat_cli.core.arena import USUAL_ALIGNMENT, check_arena
     from remat_cli.formats.schedule_json import read_schedule, with_arena
@@ -125,15 +167,14 @@ def _of_schedule(
     file = replace(read_schedule(schedule), arena=None)  # addresses in the file are replaced, right or wrong
     with streams.progress() as observe:
         observe.phase("replaying the schedule")
-        prepared, _ = replay(graph, merge_config(given).graph, file, schedule)
-        found, arena = arena_of(
-            prepared.graph,
-            file.schedule,
-            limits,
-            capacity=capacity,
-            alignment=alignment or USUAL_ALIGNMENT,
-            observe=observe,
-        )
+        prepared, _ = replay(graph, merge_config(given).said, file, schedule)
+        asked = prepared.graph, file.schedule
+        alignment = alignment or USUAL_ALIGNMENT
+        found: Allocation | BankAllocation
+        if isinstance(room, tuple):
+            found, arena = arena_in_banks(*asked, room, limits, alignment=alignment, observe=observe)
+        else:
+            found, arena = arena_of(*asked, limits, capacity=room, alignment=alignment, observe=observe)
     if arena is not None:
         check_arena(prepared.graph, file.schedule, arena)
     content = None if arena is None else with_arena(schedule, arena)

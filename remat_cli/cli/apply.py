@@ -11,7 +11,7 @@ import click
 from remat_cli.checks.schedule_file import as_planned, replay, taken_from_file
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option, may_replace
 from remat_cli.cli.stdin import READ
 from remat_cli.core.schedule import with_frees
 from remat_cli.core.simulate import simulate
@@ -19,6 +19,7 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.formats.writing import check_writes
+from remat_cli.settings import over
 
 
 @click.command("apply", cls=Verb)
@@ -30,6 +31,7 @@ from remat_cli.formats.writing import check_writes
 @click.option("--execute", is_flag=True, help="Run the new model too, with session_options() and without.")
 @graph_options
 @output_options
+@force_option
 def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write MODEL with its nodes in the order of SCHEDULE; recomputed nodes are repeated under new names.
 
@@ -53,13 +55,13 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, schedule, *config.files))
     file = read_schedule(schedule)
-    planned = as_planned(config.graph, file)
+    planned = as_planned(config.said, file)
     options = replace(planned, mode=planned.mode or "inference")
     check_can_apply(model, options, file.schedule)
     if execute:
         check_can_measure()
-    taken = taken_from_file(config.graph, options)
-    prepared, _ = replay(model, options, file, schedule)
+    taken = taken_from_file(config.said, options)
+    prepared, _ = replay(model, over(config.said, {"mode": options.mode}), file, schedule)
     graph = prepared.graph
     # The runtime frees everything as early as can be, whatever the file says.
     run = with_frees(graph, file.schedule.computes)
@@ -90,7 +92,7 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
                 observe=observe,
             )
     if output != STDOUT:
-        check_writes({"-o": output}, external_files(rewritten.proto, model).values())
+        check_writes({"-o": output}, external_files(rewritten.proto, model).values(), force=may_replace())
         rebase(rewritten.proto, model, output)
     streams.write(output, model_bytes(rewritten.proto))
     streams.report(

@@ -15,12 +15,21 @@ import click
 from remat_cli.batch.result_lines import JobLine, line_bytes
 from remat_cli.cli.comparison_options import with_given_options
 from remat_cli.cli.help import PLANNER, SectionedOption, Verb
-from remat_cli.cli.options import OFFLOAD, config_names, graph_settings, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.options import (
+    config_names,
+    graph_settings,
+    output_options,
+    plan_settings,
+    said_on_command_line,
+    setting_option,
+)
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import NameToRead, called, is_stdin
-from remat_cli.config import DEFAULT_PLANNER, RunConfig, load_config
+from remat_cli.config import DEFAULT_PLANNER, Request, RunConfig, load_config
 from remat_cli.cores import usable_cores
 from remat_cli.errors import ExitCode, UsageError
+from remat_cli.settings import over
+from remat_cli.system_limits import processes_for_files
 from remat_cli.units import parse_budgets, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
@@ -52,7 +61,7 @@ _planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
     shell_complete=config_names,
     help=f"How to plan: names of configs that come with remat, or YAML files. Repeatable. [default: {DEFAULT_PLANNER}]",
 )
-@click.option("--max-overhead", metavar="SHARE", help="Take only plans of at most this overhead, such as 10%.")
+@setting_option(Request, "max_overhead")
 @click.option(
     "-o",
     "--output",
@@ -77,10 +86,11 @@ _planner_option = partial(click.option, cls=SectionedOption, section=PLANNER)
     metavar="[CONFIG.]KEY=VALUE",
     help="Option of one planner, or of each that has it. Repeatable.",
 )
-@OFFLOAD
+@plan_settings
 @_planner_option("--time-limit", metavar="30s", help="Stop each planner after this time.")
 @_planner_option("--seed", type=int, help="Seed of planners that draw.")
 @output_options
+@force_option
 def command(
     files: tuple[str, ...],
     output: Path | None,
@@ -137,6 +147,8 @@ def command(
         # Lines on the terminal show by themselves how far it is.
         shown = Output(quiet=True) if output == STDOUT and sys.stdout.isatty() else streams
         if waiting:
+            if scheduler is None:
+                slots = _allowed(min(slots, len(waiting)), streams)
             _run(waiting, lambda: _executor(scheduler, slots, limits), record, shown)
         lines = [records.lines[job.key] for job in asked if job.key in records.lines]
     graphs = len({job.graph for job in asked})
@@ -160,7 +172,7 @@ def _groups(files: Sequence[str], given: Mapping[str, Any]) -> list[JobGroup]:
     from remat_cli.batch.manifest import load_manifest
     from remat_cli.batch.requests import JobGroup, matching_files
 
-    said = merge_config(dict(given))
+    said = said_on_command_line(given)
     budgets = tuple(budget for text in given["budgets"] for budget in parse_budgets(text))
     configs = tuple(load_config(Path(config)) for config in given["configs"])
     manifest = next((Path(file) for file in files if Path(file).suffix in _MANIFESTS or is_stdin(Path(file))), None)
@@ -174,11 +186,10 @@ def _groups(files: Sequence[str], given: Mapping[str, Any]) -> list[JobGroup]:
     return [
         replace(
             group,
-            options=group.options.under(said.graph),
-            optional_dims=group.optional_dims | said.graph.dims.keys(),
+            said=over(group.said, said),
+            optional_dims=group.optional_dims | said.get("dims", {}).keys(),
             budgets=budgets or group.budgets,
             configs=_with_options(configs or group.configs or (default,), given),
-            request=group.request.under(said.request),
         )
         for group in groups
     ]
@@ -187,7 +198,17 @@ def _groups(files: Sequence[str], given: Mapping[str, Any]) -> list[JobGroup]:
 def _with_options(configs: Sequence[RunConfig], given: Mapping[str, Any]) -> tuple[RunConfig, ...]:
     """Return the configs with the planner options that the command line sets."""
     chosen = with_given_options({config.label: config.request.chosen for config in configs}, given)
-    return tuple(replace(config, request=replace(config.request, planner=chosen[config.label])) for config in configs)
+    return tuple(config.under({"planner": chosen[config.label]}) for config in configs)
+
+
+def _allowed(wanted: int, streams: Output) -> int:
+    """Return how many jobs run at the same time, and say where the system allows fewer than are wanted."""
+    from remat_cli.batch.processes import FILES_EACH
+
+    allowed = processes_for_files(wanted, FILES_EACH)
+    if allowed < wanted:
+        streams.notes([f"{allowed} jobs at a time, not {wanted}: the system allows no more open files (ulimit -n)"])
+    return allowed
 
 
 def _executor(scheduler: str | None, slots: int, limits: JobLimits) -> Executor:

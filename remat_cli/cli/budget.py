@@ -9,8 +9,16 @@ from typing import Any
 import click
 
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import graph_argument, graph_options, output_options, planner_options, read_call
+from remat_cli.cli.options import (
+    graph_argument,
+    graph_options,
+    output_options,
+    planner_options,
+    read_call,
+    setting_option,
+)
 from remat_cli.cli.output import Output
+from remat_cli.config import Request
 from remat_cli.errors import ExitCode
 from remat_cli.prepare import prepare
 from remat_cli.units import BudgetSpec
@@ -18,7 +26,7 @@ from remat_cli.units import BudgetSpec
 
 @click.command("budget", cls=Verb)
 @graph_argument
-@click.option("--max-overhead", metavar="SHARE", help="Take only plans of at most this overhead, such as 10%.")
+@setting_option(Request, "max_overhead")
 @graph_options
 @planner_options
 @output_options

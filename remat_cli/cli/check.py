@@ -7,16 +7,17 @@ from fnmatch import fnmatchcase
 from os.path import exists, islink  # unlike those of Path, false for a name that no file can have
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import OFFLOAD
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.options import plan_settings, said_on_command_line
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import READ, called, in_a_call, is_stdin
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.formats.writing import check_writes
+from remat_cli.settings import option_of
 
 if TYPE_CHECKING:
     from remat_cli.checks.baseline import Figures
@@ -47,12 +48,14 @@ _EXAMPLE = "`remat check --init` writes one; or write  models: [{path: model.onn
     help="Write the report here, and print the table.",
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Check only this model; 'unet*' for several. Repeatable.")
-@OFFLOAD
+@plan_settings
+@click.option("--no-code", is_flag=True, help="Run no Python: a model that is a function (train.py:step) is an error.")
 @click.option("--init", "is_first", is_flag=True, help="Write PROJECT for the models in its folder and below.")
 @click.option("--update-baseline", is_flag=True, help="Write the baseline to which max_regression compares.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, metavar="N", show_default=True, help="Models at a time."
 )
+@force_option
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def command(
     project: Path,
@@ -60,16 +63,20 @@ def command(
     as_json: bool,
     output: Path | None,
     only: tuple[str, ...],
-    offload: bool | None,
+    no_code: bool,
     is_first: bool,
     update_baseline: bool,
     jobs: int,
     quiet: bool,
+    **given: Any,
 ) -> int:
     """Hold the models of a project to budgets and limits. PROJECT is a YAML file. [default: remat.yaml]
 
     Exits with 0 if all models hold, and with 3 if one fails or warns that its run takes more than predicted. If a model
     cannot be read or planned, the others are still checked, and the exit code is that of its error (2, 4, 5 or 6).
+
+    A model may be a function of a Python file, which is imported and run; --no-code refuses that. Use it where others
+    may change PROJECT or that file, as in a pull request.
 
     --init writes PROJECT, with each ONNX model and native graph that lies beside or below it, and overwrites nothing.
 
@@ -86,14 +93,16 @@ def command(
     from remat_cli.checks.check import check_models, worst_exit_code
     from remat_cli.checks.project import load_project
 
+    said = said_on_command_line(given)
     if is_first:
-        asked = {"--format": forms, "--json": as_json, "-o": output, "--only": only, "--offload": offload}
+        asked = {"--format": forms, "--json": as_json, "-o": output, "--only": only}
+        asked |= {option_of(name): [value] for name, value in said.items()}
         _write_first(project, asked | {"--update-baseline": update_baseline}, Output(quiet=quiet))
         return ExitCode.DONE
     printed, files = _asked_for((*forms, "json") if as_json else forms, output)
     if not exists(project):
         raise UsageError(f"{project}: no such file", hint=_EXAMPLE)
-    loaded = load_project(project, offload=bool(offload), called=called(project))
+    loaded = load_project(project, said, called=called(project), may_run_code=not no_code)
     chosen = _chosen(loaded, only)
     baseline = _readable(loaded.baseline, read_baseline, or_none=update_baseline and not only)
     writes = {option: file for option, (_, file) in files.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,14 @@ import click
 from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
-from remat_cli.cli.output import Output
+from remat_cli.cli.output import Output, force_option
 from remat_cli.cli.stdin import READ, called
-from remat_cli.config import Request
+from remat_cli.config import GraphOptions, Request
 from remat_cli.core.problem import Observer
-from remat_cli.errors import ExitCode, UsageError
-from remat_cli.prepare import Prepared, prepare
+from remat_cli.errors import ExitCode, RematError, UsageError
+from remat_cli.formats import has_fixed_sizes
+from remat_cli.formats.reader import ALL_OTHER_DIMS
+from remat_cli.prepare import Prepared, prepare_without_absent_dims
 from remat_cli.units import BudgetSpec, parse_budgets
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ DEFAULT_BUDGETS = "80%,60%,40%"
 @graph_options
 @planners_options
 @output_options
+@force_option
 def command(
     graphs: tuple[Path, ...],
     budgets: str,
@@ -56,8 +59,8 @@ def command(
     """Set planners side by side: overhead, peak, time, bound, status, and how long each took, on each GRAPH.
 
     Each planner is asked at each budget, and each plan is replayed. A planner that cannot take a graph says why; the
-    others go on. Options such as --dim hold for all graphs. The exit code is 0 if every budget of every graph has a
-    plan.
+    others go on. Options such as --dim hold for all graphs; one that lacks a dimension is read without it. The exit
+    code is 0 if every budget of every graph has a plan.
 
     \b
     Examples:
@@ -85,7 +88,7 @@ def command(
         streams.notes([f"--offload makes no difference to {', '.join(others)}"])
     with streams.progress() as observe:
         observe.phase("reading the graphs")
-        prepared = [(path, prepare(path, config.graph)) for path in graphs]
+        prepared = _prepared(graphs, config.graph, streams)
         contests = _contests(prepared, requests, sizes, observe)
     if not any(contest.sweep.points for contest in contests):
         raise refused_by_all([curve for contest in contests for curve in contest.sweep.curves])
@@ -98,6 +101,29 @@ def command(
         lambda: compare_summary(contests, timing=not no_timing),
     )
     return ExitCode.INTERRUPTED if contests[-1].sweep.interrupted else compare_status(contests).exit_code
+
+
+def _prepared(graphs: Sequence[Path], options: GraphOptions, streams: Output) -> list[tuple[Path, Prepared]]:
+    """Read the graphs; of several, some may lack dims that are given for all."""
+    from remat_cli.planning.memory_need import notes_on_memory
+
+    optional = frozenset(options.dims) if len(graphs) > 1 else frozenset()
+    prepared = []
+    for path in graphs:
+        try:
+            prepared.append((path, prepare_without_absent_dims(path, options, optional)))
+            streams.notes(notes_on_memory(prepared[-1][1].graph))
+        except RematError as error:
+            if len(graphs) > 1:
+                error.name_file(str(called(path)))
+            raise
+    for dim in sorted(optional - {ALL_OTHER_DIMS}):
+        absent = [str(called(path)) for path, graph in prepared if dim not in graph.options.dims]
+        if len(absent) == len(graphs) and not all(map(has_fixed_sizes, graphs)):
+            raise UsageError(f"none of the graphs has a dimension {dim!r}", hint="check its name, or leave it out")
+        if absent:
+            streams.notes([f"read without --dim {dim}, which it does not have: {name}" for name in absent])
+    return prepared
 
 
 def _contests(

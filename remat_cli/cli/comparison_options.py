@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from remat_cli.cli.help import PLANNER, SectionedOption
-from remat_cli.cli.options import OFFLOAD, planner_lists
+from remat_cli.cli.options import PLAN_SETTINGS, planner_lists, said_on_command_line
 from remat_cli.config import (
     DEFAULT_PLANNER,
     PlannerChoice,
@@ -24,7 +24,7 @@ from remat_cli.config import (
     unknown_name,
 )
 from remat_cli.errors import RematError, UsageError
-from remat_cli.planners import OFFLOADERS, OFFLOADING, PLANNERS
+from remat_cli.planners import OFFLOADERS, PLANNERS
 from remat_cli.studies.sweep import Curve
 from remat_cli.units import parse_duration
 
@@ -51,7 +51,7 @@ _OPTIONS = (
         metavar="[PLANNER.]KEY=VALUE",
         help="Option of one planner, or of each that has it. Repeatable.",
     ),
-    OFFLOAD,
+    *PLAN_SETTINGS,
     _planner(
         "--time-limit",
         metavar="30s",
@@ -80,30 +80,27 @@ def read_planners(given: Mapping[str, Any], config: RunConfig, *, twice: bool = 
         UsageError: there is no such planner or config, one is named twice, an option is wrong, or no planner has it; or
             with `twice`, plans may offload and none of the planners does.
     """
-    listed = _listed(given)
-    choices: dict[str, PlannerChoice] = {}
-    offloading: list[str] = []
-    for label, choice, may_offload in _choices(listed or [config.request.chosen.name], config):
-        if label in choices:
+    asked: dict[str, Request] = {}
+    for label, request in _requests(_listed(given) or [config.request.chosen.name], config, given):
+        if label in asked:
             raise UsageError(f"--planner {label!r} is given twice", hint="name each once")
-        choices[label] = choice
-        if may_offload:
-            offloading.append(label)
-    given_options = with_given_options(choices, given)
+        asked[label] = request
+    choices = with_given_options({label: request.chosen for label, request in asked.items()}, given)
     requests = {
-        label: Request(
-            planner=with_short_limit(choice),
-            offload=label in offloading,
-            arena=config.request.arena,
-            alignment=config.request.alignment,
+        label: replace(
+            request,
+            budget=None,
+            max_overhead=None,  # all overheads are shown
+            planner=with_short_limit(choices[label]),
+            offload=request.offload and request.chosen.can_offload,
         )
-        for label, choice in given_options.items()
+        for label, request in asked.items()
     }
     for request in requests.values():
         request.check()
     if not twice:
         return requests
-    if config.request.offload and not offloading:
+    if config.request.offload and not any(request.offload for request in requests.values()):
         next(iter(choices.values())).check_can_offload()
     return _twice(requests)
 
@@ -165,24 +162,23 @@ def refused_by_all(curves: Sequence[Curve]) -> RematError:
     return UsageError(f"none of these planners can take it: {reasons}", hint=refusals[0].remedy)
 
 
-def _choices(listed: list[str], config: RunConfig) -> Iterator[tuple[str, PlannerChoice, bool]]:
-    """Yield each listed planner: the name under which it is shown, the planner, and whether its plans may offload."""
-    asked = config.request.offload
+def _requests(listed: list[str], config: RunConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, Request]]:
+    """Yield the request for each listed planner, by the name under which it is shown."""
     for entry in listed:
         if entry == ALL:
-            yield from ((name, PlannerChoice(name), asked and name in OFFLOADING) for name in PLANNERS)
+            yield from ((name, replace(config.request, planner=PlannerChoice(name))) for name in PLANNERS)
         elif entry in PLANNERS:
             of_config = config.request.chosen
-            choice = of_config if of_config.name == entry else PlannerChoice(entry)
-            yield entry, choice, asked and choice.can_offload
+            yield entry, replace(config.request, planner=of_config if of_config.name == entry else PlannerChoice(entry))
         elif Path(entry).suffix in (".yaml", ".yml") or entry in shipped_names("configs"):
             file = load_config(Path(entry))
             named = file.request.planner
             if named is None:
                 raise UsageError(f"--planner {entry}: the file names no planner", hint="add 'planner: ...' to it")
-            if file.request.offload:
+            request = config.under(file.said).under(said_on_command_line(given)).request
+            if file.request.offload and request.offload:
                 named.check_can_offload(f"--planner {entry}: ")
-            yield file.label, named, (asked or file.request.offload) and named.can_offload
+            yield file.label, replace(request, planner=named)
         else:
             raise unknown_name("--planner", entry, PLANNERS)
 

@@ -9,7 +9,7 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config
-from remat_cli.cli.output import Output
+from remat_cli.cli.output import Output, force_option
 from remat_cli.errors import UsageError
 from remat_cli.formats.native import graph_bytes
 from remat_cli.prepare import prepare
@@ -23,6 +23,7 @@ from remat_cli.prepare import prepare
 @click.option("--training", is_flag=True, help="Derive the training graph, as plan does.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @graph_options
+@force_option
 def command(graph: Path, output: Path, training: bool, quiet: bool, **given: Any) -> None:
     """Write GRAPH in the native JSON format.
 

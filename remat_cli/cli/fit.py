@@ -11,10 +11,10 @@ import click
 
 from remat_cli.cli.comparison_options import with_short_limit
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import output_options, planner_options, read_call, searched_graph_options
-from remat_cli.cli.output import Output
+from remat_cli.cli.options import output_options, planner_options, read_call, searched_graph_options, setting_option
+from remat_cli.cli.output import Output, force_option
 from remat_cli.cli.stdin import READ
-from remat_cli.config import load_measurements
+from remat_cli.config import Request, load_measurements
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.formats import has_fixed_sizes
 from remat_cli.units import BudgetSpec
@@ -24,14 +24,15 @@ _MOST = 1 << 20
 
 @click.command("fit", cls=Verb)
 @click.argument("model", type=READ, metavar="MODEL")
-@click.option("--budget", metavar="SIZE", help="Total device memory: 8GB (10^9), 8GiB (2^30) or bytes.")
-@click.option("--max-overhead", metavar="SHARE", help="Take only plans of at most this overhead, such as 20%.")
+@setting_option(Request, "budget", help="Total device memory: 8GB (10^9), 8GiB (2^30) or bytes.")
+@setting_option(Request, "max_overhead")
 @click.option("--multiple-of", type=click.IntRange(min=1), default=1, show_default=True, help="Step of the values.")
 @click.option("--at-most", type=click.IntRange(min=1), default=_MOST, show_default=True, help="Largest value tried.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan's schedule here; - is stdout.")
 @searched_graph_options
 @planner_options
 @output_options
+@force_option
 def command(
     model: Path, output: Path | None, multiple_of: int, at_most: int, as_json: bool, quiet: bool, **given: Any
 ) -> int:

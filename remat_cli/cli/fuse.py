@@ -8,7 +8,7 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import output_options
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option, may_replace
 from remat_cli.cli.stdin import READ
 from remat_cli.formats.writing import check_writes
 
@@ -24,6 +24,7 @@ from remat_cli.formats.writing import check_writes
     help="Also lay out tensors for this processor: faster, but only on processors like this one.",
 )
 @output_options
+@force_option
 def command(model: Path, output: Path, for_this_machine: bool, as_json: bool, quiet: bool) -> None:
     """Write MODEL as onnxruntime's optimiser leaves it: ops fused, constants computed. Plan the file that this writes.
 
@@ -47,7 +48,7 @@ def command(model: Path, output: Path, for_this_machine: bool, as_json: bool, qu
         observe.phase("fusing")
         fused = fuse(model, for_this_machine=for_this_machine)
     if output != STDOUT:
-        check_writes({"-o": output}, external_files(fused.proto, model).values())
+        check_writes({"-o": output}, external_files(fused.proto, model).values(), force=may_replace())
         rebase(fused.proto, model, output)
     streams.write(output, model_bytes(fused.proto))
     streams.report(lambda: fusion_report(model, fused, output), lambda: fusion_summary(model, fused, output))

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import graph_option, graph_options_of
-from remat_cli.cli.output import STDOUT, Output
-from remat_cli.config import Document, checked, parse_option, unknown_name
+from remat_cli.cli.options import graph_option, said_on_command_line
+from remat_cli.cli.output import STDOUT, Output, force_option
+from remat_cli.config import Document, GraphOptions, checked, parse_option, unknown_name
 from remat_cli.core.graph import Kind
 from remat_cli.errors import UsageError
 from remat_cli.formats.native import graph_bytes
@@ -43,6 +43,7 @@ from remat_cli.synthesis import synthesize
     default=STDOUT,
     help="Write the graph here. [default: - (stdout)]",
 )
+@force_option
 def command(
     family: str | None,
     lists: bool,
@@ -80,7 +81,7 @@ def command(
     generator = checked(GENERATORS[family], Document(said, "--option"))
     if ops is not None and generator.grows_by in said:
         raise UsageError(f"--ops chooses {generator.grows_by}", hint=f"leave out --option {generator.grows_by}=...")
-    graph = graph_options_of(costs)
+    graph = GraphOptions.of(said_on_command_line(costs))
     streams = Output(writes={"-o": output}, reads=graph.files)
     prepared = synthesize(generator, graph, kind=None if kind is None else Kind(kind), ops=ops)
     streams.write(output, graph_bytes(prepared.graph))

@@ -12,6 +12,8 @@ from remat_cli.cli.options import graph_argument, graph_options, merge_config, o
 from remat_cli.cli.output import Output
 from remat_cli.cli.stopwatch import Stopwatch
 from remat_cli.core.solve import baseline_of
+from remat_cli.errors import UsageError
+from remat_cli.formats.memory_snapshot import is_snapshot, read_snapshot
 from remat_cli.prepare import prepare
 
 
@@ -28,14 +30,25 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
       remat inspect model.onnx --dim batch=8 --dim seq=512
       remat inspect graph.json --json
       remat inspect graph.json --division
+      remat inspect snapshot.pickle
+
+    A .pickle that torch.cuda.memory._dump_snapshot has recorded is read too, safely: its peak, what fills that, and
+    what the allocator had reserved.
     """
     from remat_cli.reports.safe_text import Report
     from remat_cli.reports.summary import inspect_summary
     from remat_cli.reports.terminal.division import division_report, division_summary
     from remat_cli.reports.terminal.plan import inspect_report
+    from remat_cli.reports.terminal.recorded import recorded_report, recorded_summary
 
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet)
+    if is_snapshot(graph):
+        if division:
+            raise UsageError("--division is of graphs, and a recorded snapshot has none", hint="leave it out")
+        recorded = read_snapshot(graph)
+        streams.report(lambda: recorded_report(graph, recorded), lambda: recorded_summary(recorded))
+        return
     watch = Stopwatch()
     with watch.stage("reading"):
         prepared = prepare(graph, config.graph)

@@ -10,7 +10,7 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
-from remat_cli.cli.output import Output
+from remat_cli.cli.output import Output, force_option
 from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
 from remat_cli.formats import has_fixed_sizes
@@ -33,6 +33,7 @@ _MOST_NAMED = 4
 @click.option("--time-limit", default="10m", show_default=True, metavar="30s", help="Of the run of an ONNX model.")
 @graph_options
 @output_options
+@force_option
 def command(graph: Path, output: Path, time_limit: str, as_json: bool, quiet: bool, **given: Any) -> None:
     """Run each op of GRAPH on random tensors, on this machine, and write how long it takes.
 

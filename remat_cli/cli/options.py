@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,21 +13,18 @@ from click.shell_completion import CompletionItem
 from remat_cli.cli.help import GRAPH, OUTPUT, PLANNER, SectionedOption
 from remat_cli.cli.stdin import READ, NameToRead
 from remat_cli.config import (
-    DEFAULT_PLANNER,
     GraphOptions,
     Request,
     RunConfig,
     check_is_option,
     load_config,
-    named_planner,
     parse_option,
     shipped_names,
 )
-from remat_cli.core.arena import USUAL_ALIGNMENT
 from remat_cli.errors import UsageError
 from remat_cli.planners import PLANNERS
-from remat_cli.settings import declared, option_of
-from remat_cli.units import parse_budget, parse_duration, parse_share
+from remat_cli.settings import Settings, declared, option_of, without
+from remat_cli.units import parse_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _graph = partial(click.option, cls=SectionedOption, section=GRAPH)
@@ -80,35 +77,47 @@ _CONFIG = _graph(
 )
 
 # What a shell can complete of a setting's values, where they cannot be listed.
-_COMPLETIONS = {"device": device_names}
+_COMPLETIONS = {"device": device_names, "planner": planner_names}
+
+
+def setting_option(
+    owner: type[Settings], name: str, section: str | None = None, **different: Any
+) -> Callable[[Command], Command]:
+    """Return the click option of a declared setting.
+
+    Args:
+        owner: the class of which it is a field.
+        name: of the field.
+        section: of the help page; else the one of the verb's own options.
+        different: what click is told differently.
+    """
+    item = next(item for item in fields(owner) if item.name == name)
+    said, option = declared(item), option_of(name)
+    told: dict[str, Any] = {"help": said.help, "metavar": said.metavar, "shell_complete": _COMPLETIONS.get(name)}
+    if said.choices:
+        told["type"] = click.Choice(said.choices)
+    if said.names_file:
+        told["type"] = NameToRead()
+    if isinstance(item.default, bool):
+        # Either is said, or nothing: then the config file or the default decides.
+        option, told["default"] = f"{option}/{without(option)}", None
+    if item.default_factory is dict:
+        told["multiple"] = True
+    if section is not None:
+        told |= {"cls": SectionedOption, "section": section}
+    return click.option(option, name, **(told | different))
 
 
 def graph_option(name: str, **different: Any) -> Callable[[Command], Command]:
-    """Return the option that gives a field of `GraphOptions`, as it is declared there.
-
-    Args:
-        name: of the field.
-        different: what click is told differently.
-    """
-    return _setting_option(next(item for item in fields(GraphOptions) if item.name == name), **different)
+    """Return the click option of a field of `GraphOptions`; see `setting_option`."""
+    return setting_option(GraphOptions, name, GRAPH, **different)
 
 
-def _setting_option(item: Field[Any], **different: Any) -> Callable[[Command], Command]:
-    said = declared(item)
-    told: dict[str, Any] = {"help": said.help, "metavar": said.metavar, "shell_complete": _COMPLETIONS.get(item.name)}
-    if said.choices:
-        told["type"] = click.Choice(said.choices)
-    if (said.metavar or "").endswith("FILE"):
-        told["type"] = NameToRead()
-    if item.default is False:
-        told |= {"is_flag": True, "default": None}
-    if item.default_factory is dict:
-        told["multiple"] = True
-    return _graph(option_of(item.name), item.name, **(told | different))
-
-
-_OF_REQUEST = {item.name: item for item in fields(Request)}
-OFFLOAD = _setting_option(_OF_REQUEST["offload"], section=PLANNER)
+# Each verb takes these in its own way, if it does; all others are taken alike wherever something is planned.
+_BY_THE_VERB = ("budget", "planner", "max_overhead")
+PLAN_SETTINGS = tuple(
+    setting_option(Request, item.name, PLANNER) for item in fields(Request) if item.name not in _BY_THE_VERB
+)
 _GRAPH_OPTIONS = {item.name: graph_option(item.name) for item in fields(GraphOptions)}
 _SEARCHED_DIMS = graph_option(
     "dims",
@@ -117,12 +126,7 @@ _SEARCHED_DIMS = graph_option(
 )
 
 _PLANNER_OPTIONS = (
-    _planner(
-        "--planner",
-        metavar="NAME",
-        shell_complete=planner_names,
-        help=f"One of {', '.join(PLANNERS)}. [default: {DEFAULT_PLANNER}]",
-    ),
+    setting_option(Request, "planner", PLANNER),
     _planner(
         "--option",
         "options",
@@ -131,8 +135,12 @@ _PLANNER_OPTIONS = (
         shell_complete=option_keys,
         help="Option of the planner. Repeatable.",
     ),
-    OFFLOAD,
-    _planner("--time-limit", metavar="30s", help="Stop the planner after this time."),
+    *PLAN_SETTINGS,
+    _planner(
+        "--time-limit",
+        metavar="30s",
+        help="Stop the planner after this time; to read the graph and to judge the plan takes more.",
+    ),
     _planner("--seed", type=int, help="Seed of a planner that draws."),
     _planner(
         "-j",
@@ -142,21 +150,6 @@ _PLANNER_OPTIONS = (
         type=click.IntRange(min=0),
         metavar="N",
         help="Cores that the planner may use; 0: all.",
-    ),
-)
-
-_ADDRESS_OPTIONS = (
-    click.option(
-        "--addresses",
-        "arena",
-        is_flag=True,
-        help=declared(_OF_REQUEST["arena"]).help,
-    ),
-    click.option(
-        "--alignment",
-        type=click.IntRange(1, 2**40),
-        metavar="BYTES",
-        help=declared(_OF_REQUEST["alignment"]).help,
     ),
 )
 
@@ -175,9 +168,9 @@ def _apply(options: Iterable[Callable[[Command], Command]]) -> Callable[[Command
 graph_settings = _apply(_GRAPH_OPTIONS.values())
 graph_options = _apply((_CONFIG, *_GRAPH_OPTIONS.values()))
 searched_graph_options = _apply((_CONFIG, *(_GRAPH_OPTIONS | {"dims": _SEARCHED_DIMS}).values()))
+plan_settings = _apply(PLAN_SETTINGS)
 planner_options = _apply(_PLANNER_OPTIONS)
 output_options = _apply(_OUTPUT_OPTIONS)
-address_options = _apply(_ADDRESS_OPTIONS)
 
 
 def merge_config(given: dict[str, Any]) -> RunConfig:
@@ -190,51 +183,48 @@ def merge_config(given: dict[str, Any]) -> RunConfig:
         UsageError: the file or an option is wrong.
     """
     config = load_config(given["config"]) if given.get("config") is not None else RunConfig()
-    graph, request = graph_options_of(given), request_of(given)
-    if "arena" in given and given.get("alignment") is not None and not (request.arena or config.request.arena):
-        raise UsageError("--alignment goes with --addresses", hint="give --addresses, or leave it out")
+    said = said_on_command_line(given)
     # The same planner keeps the options that the file gives it; to another one they mean nothing.
-    if request.planner is not None and request.planner.name == config.request.chosen.name:
-        request = replace(request, planner=config.request.planner)
-    return replace(config, graph=config.graph.under(graph), request=config.request.under(request))
+    if "planner" in said and said["planner"].name == config.request.chosen.name:
+        del said["planner"]
+    merged = config.under(said)
+    for item in fields(Request):
+        needed = declared(item).needs
+        if needed in given and item.name in said and not merged.said.get(needed):
+            option, other = option_of(item.name), option_of(needed)
+            raise UsageError(f"{option} goes with {other}", hint=f"give {other}, or leave it out")
+    return merged
 
 
-def request_of(given: Mapping[str, Any]) -> Request:
-    """Return what a command line requests, without the options of the planner.
+def said_on_command_line(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings given on a command line, without the planner's own options.
 
-    Raises:
-        UsageError: there is no such planner, or a value is not understood.
-    """
-    planner, budget, max_overhead = (given.get(name) for name in ("planner", "budget", "max_overhead"))
-    return Request(
-        budget=None if budget is None else parse_budget(budget),
-        planner=None if planner is None else named_planner(planner),
-        max_overhead=None if max_overhead is None else parse_share(max_overhead),
-        offload=bool(given.get("offload")),
-        arena=bool(given.get("arena")),
-        alignment=given.get("alignment") or USUAL_ALIGNMENT,
-    )
-
-
-def graph_options_of(given: Mapping[str, Any]) -> GraphOptions:
-    """Return the options with which a graph is read, among those of a command line.
+    Args:
+        given: the options by their parameter names, as click hands them to a command.
 
     Raises:
         UsageError: a value is not understood.
     """
     said: dict[str, Any] = {}
-    for item in fields(GraphOptions):
+    for item in (*fields(Request), *fields(GraphOptions)):
         value, parse = given.get(item.name), declared(item).parse
         try:
             if isinstance(value, str):
                 said[item.name] = parse(value)
             elif isinstance(value, tuple | list):
-                said[item.name] = dict(parse(text) for text in value)
+                said |= {item.name: dict(parse(text) for text in value)} if value else {}
             elif value is not None:
                 said[item.name] = value
         except UsageError as error:
-            raise UsageError(f"{option_of(item.name)} {error.message}", hint=error.remedy) from None
-    return GraphOptions(**said)
+            raise UsageError(_with_option(option_of(item.name), error.message), hint=error.remedy) from None
+    return said
+
+
+def _with_option(option: str, message: str) -> str:
+    """Prefix a message with the option, unless it begins with it."""
+    if message.startswith(option):
+        return message
+    return f"{option} {message}" if message.startswith("'") else f"{option}: {message}"
 
 
 def read_call(given: dict[str, Any]) -> RunConfig:
@@ -258,6 +248,6 @@ def read_call(given: dict[str, Any]) -> RunConfig:
         if not choice.has("cores"):
             raise UsageError(f"--cores: {choice.name} uses one core", hint="leave it out")
         said["cores"] = given["cores"]
-    config = replace(config, request=replace(config.request, planner=choice.with_options(said)))
+    config = config.under({"planner": choice.with_options(said)})
     config.request.check()
     return config

@@ -12,6 +12,9 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from remat_cli.cli.help import OUTPUT, SectionedOption
 from remat_cli.cli.stdin import told
 from remat_cli.cli.streams import reader_may_leave, stdout_is_closed
 from remat_cli.core.problem import Observer
@@ -19,6 +22,7 @@ from remat_cli.errors import UsageError
 from remat_cli.formats.torch import file_of
 from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.interruption import heed_a_request_that_waits
+from remat_cli.system_limits import can_start_threads
 from remat_cli.units import format_share
 
 if TYPE_CHECKING:
@@ -26,7 +30,30 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 STDOUT = Path("-")
+_FORCE = "remat.force"
 _LOG = logging.getLogger("remat")
+
+
+def _note_force(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    context.meta[_FORCE] = value
+
+
+# Every verb that writes files takes it; `Output` heeds it.
+force_option = click.option(
+    "--force",
+    is_flag=True,
+    expose_value=False,
+    callback=_note_force,
+    cls=SectionedOption,
+    section=OUTPUT,
+    help="Replace files that are write-protected.",
+)
+
+
+def may_replace() -> bool:
+    """Tell whether --force was given."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_FORCE))
 
 
 class Output:
@@ -61,7 +88,8 @@ class Output:
             raise UsageError(f"{to_stdout[0]} -: there is no stdout", hint=f"name a file: {to_stdout[0]} FILE")
         self._stdout_is_taken = bool(to_stdout)
         logs = [Path(log.baseFilename) for log in _LOG.handlers if isinstance(log, logging.FileHandler)]
-        check_writes({option: path for option, path in asked.items() if path != STDOUT}, (*map(file_of, reads), *logs))
+        files = {option: path for option, path in asked.items() if path != STDOUT}
+        check_writes(files, (*map(file_of, reads), *logs), force=may_replace())
 
     def report(self, renderable: Callable[[], RenderableType], summary: Callable[[], Mapping[str, Any]]) -> None:
         """Show the report or, where that was asked for, the summary; only what is shown is made."""
@@ -106,7 +134,7 @@ class Output:
 
     @contextmanager
     def _shown_progress(self, *, keeps_plans: bool) -> Iterator[Observer]:
-        if self._quiet or not sys.stderr.isatty():
+        if self._quiet or not sys.stderr.isatty() or not can_start_threads():
             yield Observer()
             return
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -119,7 +147,7 @@ class Output:
         """Write a file whole or not at all; "-" is stdout. Tell whether there is still a reader."""
         heed_a_request_that_waits()
         if path != STDOUT:
-            write_file(path, content)
+            write_file(path, content, force=may_replace())
             return True
         with reader_may_leave():
             sys.stdout.buffer.write(content)

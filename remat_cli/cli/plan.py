@@ -9,17 +9,17 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import (
-    address_options,
     graph_argument,
     graph_options,
     output_options,
     planner_options,
     read_call,
+    setting_option,
 )
-from remat_cli.cli.output import STDOUT, Output
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import in_a_call
 from remat_cli.cli.stopwatch import Stopwatch, Timed
-from remat_cli.config import RunConfig
+from remat_cli.config import Request, RunConfig
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import prepare, prepare_in_parts
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @click.command("plan", cls=Verb)
 @graph_argument
-@click.option(
-    "--budget",
-    metavar="SIZE",
+@setting_option(
+    Request,
+    "budget",
     help="Total device memory: 8GB (10^9), 8GiB (2^30), bytes, 80% of the plain run's peak, '60% of activations', "
     "or min.",
 )
-@click.option("--max-overhead", metavar="SHARE", help="With --budget min: the smallest budget at this overhead.")
+@setting_option(Request, "max_overhead", help="With --budget min: the smallest budget at this overhead.")
 @click.option(
     "--as",
     "form",
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     help="Which modules of a PyTorch step to wrap in torch.utils.checkpoint, as code and settings.",
 )
 @click.option("--split", is_flag=True, help="Run parts of a PyTorch step one after another where the budget needs it.")
-@address_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the schedule here; - is stdout.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
 @graph_options
 @planner_options
 @output_options
+@force_option
 def command(
     graph: Path,
     form: str | None,
@@ -74,14 +74,15 @@ def command(
       remat plan train.py:step --budget 8GB --split -o schedule.json
     """
     from remat_cli.planning import plan, plan_split
+    from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.terminal.plan import plan_report
 
     config = read_call(given)
     request = config.request
-    if request.budget is None:
+    if request.budget is None and not request.banks:
         raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
-    if request.max_overhead is not None and not request.budget.smallest:
+    if request.max_overhead is not None and (request.budget is None or not request.budget.smallest):
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
     reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)
@@ -95,6 +96,7 @@ def command(
         with watch.stage("reading"):
             prepared_with = prepare_in_parts(graph, config.graph) if split else None
             prepared = prepare(graph, config.graph) if prepared_with is None else prepared_with({})
+        streams.notes(notes_on_memory(prepared.graph))
         with watch.stage("planning"):
             if prepared_with is None:
                 planning = plan(prepared, request, Timed(observe, watch))
@@ -109,7 +111,7 @@ def command(
             streams.write(html, plan_page(planning))
     written = None if output == STDOUT else output
     steps = next_steps(
-        planning.solution, in_a_call(graph), written, fused=config.graph.fused, is_compiled=_is_compiled(planning)
+        planning.solution, in_a_call(graph), written, fused=config.graph.fused, slow=_why_uncompiled(planning)
     )
     streams.report(
         lambda: plan_report(planning, shown=config.report, next_steps=steps, seconds=watch.seconds),
@@ -118,13 +120,13 @@ def command(
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
 
 
-def _is_compiled(planning: Planning) -> bool:
-    """Tell whether the planner that found the plan runs compiled, if it can be."""
+def _why_uncompiled(planning: Planning) -> str:
+    """Return why the planner that found the plan ran uncompiled, and what to do; nothing where it did not."""
     if (planning.solution.result.found_by or planning.planner.name) != "annealing":
-        return True
-    from remat_cli.planners.annealing.flat import is_ready
+        return ""
+    from remat_cli.planners.annealing.flat import why_uncompiled
 
-    return is_ready()
+    return why_uncompiled()
 
 
 def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:

@@ -14,7 +14,7 @@ from remat_cli.errors import UsageError
 @click.argument("names", nargs=-1, metavar="[PLANNER...]", shell_complete=planner_names)
 @click.option("--json", "as_json", is_flag=True, help="Print a machine-readable summary to stdout.")
 @click.option("--schema", is_flag=True, help="Print a JSON Schema of every planner's options.")
-@click.option("--compile", "compiles", is_flag=True, help="Compile the moves of annealing, once; needs numba.")
+@click.option("--compile", "compiles", is_flag=True, help="Compile annealing's moves and the search for arenas, once.")
 def command(names: tuple[str, ...], as_json: bool, schema: bool, compiles: bool) -> None:
     """List the planners, or the named ones: what each takes, searches and proves, its options and its source.
 
@@ -42,13 +42,19 @@ def command(names: tuple[str, ...], as_json: bool, schema: bool, compiles: bool)
 
 def _compile() -> None:
     """Compile what is called too often to be compiled within a time limit."""
+    from remat_cli.allocation.portfolio import compile_searches
+    from remat_cli.compiled import can_compile, trouble
     from remat_cli.generate.layered import Layered
     from remat_cli.planners.annealing.flat import compile_for, is_ready
-    from remat_cli.planners.annealing.kernel import IS_COMPILED
     from remat_cli.synthesis import synthesize
 
-    if not IS_COMPILED:
-        raise UsageError("numba, which compiles, is not installed", hint="pip install 'remat[fast]'")
     was_ready = is_ready()
-    compile_for(synthesize(Layered(), ops=40).graph)
-    click.echo("annealing: was compiled before" if was_ready else "annealing: compiled, and kept for later runs")
+    were_ready = False
+    if can_compile() and trouble() is None:
+        compile_for(synthesize(Layered(), ops=40).graph)
+        were_ready = compile_searches()
+    if found := trouble():
+        raise UsageError(found.reason, hint=found.remedy)
+    done = {True: "was compiled before", False: "compiled, and kept for later runs"}
+    click.echo(f"arenas: {done[were_ready]}")
+    click.echo(f"annealing: {done[was_ready]}")

@@ -9,8 +9,8 @@ import click
 
 from remat_cli.cli.comparison_options import planner_files, planners_options, read_planners, refused_by_all
 from remat_cli.cli.help import Verb
-from remat_cli.cli.options import address_options, graph_argument, graph_options, merge_config, output_options
-from remat_cli.cli.output import Output
+from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
+from remat_cli.cli.output import Output, force_option
 from remat_cli.errors import ExitCode
 from remat_cli.prepare import prepare
 from remat_cli.units import parse_budgets
@@ -29,12 +29,12 @@ DEFAULT_BUDGETS = "30%..100%:8"
     show_default=True,
     help="Sizes, shares of the plain run's peak, ranges with a number of budgets, and min, separated by commas.",
 )
-@address_options
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write a line for each point; - is stdout.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the curves: a file that ends in .png or .svg.")
 @graph_options
 @planners_options
 @output_options
+@force_option
 def command(
     graph: Path, budgets: str, csv_file: Path | None, plot: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> int:
@@ -51,6 +51,7 @@ def command(
       remat sweep model.onnx --dim batch=8 --device a100 --offload
       remat sweep graph.json --budgets min,2GB..8GB:7 --csv curve.csv
     """
+    from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.plot import check_can_plot, sweep_plot
     from remat_cli.reports.terminal.sweep import sweep_csv, sweep_report, sweep_summary
     from remat_cli.studies.sweep import sweep
@@ -65,6 +66,7 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         prepared = prepare(graph, config.graph)
+        streams.notes(notes_on_memory(prepared.graph))
         found = sweep(prepared, requests, sizes, observe)
     if not found.points:
         raise refused_by_all(found.curves)

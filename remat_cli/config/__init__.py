@@ -4,15 +4,16 @@ Everything that a user can set by name goes through here, from whichever side it
 a device profile, a table of measured times. Files:
 
 - `document`: YAML with the place of each value, and dataclasses built from it;
-- `graph_options`: how a file becomes the graph that is planned; add an option here;
-- `planner_choice`: a planner and its options; `request`: which plan is wanted, the planner among it;
+- `graph_options`: how a file becomes the graph that is planned; `request`: which plan is wanted. A field of either is
+  a setting, declared there and nowhere else;
+- `planner_choice`: a planner and its options;
 - `run_config`: a whole config file;
 - `shipped`: files that come with remat, device profiles among them;
 - `measurements`: what `remat measure` wrote, and plain tables of times.
 """
 
-from remat_cli.config.document import Document, checked, in_yaml, placed, read_yaml, unknown_name
-from remat_cli.config.graph_options import GIVEN_COSTS, GraphOptions
+from remat_cli.config.document import Document, checked, in_yaml, placed, read_yaml, said_in, unknown_name
+from remat_cli.config.graph_options import GIVEN_COSTS, GraphOptions, beside_file
 from remat_cli.config.measurements import load_measurements, measurements_bytes
 from remat_cli.config.planner_choice import (
     DEFAULT_PLANNER,
@@ -23,7 +24,7 @@ from remat_cli.config.planner_choice import (
     planner_schemas,
     planner_section,
 )
-from remat_cli.config.request import Request, RequestKeys, placed_share
+from remat_cli.config.request import Request
 from remat_cli.config.run_config import ReportOptions, RunConfig, load_config
 from remat_cli.config.shipped import beside, load_device, shipped_names
 
@@ -35,9 +36,9 @@ __all__ = [
     "PlannerChoice",
     "ReportOptions",
     "Request",
-    "RequestKeys",
     "RunConfig",
     "beside",
+    "beside_file",
     "check_is_option",
     "checked",
     "in_yaml",
@@ -48,10 +49,10 @@ __all__ = [
     "named_planner",
     "parse_option",
     "placed",
-    "placed_share",
     "planner_schemas",
     "planner_section",
     "read_yaml",
+    "said_in",
     "shipped_names",
     "unknown_name",
 ]

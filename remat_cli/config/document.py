@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from remat_cli.errors import UsageError
-from remat_cli.settings import choices_of
+from remat_cli.settings import Declared, Settings, choices_of, declared
 
 if TYPE_CHECKING:
     import yaml
@@ -64,24 +64,52 @@ def unknown_name(place: str, name: str, known: Mapping[str, object] | tuple[str,
     return UsageError(f"{place}: there is no {name!r}", hint=f"{hint}use one of {', '.join(known)}")
 
 
-@cache
-def _model(cls: type) -> type[BaseModel]:
-    """Return a pydantic model of the fields of a frozen dataclass, so that the dataclass itself needs no pydantic."""
-    from pydantic import ConfigDict, create_model
+# A key of a file: its name, its type, and its default (... where it has none).
+_Key = tuple[str, Any, Any]
 
+
+@cache
+def _keys(cls: type) -> tuple[_Key, ...]:
+    """Return a dataclass's fields as keys of a file."""
     hints = get_type_hints(cls)
-    known: dict[str, Any] = {}
+    keys: list[_Key] = []
     for item in fields(cls):
         default = item.default if item.default is not MISSING else ...
         if item.default_factory is not MISSING:
             default = item.default_factory()
-        known[item.name] = (hints[item.name], default)
-    return create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **known)
+        keys.append((item.name, hints[item.name], default))
+    return tuple(keys)
+
+
+@cache
+def _keys_in_files(owner: type[Settings]) -> tuple[_Key, ...]:
+    """Return settings as keys of a file, typed as a file has them."""
+    keys: list[_Key] = []
+    written = {item.name: declared(item).written for item in fields(owner)}
+    for name, hint, default in _keys(owner):  # type: ignore[arg-type]  # no hashable type, to mypy
+        if written[name] is not None:
+            hint = written[name] if default is not None else written[name] | None
+        keys.append((name, hint, default))
+    return tuple(keys)
+
+
+_MODELS: dict[tuple[tuple[Any, ...], ...], type[BaseModel]] = {}
+
+
+def _model(name: str, keys: Iterable[_Key]) -> type[BaseModel]:
+    """Return the pydantic model of these keys, made once."""
+    from pydantic import ConfigDict, create_model
+
+    known: dict[str, Any] = {key: (hint, default) for key, hint, default in keys}
+    identity = ((name, None), *((key, hint, default is ...) for key, (hint, default) in known.items()))
+    if identity not in _MODELS:
+        _MODELS[identity] = create_model(name, __config__=ConfigDict(extra="forbid", strict=True), **known)
+    return _MODELS[identity]
 
 
 def options_schema(cls: type) -> dict[str, Any]:
     """Return a JSON Schema of the fields of a frozen dataclass."""
-    return _model(cls).model_json_schema()
+    return _model(cls.__name__, _keys(cls)).model_json_schema()
 
 
 def checked(cls: type[Built], document: Document) -> Built:
@@ -90,21 +118,71 @@ def checked(cls: type[Built], document: Document) -> Built:
     Raises:
         UsageError: for the first thing that is wrong, with its place and, for an unknown key, what may be meant.
     """
+    values = _valid(_model(cls.__name__, _keys(cls)), document)  # type: ignore[arg-type]  # no hashable type, to mypy
+    _check_choices(cls, values, document)
+    return cls(**values)
+
+
+def said_in(
+    document: Document,
+    *owners: type[Settings],
+    more: Mapping[str, Any] | None = None,
+    without: Iterable[str] = (),
+    required: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a section's settings and its other keys; null counts as not given.
+
+    Args:
+        document: the section.
+        owners: the classes whose settings its keys are.
+        more: types of its other keys, by name.
+        without: settings that it does not take.
+        required: the key among the others that has to be there.
+
+    Raises:
+        UsageError: for the first thing that is wrong, as `checked` does.
+    """
+    if not document.values and required is None:
+        return {}, {}  # and pydantic need not be loaded
+    left_out, others = tuple(without), dict(more or {})
+    of_owners = (_keys_in_files(owner) for owner in owners)  # type: ignore[arg-type]
+    keys = [key for keys in of_owners for key in keys if key[0] not in left_out]
+    keys += [(name, hint, ...) if name == required else (name, hint | None, None) for name, hint in others.items()]
+    values = _valid(_model("Keys", keys), document)
+    said: dict[str, Any] = {}
+    for owner in owners:
+        _check_choices(owner, values, document)
+        for item in fields(owner):
+            if values.get(item.name) is not None:
+                said[item.name] = _read(declared(item), values[item.name], item.name, document)
+    return said, {name: values[name] for name in others if values.get(name) is not None}
+
+
+def _read(setting: Declared, value: Any, name: str, document: Document) -> Any:
+    if setting.read is not None:
+        return setting.read(value, document)
+    if setting.written is None:
+        return value
+    return placed(document, (name,), lambda: setting.parse(str(value)))
+
+
+def _valid(model: type[BaseModel], document: Document) -> dict[str, Any]:
+    """Validate a document against a model; return the values that it has."""
     from pydantic import ValidationError
 
     try:
         # By way of JSON, where text may stand for an enum's member and a whole number for a float.
-        model = _model(cls)  # type: ignore[arg-type]  # mypy holds that a class cannot be hashed
         valid = model.model_validate_json(json.dumps(document.values))
     except ValidationError as error:
-        known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
-        raise _first_fault(error.errors()[0], document, known) from None
-    values = {name: getattr(valid, name) for name in valid.model_fields_set}
-    for item in fields(cls):  # type: ignore[arg-type]
+        raise _first_fault(error.errors()[0], document, list(model.model_fields)) from None
+    return {name: getattr(valid, name) for name in valid.model_fields_set}
+
+
+def _check_choices(cls: type, values: Mapping[str, Any], document: Document) -> None:
+    for item in fields(cls):
         choices = choices_of(item)
         if choices and values.get(item.name) is not None and values[item.name] not in choices:
             raise unknown_name(document.place((item.name,)), values[item.name], choices)
-    return cls(**values)
 
 
 def _first_fault(fault: Mapping[str, Any], document: Document, known: list[str]) -> UsageError:

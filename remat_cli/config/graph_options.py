@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ from remat_cli.core.link import Duplex
 from remat_cli.costs import COST_MODELS
 from remat_cli.errors import UsageError
 from remat_cli.formats import ReadOptions
-from remat_cli.settings import setting
+from remat_cli.formats.input_values import is_file_name
+from remat_cli.settings import Said, declared, in_json, setting
 from remat_cli.training import OPTIMIZERS, Kernels
 
 # Cost models by name, and the file's own times, which need no model.
@@ -69,42 +69,36 @@ class GraphOptions(ReadOptions):
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that are named; a device may also be the name of one that comes with remat."""
-        return tuple(Path(name) for name in (self.device, self.measurements) if name is not None)
+        named = [getattr(self, item.name) for item in fields(self) if declared(item).names_file]
+        named += [value for value in self.values.values() if is_file_name(value)]
+        return tuple(Path(name) for name in named if name is not None)
 
     @property
     def recorded(self) -> dict[str, object]:
-        """What a schedule file says of how its graph was read, beside the mode.
+        """The options that a schedule file records of how its graph was read, beside the mode.
 
         Files of the user are left out, as they lie elsewhere for whoever reads the schedule; so is what changes no
         graph.
         """
-        said = {item.name: getattr(self, item.name) for item in fields(GraphOptions)}
-        for name in ("mode", "strict", "measurements"):
-            del said[name]
-        if self.device not in shipped_names("configs/devices"):
-            del said["device"]
-        return {name: value for name, value in said.items() if value}
-
-    def beside(self, folder: Path) -> GraphOptions:
-        """Return the options with their files' paths relative to `folder`, that of the file that names them."""
-        return replace(
-            self,
-            device=None if self.device is None else str(beside(folder, self.device)),
-            measurements=None if self.measurements is None else str(folder / self.measurements),
-        )
-
-    def under(self, above: GraphOptions) -> GraphOptions:
-        """Merge other options into these; `above` wins, name by name in mappings."""
-        said: dict[str, Any] = {}
+        said = self.not_default
         for item in fields(self):
-            value = getattr(above, item.name)
-            if isinstance(value, Mapping):
-                said[item.name] = {**getattr(self, item.name), **value}
-            elif value is not None and value is not False:
-                said[item.name] = value
-        return replace(self, **said)
+            is_of_user = declared(item).names_file and said.get(item.name) not in shipped_names("configs/devices")
+            if item.name == "mode" or is_of_user or not declared(item).changes_graph:
+                said.pop(item.name, None)
+        if "values" in said:
+            said["values"] = {name: value for name, value in self.values.items() if not is_file_name(value)}
+        return {name: in_json(value) for name, value in said.items() if value != {}}
 
-    @classmethod
-    def of(cls, raw: GraphOptions) -> GraphOptions:
-        """Return the options alone of a section of a file that has other keys, too."""
-        return cls(**{item.name: getattr(raw, item.name) for item in fields(cls)})
+
+def beside_file(said: Said, folder: Path) -> dict[str, Any]:
+    """Make the file paths in settings relative to `folder`, where the file with these settings lies."""
+    files = {item.name: declared(item) for item in fields(GraphOptions) if declared(item).names_file}
+    if "values" in said:
+        values = said["values"].items()
+        said = {**said, "values": {key: str(folder / one) if is_file_name(one) else one for key, one in values}}
+    return {
+        name: value
+        if name not in files
+        else str(folder / value if files[name].metavar == "FILE" else beside(folder, value))
+        for name, value in said.items()
+    }

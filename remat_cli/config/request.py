@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from remat_cli.config.document import Document, placed
-from remat_cli.config.planner_choice import PlannerChoice, planner_section
-from remat_cli.core.arena import USUAL_ALIGNMENT
+from remat_cli.config.banks import bank_entry, banks_section
+from remat_cli.config.planner_choice import DEFAULT_PLANNER, PlannerChoice, named_planner, planner_section
+from remat_cli.core.arena import USUAL_ALIGNMENT, Bank
 from remat_cli.core.graph import Graph
 from remat_cli.core.solve import bytes_of_budget
 from remat_cli.errors import UsageError
-from remat_cli.settings import Setting, setting
+from remat_cli.planners import PLANNERS
+from remat_cli.settings import Setting, Settings, setting
 from remat_cli.units import BudgetSpec, parse_budget, parse_share
+
+_LARGEST_ALIGNMENT = 1 << 40
+
+
+def _alignment(text: str) -> int:
+    if not text.isdecimal() or len(text) > 13 or not 1 <= int(text) <= _LARGEST_ALIGNMENT:
+        raise UsageError(
+            f"an alignment of {text} bytes is not possible", hint="give 64, or 1 for any address, up to 2^40"
+        )
+    return int(text)
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Settings):
     """A request for a plan; None stands for what is left open. It can be sent to another process.
 
     Attributes:
@@ -27,35 +39,57 @@ class Request:
         offload: plans may move tensors to the host and back.
         arena: everything in a plan gets an address. The budget is then that of the arena: resident bytes lie beside it.
         alignment: of addresses and of the size of an arena, in bytes.
+        banks: memories in which addresses lie, by name. The budget is then that of the sum: at most, and by default, as
+            much as they hold.
     """
 
-    budget: BudgetSpec | None = None
-    planner: PlannerChoice | None = None
-    max_overhead: Fraction | None = None
+    budget: BudgetSpec | None = setting(
+        None, "Total device memory, such as 8GB.", metavar="SIZE", parse=parse_budget, written=str | int
+    )
+    planner: PlannerChoice | None = setting(
+        None,
+        f"One of {', '.join(PLANNERS)}. [default: {DEFAULT_PLANNER}]",
+        metavar="NAME",
+        parse=named_planner,
+        written=str | dict[str, Any],
+        read=planner_section,
+    )
+    max_overhead: Fraction | None = setting(
+        None,
+        "Take only plans of at most this overhead, such as 10%.",
+        metavar="SHARE",
+        parse=parse_share,
+        written=str | float,
+    )
     offload: bool = setting(False, "Plans may move tensors to the host and back.")
     arena: bool = setting(
         False,
         "Give everything an address in one block; a budget is then the block's, and resident bytes lie beside it.",
+        flag="--addresses",
     )
     alignment: int = setting(
-        USUAL_ALIGNMENT, "With addresses: they are multiples of it. [default: 64]", metavar="BYTES"
+        USUAL_ALIGNMENT,
+        f"With addresses: they are multiples of it. [default: {USUAL_ALIGNMENT}]",
+        metavar="BYTES",
+        parse=_alignment,
+        written=int,
+        needs="arena",
+    )
+    banks: Mapping[str, Bank] = setting(
+        dict,
+        "With addresses: a memory of its own, with its speed beside the first. Repeatable.",
+        metavar="NAME=SIZE[:SPEED]",
+        parse=bank_entry,
+        written=dict[str, str | int],
+        read=banks_section,
+        flag="--bank",
+        needs="arena",
     )
 
     @property
     def chosen(self) -> PlannerChoice:
         """The planner that is asked: the one that was named, or the default."""
         return self.planner or PlannerChoice()
-
-    def under(self, above: Request) -> Request:
-        """Merge another request into this one; `above` wins."""
-        return Request(
-            budget=self.budget if above.budget is None else above.budget,
-            planner=self.planner if above.planner is None else above.planner,
-            max_overhead=self.max_overhead if above.max_overhead is None else above.max_overhead,
-            offload=self.offload or above.offload,
-            arena=self.arena or above.arena,
-            alignment=self.alignment if above.alignment == USUAL_ALIGNMENT else above.alignment,
-        )
 
     def at(self, budget_bytes: int) -> Request:
         """Return the same request at a budget of this size."""
@@ -65,15 +99,21 @@ class Request:
         """Return the budget for a graph, resident bytes included; None where it is the smallest that is found.
 
         Raises:
-            UsageError: no budget is named.
+            UsageError: no budget is named, or the smallest one for banks.
         """
+        held = self.beside(graph) + sum(bank.bytes for bank in self.banks.values())
+        if self.budget is None and self.banks:
+            return held
         if self.budget is None:
             raise UsageError(
                 "a plan needs a budget", hint=("give ", Setting("budget", "8GB"), ", 80% (of the plain peak) or min")
             )
+        if self.budget.smallest and self.banks:
+            raise UsageError("banks have sizes of their own: there is no smallest budget", hint="leave the banks out")
         if self.budget.smallest:
             return None
-        return self.beside(graph) + bytes_of_budget(self.budget, graph, self.beside(graph))
+        asked = self.beside(graph) + bytes_of_budget(self.budget, graph, self.beside(graph))
+        return min(asked, held) if self.banks else asked
 
     def beside(self, graph: Graph) -> int:
         """Return the resident bytes that the budget leaves out because they lie beside an arena."""
@@ -91,48 +131,5 @@ class Request:
         """
         chosen = self.chosen
         _ = chosen.built
-        if self.alignment < 1:
-            raise UsageError(
-                f"{place}an alignment of {self.alignment} bytes is not possible", hint="give 64, or 1 for any address"
-            )
         if self.offload:
             chosen.check_can_offload(place)
-
-
-@dataclass(frozen=True)
-class RequestKeys:
-    """The keys of a file that make up a request, as YAML gives them."""
-
-    planner: str | dict[str, Any] | None = None
-    budget: str | int | None = None
-    max_overhead: str | float | None = None
-    offload: bool = False
-    arena: bool = False
-    alignment: int = USUAL_ALIGNMENT
-
-    def request(self, document: Document) -> Request:
-        """Return the request; `document` is the section of the file in which the keys stand.
-
-        Raises:
-            UsageError: there is no such planner or option, or a value is wrong.
-        """
-        budget = self.budget
-        return Request(
-            budget=None if budget is None else placed(document, ("budget",), lambda: parse_budget(str(budget))),
-            planner=planner_section(self.planner, document),
-            max_overhead=placed_share(self.max_overhead, document),
-            offload=self.offload,
-            arena=self.arena,
-            alignment=self.alignment,
-        )
-
-
-def placed_share(max_overhead: str | float | None, document: Document) -> Fraction | None:
-    """Return the share that the key `max_overhead` of a section gives; None where it is not there.
-
-    Raises:
-        UsageError: it is no share.
-    """
-    if max_overhead is None:
-        return None
-    return placed(document, ("max_overhead",), lambda: parse_share(str(max_overhead)))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from remat_cli.config.document import checked, read_yaml
+from remat_cli.config.document import checked, read_yaml, said_in
 from remat_cli.config.graph_options import GraphOptions
-from remat_cli.config.request import Request, RequestKeys
+from remat_cli.config.request import Request
 from remat_cli.config.shipped import shipped
+from remat_cli.settings import Said, over
 
 
 @dataclass(frozen=True)
@@ -27,33 +29,38 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The settings of a run; None stands for what is left open.
+    """The settings of a run, as far as they were given.
 
     Attributes:
         label: the name by which the user knows it.
-        request: which plan is wanted.
-        graph: how the file becomes the graph that is planned.
+        said: the settings that were given: which plan is wanted, and how the file becomes the graph that is planned.
         report: what the terminal report shows.
         sources: the config files that it comes from.
     """
 
     label: str = ""
-    request: Request = field(default_factory=Request)
-    graph: GraphOptions = field(default_factory=GraphOptions)
+    said: Said = field(default_factory=dict)
     report: ReportOptions = field(default_factory=ReportOptions)
     sources: tuple[Path, ...] = ()
+
+    @cached_property
+    def request(self) -> Request:
+        """Which plan is wanted, defaults included."""
+        return Request.of(self.said)
+
+    @cached_property
+    def graph(self) -> GraphOptions:
+        """How the file becomes the graph that is planned, defaults included."""
+        return GraphOptions.of(self.said)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The config files, and the files that they name."""
         return (*self.sources, *self.graph.files)
 
-
-@dataclass(frozen=True)
-class _ConfigFile(RequestKeys, GraphOptions):
-    """The keys of a config file, as YAML gives them."""
-
-    report: dict[str, Any] = field(default_factory=dict)
+    def under(self, above: Said) -> RunConfig:
+        """Return the run with other settings on top, which win."""
+        return replace(self, said=over(self.said, above))
 
 
 def load_config(path: Path) -> RunConfig:
@@ -64,11 +71,10 @@ def load_config(path: Path) -> RunConfig:
     """
     source = shipped(path, "configs")
     document = read_yaml(source)
-    raw = checked(_ConfigFile, document)
+    said, more = said_in(document, Request, GraphOptions, more={"report": dict[str, Any]})
     return RunConfig(
         label=path.stem,
-        request=raw.request(document),
-        graph=GraphOptions.of(raw),
-        report=checked(ReportOptions, document.section("report", raw.report)),
+        said=said,
+        report=checked(ReportOptions, document.section("report", more.get("report", {}))),
         sources=(source,),
     )

@@ -1,12 +1,13 @@
-"""Arenas: one block of memory with an offset for all that a schedule keeps in it, and the judge's check of them.
+"""Arenas: blocks of memory with an offset for all that a schedule keeps in them, and the judge's check of them.
 
 The check is written the slow, obvious way, and shares nothing with who chose the offsets.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from remat_cli.core.graph import Graph, Op
 from remat_cli.core.schedule import Compute, Free, Inplace, Prefetch, Schedule
@@ -25,28 +26,66 @@ class Address:
     Attributes:
         step: index of the step that makes it; `AT_START` of a graph input.
         tensor: its name; None: the workspace of the op that the step runs.
-        offset: of its first byte, from the beginning of the arena.
+        offset: of its first byte, from the beginning of the arena, or of its bank.
+        bank: name of the bank; None where the arena has none.
     """
 
     step: int
     tensor: str | None
     offset: int
+    bank: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """A memory of its own, with addresses from 0 on.
+
+    Attributes:
+        name: of its own among the banks.
+        bytes: its size.
+        speed: bytes a time, beside the first bank's.
+    """
+
+    name: str
+    bytes: int
+    speed: Fraction
+
+    def __str__(self) -> str:
+        """The bank as users write it, without its name: SIZE[:SPEED]."""
+        return str(self.bytes) if self.speed == 1 else f"{self.bytes}:{float(self.speed):g}"
 
 
 @dataclass(frozen=True)
 class Arena:
-    """One block of memory in which all tensors and workspaces of a schedule lie; resident bytes lie beside it.
+    """Memory in which all tensors and workspaces of a schedule lie; resident bytes lie beside it.
 
     Attributes:
-        bytes: size of the block.
+        bytes: size of the block; with banks, as much as is used of them together.
         alignment: every offset is a multiple of it.
         addresses: one for each thing of more than 0 bytes that a step makes. The first output of an in-place step has
             none: it lies where the input lay whose storage it takes over.
+        banks: in which everything lies, each thing in one; empty: in one block.
     """
 
     bytes: int
     alignment: int
     addresses: tuple[Address, ...]
+    banks: tuple[Bank, ...] = ()
+
+    @property
+    def span_bytes(self) -> int:
+        """Size of the block, or of all banks together."""
+        return sum(bank.bytes for bank in self.banks) or self.bytes
+
+    @property
+    def bank_starts(self) -> dict[str | None, int]:
+        """Where each bank begins if they stand one after the other, by name; None stands for the block."""
+        starts: dict[str | None, int] = {None: 0}
+        at = 0
+        for bank in self.banks:
+            starts[bank.name] = at
+            at += bank.bytes
+        return starts
 
 
 def check_arena(graph: Graph, schedule: Schedule, arena: Arena) -> None:
@@ -63,7 +102,8 @@ def check_arena(graph: Graph, schedule: Schedule, arena: Arena) -> None:
         InvalidSchedule: something has no address, or a wrong one; the first clash is named. Or an address is of
             nothing that the step makes.
     """
-    block = _Block(arena, _offsets(arena))
+    rooms = _rooms(arena)
+    block = _Block(arena, rooms, _offsets(arena, rooms))
     for name in graph.inputs:
         block.place(AT_START, name, graph.tensors[name].bytes)
     for index, step in enumerate(schedule.steps):
@@ -84,9 +124,43 @@ def check_arena(graph: Graph, schedule: Schedule, arena: Arena) -> None:
             step=first,
             hint="each address is that of a tensor of more than 0 bytes that its step makes",
         )
+    used = sum(block.tops.values())
+    if arena.banks and used > arena.bytes:
+        raise InvalidSchedule(
+            f"arena: {used} bytes of the banks are used, not {arena.bytes}", hint=f'write "bytes": {used}'
+        )
 
 
-def _offsets(arena: Arena) -> dict[tuple[int, str | None], int]:
+@dataclass(frozen=True)
+class _Room:
+    """A bank, or the whole arena, as a part of one line of addresses.
+
+    Attributes:
+        bank: its name; None of the whole arena.
+        begin: where it begins on that line.
+        bytes: its size.
+    """
+
+    bank: str | None
+    begin: int
+    bytes: int
+
+
+def _rooms(arena: Arena) -> list[_Room]:
+    """Return the rooms one after the other."""
+    if not arena.banks:
+        return [_Room(None, 0, arena.bytes)]
+    rooms: list[_Room] = []
+    for bank in arena.banks:
+        if any(bank.name == room.bank for room in rooms):
+            raise InvalidSchedule(f"arena: two banks are named {bank.name!r}", hint="give each a name of its own")
+        rooms.append(_Room(bank.name, rooms[-1].begin + rooms[-1].bytes if rooms else 0, bank.bytes))
+    return rooms
+
+
+def _offsets(arena: Arena, rooms: list[_Room]) -> dict[tuple[int, str | None], int]:
+    """Return the addresses on the line of all rooms."""
+    by_name = {room.bank: room for room in rooms}
     offsets: dict[tuple[int, str | None], int] = {}
     for address in arena.addresses:
         place = address.step, address.tensor
@@ -96,8 +170,27 @@ def _offsets(arena: Arena) -> dict[tuple[int, str | None], int]:
                 step=address.step,
                 hint="leave one of them out",
             )
-        offsets[place] = address.offset
+        room = by_name.get(address.bank)
+        if room is None:
+            known = ", ".join(repr(bank.name) for bank in arena.banks) or "none"
+            raise InvalidSchedule(
+                f"arena: {_at(address.step)}: {_named(address.tensor)} lies in no bank that there is: {address.bank!r}",
+                step=address.step,
+                hint=f"the arena's banks: {known}",
+            )
+        if not 0 <= address.offset < max(1, room.bytes):
+            raise _outside(address.step, address.tensor, room, f"{address.offset}, outside")
+        offsets[place] = room.begin + address.offset
     return offsets
+
+
+def _outside(step: int, tensor: str | None, room: _Room, fault: str) -> InvalidSchedule:
+    whole = "the arena" if room.bank is None else f"bank {room.bank!r}"
+    return InvalidSchedule(
+        f"arena: {_at(step)}: {_named(tensor)} lies at {fault} {whole} of {room.bytes} bytes",
+        step=step,
+        hint="give it another address",
+    )
 
 
 @dataclass
@@ -106,14 +199,18 @@ class _Block:
 
     Attributes:
         arena: the arena.
-        offsets: those that nothing lies at yet, by step and tensor.
+        rooms: its banks, in a line.
+        offsets: addresses on that line at which nothing lies yet, by step and tensor.
+        tops: by bank, where what lay highest ended.
     """
 
     arena: Arena
+    rooms: list[_Room]
     offsets: dict[tuple[int, str | None], int]
     starts: list[int] = field(default_factory=list)  # of all that lies there, in order of address
     lying: dict[int, tuple[int, str | None]] = field(default_factory=dict)  # by start: its end, and what it is
     start: dict[str, int] = field(default_factory=dict)  # of each tensor that lies there
+    tops: dict[str | None, int] = field(default_factory=dict)
 
     def place(self, step: int, tensor: str | None, size: int) -> None:
         """Let something lie at the offset that it has; what has 0 bytes has none."""
@@ -135,9 +232,11 @@ class _Block:
         for neighbour in self.starts[max(0, index - 1) : index + 1]:
             end, other = self.lying[neighbour]
             if neighbour < offset + size and offset < end:
+                begin, bank = self._room(offset).begin, self._room(offset).bank
                 raise InvalidSchedule(
-                    f"arena: {_at(step)}: {_named(tensor)} lies at {offset} to before {offset + size}, "
-                    f"{_named(other)} at {neighbour} to before {end}",
+                    f"arena: {_at(step)}: {_named(tensor)} lies at {offset - begin} to before {offset + size - begin}, "
+                    f"{_named(other)} at {neighbour - begin} to before {end - begin}"
+                    f"{'' if bank is None else f', both in bank {bank!r}'}",
                     step=step,
                     hint="both are in memory at this step; give one of them another address",
                 )
@@ -156,16 +255,22 @@ class _Block:
         del self.starts[bisect_left(self.starts, offset)]
         del self.lying[offset]
 
+    def _room(self, offset: int) -> _Room:
+        return self.rooms[max(0, bisect_right(self.rooms, offset, key=lambda room: room.begin) - 1)]
+
     def _check_inside(self, step: int, tensor: str | None, offset: int, size: int) -> None:
-        fault = None
-        if offset < 0 or offset + size > self.arena.bytes:
-            fault = f"{offset} to before {offset + size}, outside the arena of {self.arena.bytes} bytes"
-        elif offset % self.arena.alignment:
-            fault = f"{offset}, no multiple of {self.arena.alignment}, which is the alignment"
-        if fault is not None:
+        room = self._room(offset)
+        within = offset - room.begin
+        if within + size > room.bytes:
+            raise _outside(step, tensor, room, f"{within} to before {within + size}, outside")
+        if within % self.arena.alignment:
             raise InvalidSchedule(
-                f"arena: {_at(step)}: {_named(tensor)} lies at {fault}", step=step, hint="give it another address"
+                f"arena: {_at(step)}: {_named(tensor)} lies at {within}, no multiple of {self.arena.alignment}, "
+                "which is the alignment",
+                step=step,
+                hint="give it another address",
             )
+        self.tops[room.bank] = max(self.tops.get(room.bank, 0), within + size)
 
 
 def _compute(block: _Block, graph: Graph, op: Op, step: int) -> None:

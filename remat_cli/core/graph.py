@@ -61,6 +61,8 @@ class Tensor:
         shape: dimensions, for people; None where not known.
         dtype: element type, for people; None where not known.
         view_of: the tensor whose storage this one shares, itself no view once the graph is built.
+        held: somebody outside of the graph holds it once it is made: it cannot leave the device. Its op runs once.
+        lasts: no op reads it, and the plain run keeps it to the end all the same, as onnxruntime does. Plans need not.
     """
 
     name: str
@@ -68,6 +70,8 @@ class Tensor:
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
     view_of: str | None = None
+    held: bool = False
+    lasts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,11 @@ class Draft:
         return self.resident_bytes + sum(self.tensors[name].bytes for name in self.inputs)
 
     @cached_property
+    def lasting(self) -> frozenset[str]:
+        """Tensors that no op reads, and that the plain run keeps to the end."""
+        return frozenset(name for name, tensor in self.tensors.items() if tensor.lasts and not self.consumers[name])
+
+    @cached_property
     def gradients(self) -> tuple[str, ...]:
         """Tensors that the backward pass makes and the step ends with."""
         made = (name for name in dict.fromkeys(self.outputs) if name in self.producer)
@@ -246,6 +255,7 @@ class GraphArrays:
         inputs: for each op, the numbers of its inputs.
         outputs: for each op, the numbers of its outputs.
         recomputable: [N] bool, may run again.
+        is_held: [T] bool, cannot leave the device.
         inplace: for each op, the number of the input whose storage its first output can take over, or -1.
         inplace_bytes: [N] int64, bytes that working in place saves; 0 too where that input is one of the graph's.
         is_output: [T] bool, must be in memory at the end.
@@ -261,6 +271,7 @@ class GraphArrays:
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
     recomputable: NDArray[np.bool_]
+    is_held: NDArray[np.bool_]
     inplace: tuple[int, ...]
     inplace_bytes: NDArray[np.int64]
     is_output: NDArray[np.bool_]
@@ -295,6 +306,7 @@ class GraphArrays:
             inputs=inputs,
             outputs=outputs,
             recomputable=np.fromiter((op.recomputable for op in graph.ops), dtype=np.bool_, count=len(graph.ops)),
+            is_held=np.fromiter((t.held for t in graph.tensors.values()), dtype=np.bool_, count=len(names)),
             inplace=tuple(-1 if op.inplace is None else index[op.inplace] for op in graph.ops),
             inplace_bytes=inplace_bytes,
             is_output=is_output,
@@ -589,6 +601,12 @@ def _check_outputs(graph: Graph) -> None:
     if len(set(graph.outputs)) != len(graph.outputs):
         twice = next(name for name, count in Counter(graph.outputs).items() if count > 1)
         raise GraphError(f"the outputs name {twice!r} twice", hint="name each output once")
+    for name in (tensor.name for tensor in graph.tensors.values() if tensor.held):
+        if name not in graph.outputs or (name in graph.producer and graph.producer[name].recomputable):
+            raise GraphError(
+                f"tensor {name!r} is held, but it is no output, or the op that makes it may run again",
+                hint="name it among the outputs, and give that op recomputable: false; or take held away",
+            )
 
 
 def _check_known(names: Iterable[str], known: Mapping[str, object] | set[str], where: str) -> None:

@@ -90,8 +90,15 @@ def input_order(graph: Graph) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def plain_run(graph: Graph) -> Schedule:
-    """Return the plain run: every op once in the input order, each tensor freed at its last use."""
-    return with_frees(graph, input_order(graph))
+    """Return the plain run: every op once in the input order, each tensor freed at its last use.
+
+    What lasts without being read is never freed: `Tensor.lasts`.
+    """
+    schedule = with_frees(graph, input_order(graph))
+    if not graph.lasting:
+        return schedule
+    lasting = graph.lasting
+    return Schedule(tuple(step for step in schedule.steps if type(step) is not Free or step.tensor not in lasting))
 
 
 def changes(graph: Graph, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -264,6 +264,8 @@ def _free(device: _Device, name: str) -> None:
     _check_tensor(device, name)
     if _is_graph_input(device, name):
         raise _Broken(f"tensor {name!r} is a graph input, which stays from start to end")
+    if device.graph.tensors[name].held:
+        raise _Broken(f"tensor {name!r} is held from outside of the graph, and stays once it is made")
     if name not in device.live:
         raise _Broken(f"tensor {name!r} is not in memory", "it was freed before, or never made")
     if name in device.offloading:
@@ -278,6 +280,8 @@ def _offload(device: _Device, name: str) -> None:
     _check_in_memory(device, (name,))
     if name in device.offloading:
         raise _Broken(f"tensor {name!r} is being offloaded already", "wait for that first")
+    if device.graph.tensors[name].held:
+        raise _Broken(f"tensor {name!r} is held from outside of the graph, and cannot leave the device")
     _transfer(device, name, Direction.TO_HOST)
     device.offloading.add(name)
     device.on_host.add(name)

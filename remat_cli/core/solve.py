@@ -73,10 +73,13 @@ class Solution:
 
     @property
     def needed_bytes(self) -> int | None:
-        """The smallest budget that the plan fits: its peak or, with addresses, its arena beside resident bytes."""
+        """The smallest budget that the plan fits: its peak or, in one block, its arena beside resident bytes."""
         if self.trace is None:
             return None
-        return self.trace.peak_bytes if self.arena is None else self.problem.graph.resident_bytes + self.arena.bytes
+        in_block = self.arena is not None and not self.arena.banks
+        return (
+            self.problem.graph.resident_bytes + self.arena.bytes if in_block and self.arena else self.trace.peak_bytes
+        )
 
     @property
     def fragmentation_bytes(self) -> int | None:
@@ -251,7 +254,8 @@ def with_arena(solution: Solution, schedule: Schedule, arena: Arena) -> Solution
         check_arena(problem.graph, schedule, arena)
     except InvalidSchedule as error:
         raise FalseClaim(f"the addresses that were found are wrong: {error.message}") from error
-    if problem.graph.resident_bytes + arena.bytes > problem.budget.device_bytes:
+    # Banks have sizes of their own.
+    if not arena.banks and problem.graph.resident_bytes + arena.bytes > problem.budget.device_bytes:
         raise FalseClaim(f"an arena of {arena.bytes} bytes was taken for one that fits the budget")
     sum_time = min(old.time, trace.time)
     if schedule is solution.result.schedule:

@@ -74,7 +74,7 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
 
 def _with_idle_dims(reading: Reading, options: ReadOptions) -> Reading:
     """Return what was read of a file of fixed sizes, with a note of sizes that were given in vain."""
-    idle = [*(name for name in options.dims if name != ALL_OTHER_DIMS), *options.input_shapes]
+    idle = [*(name for name in options.dims if name != ALL_OTHER_DIMS), *options.input_shapes, *options.values]
     if not idle:
         return reading
     note = f"all sizes in a JSON graph are fixed: those given for {', '.join(idle)} make no difference"

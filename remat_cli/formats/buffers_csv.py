@@ -1,4 +1,7 @@
-"""Buffers as CSV, in the format of MiniMalloc: `id,lower,upper,size`, to which `offset` is added."""
+"""Buffers as CSV, in the format of MiniMalloc: `id,lower,upper,size`, to which `offset` is added.
+
+A column `traffic` says how many bytes are moved to and from each buffer; without it, each is moved once.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,25 @@ class BufferFile:
         header: names of the columns, as they stand there.
         rows: the cells of each buffer.
         buffers: in the order of the rows.
+        traffic: bytes that are moved to and from each.
     """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     buffers: tuple[Buffer, ...]
+    traffic: tuple[int, ...]
 
-    def with_offsets(self, offsets: Sequence[int]) -> bytes:
-        """Return the file with a column `offset`, in bytes; one that is there is replaced."""
-        kept = [index for index, name in enumerate(self.header) if name != "offset"]
+    def with_offsets(self, offsets: Sequence[int], banks: Sequence[str] | None = None) -> bytes:
+        """Return the file with a column `offset`, in bytes, and `bank` where there are some; old ones are replaced."""
+        columns: dict[str, Sequence[object]] = (
+            {"offset": offsets} if banks is None else {"bank": banks, "offset": offsets}
+        )
+        kept = [index for index, name in enumerate(self.header) if name not in ("bank", "offset")]
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*(self.header[index] for index in kept), "offset"])
-        for row, offset in zip(self.rows, offsets, strict=True):
-            writer.writerow([*(row[index] for index in kept), offset])
+        writer.writerow([*(self.header[index] for index in kept), *columns])
+        for row, *added in zip(self.rows, *columns.values(), strict=True):
+            writer.writerow([*(row[index] for index in kept), *added])
         return text.getvalue().encode()
 
 
@@ -70,7 +78,24 @@ def read_buffers(path: Path) -> BufferFile:
     buffers = tuple(_buffer(row, columns, len(header), f"{path}:{line}") for line, row in rows)
     if sum(buffer.size for buffer in buffers) > LARGEST_TOTAL:
         raise GraphError(f"{path}: the sizes add up to more than 2^60 bytes", hint="are they in bytes?")
-    return BufferFile(header, tuple(row for _, row in rows), buffers)
+    return BufferFile(header, tuple(row for _, row in rows), buffers, _traffic(header, rows, buffers, path))
+
+
+def _traffic(
+    header: Sequence[str], rows: Sequence[tuple[int, Sequence[str]]], buffers: Sequence[Buffer], path: Path
+) -> tuple[int, ...]:
+    if "traffic" not in header:
+        return tuple(buffer.size for buffer in buffers)
+    if header.count("traffic") > 1:
+        raise GraphError(f"{path}: two columns are named 'traffic'", hint="leave one of them out")
+    column = header.index("traffic")
+    traffic = tuple(_whole(row[column], "traffic", f"{path}:{line}") for line, row in rows)
+    for moved, (line, _) in zip(traffic, rows, strict=True):
+        if moved < 0:
+            raise GraphError(f"{path}:{line}: traffic {moved} is below 0", hint="give bytes that are written and read")
+    if sum(traffic) > LARGEST_TOTAL:
+        raise GraphError(f"{path}: the traffic adds up to more than 2^60 bytes", hint="is it in bytes?")
+    return traffic
 
 
 def _buffer(row: Sequence[str], columns: Mapping[str, int], width: int, where: str) -> Buffer:

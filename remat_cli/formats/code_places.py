@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>[0-9]{1,9})\b')
 
 
 def frames_of(trace: str) -> list[tuple[str, int]]:

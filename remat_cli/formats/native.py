@@ -69,8 +69,8 @@ def _fields_of(cls: type[Tensor | Op]) -> dict[str, _Field]:
 _TENSOR_FIELDS = _fields_of(Tensor)
 _OP_FIELDS = _fields_of(Op) | {"type": _Field("text", "")}
 del _OP_FIELDS["grad_flops"]  # the file has what became of it: `grad_time`
-# The place in the user's code is left out of the hash: adding a comment there must not change it.
-_FOR_PEOPLE = ("module", "source")
+# Left out of the hash: the place in the user's code, where a comment must not change it, and what no op computes.
+_NOT_HASHED = ("module", "source", "held")
 # Tensors and ops are read and written in lots of so many: enough for speed, and few beside a graph of a million ops.
 _LOT = 10_000
 
@@ -233,9 +233,9 @@ def graph_bytes(graph: Graph) -> bytes:
 
 @lru_cache(maxsize=4)  # whoever verifies, plans and reports asks for it again: seconds, for 100,000 ops
 def graph_sha256(graph: Graph) -> str:
-    """Return the hash that ties a schedule to its graph: of the native file without `module` and `source`."""
+    """Return the hash that ties a schedule to its graph: of the native file without `_NOT_HASHED`."""
     digest = sha256()
-    for part in _parts(graph, left_out=_FOR_PEOPLE):
+    for part in _parts(graph, left_out=_NOT_HASHED):
         digest.update(part)
     return digest.hexdigest()
 
@@ -245,12 +245,12 @@ def _parts(graph: Graph, left_out: Collection[str] = ()) -> Iterator[bytes]:
 
     Args:
         graph: what is written.
-        left_out: fields of ops that are left out in any case.
+        left_out: fields of tensors and ops that are left out in any case.
     """
     document: dict[str, Any] = {
         "format": FORMAT,
         "kind": str(graph.kind),
-        "tensors": _lots(tuple(graph.tensors.values())),
+        "tensors": _lots(tuple(graph.tensors.values()), left_out),
         "ops": _lots(graph.ops, left_out),
         "outputs": graph.outputs,
     }

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.operators import Operand, Operator
 from remat_cli.errors import UsageError
-from remat_cli.settings import Wording, setting
+from remat_cli.formats.input_values import parse_value
+from remat_cli.settings import Settings, Wording, setting
 from remat_cli.splitting.cuts import Split
 
 MODES = ("training", "inference")
@@ -39,6 +41,13 @@ class Aliasing(StrEnum):
     NONE = "none"  # every op writes storage of its own
 
 
+class Workspace(StrEnum):
+    """Whose kernels' workspace is counted: memory that an op takes while it runs, beside inputs and outputs."""
+
+    NONE = "none"
+    ONNXRUNTIME = "onnxruntime"  # its CPU provider
+
+
 def _entry(text: str) -> tuple[str, int]:
     name, equals, value = text.rpartition("=")
     if not equals or not name or not value.isdecimal() or len(value) > 18:
@@ -64,7 +73,7 @@ def _cut(text: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class ReadOptions:
+class ReadOptions(Settings):
     """How a file is read; formats without symbolic shapes need none of it.
 
     Attributes:
@@ -73,8 +82,10 @@ class ReadOptions:
         dims: values of symbolic dimensions by name; under `ALL_OTHER_DIMS`, that of all that are not named.
         input_shapes: whole shapes of graph inputs by name.
         value_shapes: shapes of values that cannot be inferred (results of unknown ops), by name.
+        values: values of inputs on which shapes or branches depend, by name; text is the name of a file.
         aliasing: which ops are views or work in place. By default as in PyTorch for training, as in onnxruntime for
             inference.
+        workspace: whose kernels' workspace is counted. By default onnxruntime's where `storage` is as in onnxruntime.
         parts: in how many parts the region around an op of a PyTorch step is run, by the op's name.
         fused: a PyTorch step is captured with the small ops that inductor fuses into kernels.
         strict: an estimate (an op that is not known, a size that had to be guessed) is an error.
@@ -82,22 +93,43 @@ class ReadOptions:
 
     mode: str | None = setting(None, "Derive the training graph, or plan the graph as it is.", choices=MODES)
     dims: Mapping[str, int] = setting(
-        dict, "Value of a symbolic dimension; '*=N': of all others. Repeatable.", metavar="NAME=N", parse=_entry
+        dict,
+        "Value of a symbolic dimension; '*=N': of all others. Repeatable.",
+        metavar="NAME=N",
+        parse=_entry,
+        flag="--dim",
     )
     input_shapes: Mapping[str, tuple[int, ...]] = setting(
-        dict, "Shape of an input. Repeatable.", metavar="X:1,3,224,224", parse=_shape
+        dict, "Shape of an input. Repeatable.", metavar="X:1,3,224,224", parse=_shape, flag="--input-shape"
     )
     value_shapes: Mapping[str, tuple[int, ...]] = setting(
-        dict, "Shape of a value that cannot be inferred. Repeatable.", metavar="Y:1,64,56,56", parse=_shape
+        dict,
+        "Shape of a value that cannot be inferred. Repeatable.",
+        metavar="Y:1,64,56,56",
+        parse=_shape,
+        flag="--value-shape",
+    )
+    values: Mapping[str, Any] = setting(
+        dict,
+        "Value of an input, on which shapes or branches depend. Repeatable.",
+        metavar="X=5|X.npy",
+        parse=parse_value,
+        flag="--value",
     )
     aliasing: Aliasing | None = setting(
         None, "Which ops are views or work in place.", choices=tuple(map(str, Aliasing)), parse=Aliasing
+    )
+    workspace: Workspace | None = setting(
+        None,
+        "Whose kernels' workspace an ONNX model is counted with.",
+        choices=tuple(map(str, Workspace)),
+        parse=Workspace,
     )
     parts: Mapping[str, str | int] = setting(
         dict, "Run the region around an op of a PyTorch step in parts. Repeatable.", metavar="OP=N", parse=_cut
     )
     fused: bool = setting(False, "Plan a PyTorch step for the kernels of torch.compile.")
-    strict: bool = setting(False, "Make every estimate an error.")
+    strict: bool = setting(False, "Make every estimate an error.", changes_graph=False)
 
     @property
     def cuts(self) -> dict[str, Split]:
@@ -112,6 +144,13 @@ class ReadOptions:
     def storage(self) -> Aliasing:
         """Which ops share storage by default: those of PyTorch in training, those of onnxruntime in inference."""
         return self.aliasing or (Aliasing.ORT_CPU if self.mode == "inference" else Aliasing.TORCH)
+
+    @property
+    def counts_workspace(self) -> bool:
+        """Whether the workspace of onnxruntime's kernels is counted."""
+        if self.workspace is None:
+            return self.storage is Aliasing.ORT_CPU
+        return self.workspace is Workspace.ONNXRUNTIME
 
 
 @dataclass(frozen=True)
@@ -129,6 +168,7 @@ class Reading:
         notes: what the user should know about the reading (what was scaled, sorted, ignored), one line each.
         training_notes: what the user should know first where the graph is trained.
         estimated: names of ops whose sizes are estimates.
+        guessed: why the sizes of results are guesses that may be too small, and what to do; None where none is.
         understated: why a run is known to take more memory than predicted, in a sentence without its full stop, and
             what to do; None where that is not known. It is among the notes, too.
         session: for which session of a runtime the predicted peaks hold, in a sentence; empty for every other graph.
@@ -142,5 +182,6 @@ class Reading:
     notes: tuple[str, ...] = ()
     training_notes: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()
+    guessed: tuple[str, str] | None = None
     understated: tuple[str, str] | None = None
     session: str = ""

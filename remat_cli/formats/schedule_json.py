@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_cli import __version__
-from remat_cli.core.arena import Address, Arena
+from remat_cli.core.arena import Address, Arena, Bank
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Duplex, Link
 from remat_cli.core.problem import Scope
@@ -79,8 +79,14 @@ def with_arena(path: Path, arena: Arena) -> bytes:
 
 def arena_fields(arena: Arena) -> dict[str, Any]:
     """Return what JSON says of an arena."""
-    offsets = [[address.step, address.tensor, address.offset] for address in arena.addresses]
-    return {"bytes": arena.bytes, "alignment": arena.alignment, "offsets": offsets}
+    offsets = [
+        [address.step, address.tensor, address.offset, *(() if address.bank is None else (address.bank,))]
+        for address in arena.addresses
+    ]
+    banks = [{"name": bank.name, "bytes": bank.bytes, "speed": str(bank.speed)} for bank in arena.banks]
+    return {"bytes": arena.bytes, "alignment": arena.alignment, "offsets": offsets} | (
+        {"banks": banks} if banks else {}
+    )
 
 
 def _file_bytes(document: Mapping[str, Any]) -> bytes:
@@ -90,7 +96,7 @@ def _file_bytes(document: Mapping[str, Any]) -> bytes:
         texts["steps"] = _lines(document["steps"])
     if "arena" in document:
         arena = document["arena"]
-        others = [f'"alignment": {_json(arena["alignment"])}', f'"bytes": {_json(arena["bytes"])}']
+        others = [f'"{key}": {_json(arena[key])}' for key in ("alignment", "banks", "bytes") if key in arena]
         texts["arena"] = f'{{{", ".join(others)}, "offsets": {_lines(arena["offsets"])}}}'
     lines = ",\n".join(f" {_json(key)}: {texts[key]}" for key in sorted(texts))
     return f"{{\n{lines}\n}}\n".encode()
@@ -194,6 +200,7 @@ class ScheduleFile:
         bound_overhead: no plan in `bound_scope` has less.
         bound_scope: as in `Scope`.
         bound_transfers: that scope has plans that move tensors to the host, too.
+        bound_basis: as in `Basis`.
         link: over which the transfers of the plan go; None where the file says none.
         arena: where everything lies; None where the file says nothing of it.
         figures: further whole numbers and names, by their places in the file ("baseline.time"): those in `FIGURES`.
@@ -211,6 +218,7 @@ class ScheduleFile:
     bound_overhead: float | None
     bound_scope: str | None
     bound_transfers: bool | None
+    bound_basis: str | None
     link: Link | None
     arena: Arena | None
     figures: Mapping[str, int | str]
@@ -253,6 +261,7 @@ def read_schedule(path: Path) -> ScheduleFile:
         bound_overhead=_said(document, "bound.overhead", float, path),
         bound_scope=_said(document, "bound.scope", str, path),
         bound_transfers=_said(document, "bound.transfers", bool, path),
+        bound_basis=_said(document, "bound.basis", str, path),
         link=_link(document, path),
         arena=_arena(document, path),
         figures={place: value for place, value in figures.items() if value is not None},
@@ -279,19 +288,36 @@ def _arena(document: Mapping[str, Any], path: Path) -> Arena | None:
             f"{path}: arena: needs bytes of at least 0, an alignment of at least 1, and offsets",
             hint='write it like {"bytes": 4096, "alignment": 64, "offsets": [[0, "y", 0]]}, or leave it out',
         )
+    banks = _said(document, "arena.banks", list, path) or []
     return Arena(
-        size, alignment, tuple(_address(item, f"{path}: arena.offsets[{i}]") for i, item in enumerate(offsets))
+        size,
+        alignment,
+        tuple(_address(item, f"{path}: arena.offsets[{i}]") for i, item in enumerate(offsets)),
+        tuple(_bank(item, f"{path}: arena.banks[{i}]") for i, item in enumerate(banks)),
     )
 
 
 def _address(item: Any, where: str) -> Address:
-    if isinstance(item, list) and len(item) == 3 and isinstance(item[1], str | None):
+    if isinstance(item, list) and len(item) in (3, 4) and isinstance(item[1], str | None):
         numbers = item[0], item[2]
-        if all(type(number) is int and abs(number) <= _LARGEST for number in numbers):
-            return Address(item[0], item[1], item[2])
+        is_text = all(isinstance(name, str) for name in item[3:])
+        if is_text and all(type(number) is int and abs(number) <= _LARGEST for number in numbers):
+            return Address(item[0], item[1], item[2], *item[3:])
     raise ScheduleFileError(
         f"{where}: {_short(item)} is no address",
-        hint='write it like [3, "y", 4096]: step, tensor, offset; null in place of the tensor is the op\'s workspace',
+        hint='write it like [3, "y", 4096]: step, tensor, offset, and the bank where there are some; null in place of '
+        "the tensor is the op's workspace",
+    )
+
+
+def _bank(item: Any, where: str) -> Bank:
+    if isinstance(item, dict) and isinstance(item.get("name"), str):
+        size, speed = item.get("bytes"), item.get("speed")
+        if type(size) is int and 0 < size <= _LARGEST and isinstance(speed, str) and _RATE.fullmatch(speed):
+            return Bank(item["name"], size, Fraction(speed))
+    raise ScheduleFileError(
+        f"{where}: {_short(item)} is no bank",
+        hint='write it like {"name": "sram", "bytes": 524288, "speed": "1"}; a speed may be a fraction, such as "2/5"',
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import stat
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +20,8 @@ from remat_cli.units import format_bytes
 # an ONNX file is, cannot be larger.
 LARGEST_GRAPH = 2**31 - 1
 LARGEST_CONFIG = 10**7
+_SPACES_BEFORE_COLON = (b" :", b"\t:", b"\n:", b"\r:")
+_LONGEST_NAME = 60
 _TOO_LARGE_GRAPH = "is this the right file? An ONNX model can be saved without its weights, as external data"
 
 
@@ -42,15 +46,26 @@ def check_regular_file(path: Path, *, error: type[RematError] = GraphError, larg
         )
 
 
+def open_regular(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> BufferedReader:
+    """Open a regular file to read its bytes: a device or a FIFO would give them without an end.
+
+    Raises:
+        RematError: as `check_regular_file`.
+        OSError: it cannot be opened.
+    """
+    check_regular_file(path, error=error, largest=largest)
+    return path.open("rb")
+
+
 def read_bytes(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> bytes:
     """Return the content of a regular file that is not empty, nor larger than `largest` bytes.
 
     Raises:
         RematError: of the class `error`, where that cannot be done.
     """
-    check_regular_file(path, error=error, largest=largest)
     try:
-        return path.read_bytes()
+        with open_regular(path, error=error, largest=largest) as file:
+            return file.read()
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}", hint="check its permissions") from None
     except MemoryError:
@@ -61,19 +76,31 @@ def parse_json(path: Path, content: bytes, *, error: type[RematError] = GraphErr
     """Return the JSON document in `content`.
 
     Raises:
-        RematError: of the class `error`, where the text is truncated, malformed, no UTF-8, or holds NaN or Infinity.
+        RematError: of the class `error`, where the text is truncated, malformed, no UTF-8, holds NaN or Infinity, or
+            gives a key twice in one object.
     """
 
     try:
-        return from_json(content, allow_inf_nan=False, cache_strings="keys")
+        document = from_json(content, allow_inf_nan=False, cache_strings="keys")
+        if _has_each_key_once(document, content):
+            return document
     except ValueError:
         pass  # it is read again, by what says where it is wrong and how, and skips a byte order mark
 
     def refuse_constant(name: str) -> NoReturn:
         raise error(f"{path}: holds {name}, which is not a JSON number", hint="replace it by a whole number")
 
+    def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            name = values.get("name")
+            place = f" in the object named {name[:_LONGEST_NAME]!r}" if isinstance(name, str) and key != "name" else ""
+            raise error(f"{path}: the key {key[:_LONGEST_NAME]!r} is given twice{place}", hint="keep one of the two")
+        return values
+
     try:
-        return json.loads(content.decode("utf-8-sig"), parse_constant=refuse_constant)
+        return json.loads(content.decode("utf-8-sig"), parse_constant=refuse_constant, object_pairs_hook=once_each)
     except json.JSONDecodeError as problem:
         at_end = problem.pos >= len(problem.doc.rstrip())
         what = "the JSON ends too early" if at_end else f"no valid JSON: {problem.msg}"
@@ -87,6 +114,40 @@ def parse_json(path: Path, content: bytes, *, error: type[RematError] = GraphErr
         raise error(f"{path}: the JSON is nested too deeply", hint="is this the right file?") from None
     except ValueError as problem:  # a number with more digits than Python converts
         raise error(f"{path}: {problem}", hint="no size or time needs so many digits") from None
+
+
+def _has_each_key_once(document: Any, content: bytes) -> bool:
+    """Tell whether each object has each key once; False if a quick look cannot tell.
+
+    There are no more keys in the text than colons. Nor, where no space stands before a colon, than colons after a
+    quotation mark, of which few are no key's.
+    """
+    if content.count(b":") == _keys_in(document, everywhere=False):
+        return True
+    if any(space in content for space in _SPACES_BEFORE_COLON):
+        return False
+    return content.count(b'":') == _keys_in(document, everywhere=True)
+
+
+def _keys_in(document: Any, *, everywhere: bool) -> int:
+    """Count the keys of a JSON document, or fewer: lists of mixed values are skipped.
+
+    Args:
+        document: as parsed.
+        everywhere: look into the objects of lists, too; that takes several times as long.
+    """
+    count, left = 0, [document]
+    while left:
+        item = left.pop()
+        if type(item) is dict:
+            count += len(item)
+            left += [value for value in item.values() if type(value) is dict or type(value) is list]
+        elif item and type(item[0]) is dict and set(map(type, item)) == {dict}:
+            if everywhere:
+                left += item
+            else:
+                count += sum(map(len, item))
+    return count
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remat_cli.core.problem import Observer, PlanResult, Problem, Scope
-from remat_cli.core.schedule import plain_run
+from remat_cli.core.schedule import input_order, plain_run, with_frees
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,10 @@ class KeepAll:
         from remat_cli.planners.shared.incumbent import Incumbent
 
         incumbent = Incumbent(problem, observe)
-        if not incumbent.fits(incumbent.offer(plain_run(problem.graph))):
+        graph = problem.graph
+        fits = incumbent.fits(incumbent.offer(plain_run(graph)))
+        if not fits and graph.lasting:  # the same, with what nobody reads freed at once
+            fits = incumbent.fits(incumbent.offer(with_frees(graph, input_order(graph))))
+        if not fits:
             incumbent.prove_that_none_fits(Scope.PLANNER, "the plain run recomputes nothing and does not fit")
         return incumbent.result()

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from remat_cli.allocation.of_schedule import arena_of
+from remat_cli.allocation.of_schedule import arena_in_banks, arena_of
 from remat_cli.allocation.reordering import reordered
-from remat_cli.core.arena import Arena
+from remat_cli.core.arena import Arena, Bank
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Budget, Observer, PassingObserver, Plan, Planner, PlanResult, Problem, Status
 from remat_cli.core.schedule import Schedule
@@ -48,8 +48,12 @@ class _Found(PassingObserver):
         super().found(plan)
 
 
-def solve_with_addresses(problem: Problem, planner: Planner, alignment: int, observe: Observer) -> Solution:
+def solve_with_addresses(
+    problem: Problem, planner: Planner, alignment: int, observe: Observer, banks: Sequence[Bank] = ()
+) -> Solution:
     """Search a plan whose arena, and resident bytes beside it, fit the budget.
+
+    With banks the plan's sum fits the budget, and everything has an address in one of them.
 
     Where the fastest plan's sum fits and no arena for it does, another order of its runs and frees comes next, then the
     other plans that the planner found. Then plans of a smaller sum are asked for. The planner's time limit, a minute
@@ -60,7 +64,7 @@ def solve_with_addresses(problem: Problem, planner: Planner, alignment: int, obs
         FalseClaim: a schedule of the planner's does not run.
         KeyboardInterrupt: interrupted before any plan was found.
     """
-    return _Search(problem, planner, alignment, observe).run()
+    return _Search(problem, planner, alignment, observe, banks).run()
 
 
 class _Search:
@@ -72,7 +76,9 @@ class _Search:
         interrupted: the user stopped it.
     """
 
-    def __init__(self, problem: Problem, planner: Planner, alignment: int, observe: Observer) -> None:
+    def __init__(
+        self, problem: Problem, planner: Planner, alignment: int, observe: Observer, banks: Sequence[Bank]
+    ) -> None:
         self.closest: int | None = None
         self.found: tuple[Schedule, Arena] | None = None
         self.interrupted = False
@@ -80,7 +86,9 @@ class _Search:
         self._planner = planner
         self._alignment = alignment
         self._observe = observe
-        self._capacity = problem.budget.device_bytes - problem.graph.resident_bytes
+        self._banks = banks
+        room = problem.budget.device_bytes - problem.graph.resident_bytes
+        self._capacity = min(room, sum(bank.bytes for bank in banks)) if banks else room
         self._limits = _limits(planner, observe)
         self._tried: set[Schedule] = set()
 
@@ -138,21 +146,28 @@ class _Search:
         self._tried.add(schedule)
         limits = self._limits.part(share, share * self._limits.work)
         before = limits.work
-        found, arena = arena_of(
-            self._problem.graph,
-            schedule,
-            limits,
-            capacity=self._capacity,
-            alignment=self._alignment,
-            observe=self._observe,
-        )
+        arena = self._in_banks(schedule, limits) if self._banks else self._in_block(schedule, limits)
         self._limits.spend(before - limits.work)
         if arena is not None:
             self.found = schedule, arena
-        elif found.closest_bytes is not None:
+        return arena is not None or self.interrupted
+
+    def _in_block(self, schedule: Schedule, limits: Limits) -> Arena | None:
+        alignment, observe = self._alignment, self._observe
+        graph, capacity = self._problem.graph, self._capacity
+        found, arena = arena_of(graph, schedule, limits, capacity=capacity, alignment=alignment, observe=observe)
+        if arena is None and found.closest_bytes is not None:
             self.closest = min(found.closest_bytes, self.closest or found.closest_bytes)
         self.interrupted |= found.interrupted
-        return arena is not None or self.interrupted
+        return arena
+
+    def _in_banks(self, schedule: Schedule, limits: Limits) -> Arena | None:
+        alignment, observe = self._alignment, self._observe
+        found, arena = arena_in_banks(
+            self._problem.graph, schedule, self._banks, limits, alignment=alignment, observe=observe
+        )
+        self.interrupted |= found.interrupted
+        return arena
 
 
 def _limits(planner: Planner, observe: Observer) -> Limits:

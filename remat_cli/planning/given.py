@@ -12,6 +12,9 @@ from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import Prepared
 from remat_cli.units import format_bytes
 
+# What makes schedules that no planner made, as their files say.
+MAKERS = ("checkpoints",)
+
 
 @dataclass(frozen=True)
 class Given:

@@ -160,7 +160,8 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
         # Only here, as the search for addresses loads OR-tools.
         from remat_cli.planning.addresses import solve_with_addresses
 
-        solved = solve_with_addresses(problem, planner, request.alignment, observe)
+        banks = tuple(request.banks.values())
+        solved = solve_with_addresses(problem, planner, request.alignment, observe, banks)
     else:
         solved = solve(problem, planner, observe)
     seconds = getattr(planner, "time_limit", _SECONDS)

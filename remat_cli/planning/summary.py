@@ -57,6 +57,9 @@ def arena_summary(solution: Solution) -> Summary | None:
         "alignment": solution.arena.alignment,
         "fragmentation_bytes": solution.fragmentation_bytes,
         "fragmentation_overhead": solution.fragmentation_overhead,
+        "banks": [
+            {"name": bank.name, "bytes": bank.bytes, "speed": float(bank.speed)} for bank in solution.arena.banks
+        ],
     }
 
 

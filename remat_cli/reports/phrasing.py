@@ -32,10 +32,6 @@ _LARGEST_SHOWN = 3
 # Below this ratio of the plain peak to the largest working set, a plan can save next to nothing.
 _LITTLE_ROOM = 1.05
 # Nobody asks where less than this went: a plan may take its time, a look at a graph should not.
-_COMPILE = (
-    "annealing found this plan uncompiled. It tries many more moves in the same time after `pip install 'remat[fast]'` "
-    "and `remat planners --compile`."
-)
 _LONG_SECONDS = 10
 LONG_LOOK_SECONDS = 2
 
@@ -210,7 +206,7 @@ def _budget_that_fits(solution: Solution) -> str:
 
 
 def next_steps(
-    solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool = False, is_compiled: bool = True
+    solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool = False, slow: str = ""
 ) -> list[str]:
     """Return what to do with a plan; empty where there is none.
 
@@ -219,9 +215,9 @@ def next_steps(
         graph_file: what was planned.
         schedule_file: where the plan was written; None where it was not, or not to a file.
         fused: the plan is for inductor's kernels.
-        is_compiled: the planner that found the plan runs as fast as it can.
+        slow: why the planner that found the plan ran slower than it can, and what to do; empty where it did not.
     """
-    faster = [] if is_compiled or solution.status is Status.OPTIMAL else [_COMPILE]
+    faster = [slow] if slow and solution.status is not Status.OPTIMAL else []
     return [*_uses(solution, graph_file, schedule_file, fused=fused), *faster]
 
 

@@ -10,7 +10,7 @@ from remat_cli.core.bounds import largest_working_set
 from remat_cli.core.graph import Phase
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import baseline_of, share_over
-from remat_cli.formats.schedule_json import scope_columns
+from remat_cli.formats.schedule_json import ScheduleFile, scope_columns
 from remat_cli.planning import Planning
 from remat_cli.planning.summary import Summary, graph_summary, trace_summary, working_set_summary
 from remat_cli.prepare import Prepared
@@ -72,9 +72,22 @@ def budget_summary(planning: Planning) -> Summary:
 
 
 def verify_summary(
-    prepared: Prepared, trace: Trace, *, budget_bytes: int | None = None, taken: Sequence[Setting] = ()
+    prepared: Prepared,
+    trace: Trace,
+    *,
+    budget_bytes: int | None = None,
+    taken: Sequence[Setting] = (),
+    file: ScheduleFile | None = None,
 ) -> Summary:
-    """Return the summary of `remat verify` on a schedule that replays."""
+    """Return the summary of `remat verify` on a schedule that replays.
+
+    Args:
+        prepared: the graph that the schedule is for.
+        trace: what the simulator measured.
+        budget_bytes: what the schedule should keep to; None where that is not known.
+        taken: options that the schedule gave.
+        file: what the schedule's file says of itself; its bound is passed on unchecked.
+    """
     baseline = baseline_of(prepared.graph)
     return {
         "graph": graph_summary(prepared),
@@ -84,7 +97,15 @@ def verify_summary(
         "baseline": {"peak_bytes": baseline.peak_bytes, "time": baseline.time},
         **trace_summary(trace),
         "overhead": share_over(trace.time, baseline.time),
+        "unchecked_bound": None if file is None else _claimed_bound(file),
     }
+
+
+def _claimed_bound(file: ScheduleFile) -> Summary | None:
+    """Return the bound that a schedule file claims, which no replay can check; None where it claims none."""
+    if file.bound_overhead is None:
+        return None
+    return {"overhead": file.bound_overhead, "scope": file.bound_scope, "basis": file.bound_basis}
 
 
 def planners_summary(names: Sequence[str] = ()) -> Summary:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Graph
@@ -56,6 +57,7 @@ def execute_as_it_is(
     path: Path,
     prepared: Prepared,
     *,
+    fed: Mapping[str, Any] | None = None,
     seed: int = 0,
     time_limit: float = 600,
     observe: Observer | None = None,
@@ -65,6 +67,7 @@ def execute_as_it_is(
     options = replace(prepared.options, mode=prepared.mode)
     check_can_execute(path, options, schedule)
     if names_function(path):
+        _check_draws(path, fed)
         step = execute_plan(path, options, prepared.graph, schedule, link=prepared.link, seed=seed, observe=observe)
         assert step.runtime == "torch"
         return step
@@ -72,7 +75,16 @@ def execute_as_it_is(
     from remat_cli.runtime.onnx.execution import in_both_sessions
 
     model = read_for(path, options, keep_data=False)
-    return in_both_sessions(path, model, prepared.graph, schedule, seed=seed, time_limit=time_limit, observe=observe)
+    return in_both_sessions(
+        path, model, prepared.graph, schedule, fed=fed, seed=seed, time_limit=time_limit, observe=observe
+    )
+
+
+def _check_draws(path: Path, fed: Mapping[str, Any] | None) -> None:
+    if fed:
+        raise UsageError(
+            f"{path} makes its inputs itself, and takes none", hint="leave --input out, or change the function"
+        )
 
 
 def execute_plan(
@@ -83,6 +95,7 @@ def execute_plan(
     *,
     link: Link | None = None,
     budget_bytes: int | None = None,
+    fed: Mapping[str, Any] | None = None,
     seed: int = 0,
     time_limit: float = 600,
     beside_usual: bool = False,
@@ -97,6 +110,7 @@ def execute_plan(
         schedule: verified on it.
         link: to the host; needed by schedules with transfers only.
         budget_bytes: that the plan of a step is to keep within; None: any peak will do.
+        fed: values of inputs of an ONNX model that are not drawn, by name: numbers, arrays, or files that hold one.
         seed: of what is drawn: inputs, weights, and what the step itself draws.
         time_limit: seconds that each run of an ONNX model may take.
         beside_usual: run an ONNX model with onnxruntime's own options, too, and time it. A step is run as it is anyway.
@@ -107,6 +121,8 @@ def execute_plan(
     """
     if names_function(path):
         from remat_cli.runtime.torch.execution import execute_step
+
+        _check_draws(path, fed)
 
         return execute_step(
             str(path),
@@ -131,6 +147,7 @@ def execute_plan(
         apply_schedule(path, options, graph, schedule, {}),
         graph,
         schedule.computes,
+        fed=fed,
         seed=seed,
         time_limit=time_limit,
         beside_usual=beside_usual,

@@ -102,7 +102,7 @@ class _Graph:
 
 
 def _grown(graph: _Graph, seed: RowOp, axis: Axis, big: Collection[str]) -> Region:
-    """Join ops to the seed through values that are big and have the same rows, then cut off what cannot run in one go."""
+    """Join ops to the seed through big values with the same rows; cut off what cannot run in one go."""
     members = {seed.name: axis}
     front = [seed.name]
     while front:

@@ -36,7 +36,7 @@ def test_times_that_add_up_to_nearly_all_that_the_format_allows(budget: int) -> 
 
 
 # On the first one CP-SAT, left to itself, proves too much (see tests/unit/planners/shared/test_cp_sat.py).
-@pytest.mark.parametrize("seed", [74, *range(4)])
+@pytest.mark.parametrize("seed", [74, *range(1, 3)])
 def test_no_plan_refutes_what_another_planner_proves(seed: int) -> None:
     graph = resized(tangled(seed), seed, "nearly equal", "as drawn")
     check_by_each_other(with_budget(graph, seed), QUICK)

@@ -21,7 +21,9 @@ LAYERS = (
         "remat_cli.errors",
         "remat_cli.settings",
         "remat_cli.units",
+        "remat_cli.system_limits",
         "remat_cli.cores",
+        "remat_cli.compiled",
         "remat_cli.interruption",
     ),
     (

@@ -71,7 +71,12 @@ def test_the_workflow_runs_every_release_of_torch_that_was_tested() -> None:
     source = (ROOT / "remat_cli/formats/torch/internals.py").read_text(encoding="utf-8")
     (tested,) = re.findall(r"^TESTED_VERSIONS = (.*)$", source, re.MULTILINE)
     ran = [default, *workflow["jobs"]["torch"]["strategy"]["matrix"]["torch"]]
-    assert tuple(version.rpartition(".")[0] for version in ran) == ast.literal_eval(tested)
+    releases = sorted(
+        (version.rpartition(".")[0] for version in ran), key=lambda each: tuple(map(int, each.split(".")))
+    )
+    assert tuple(releases) == ast.literal_eval(tested)
+    (declared,) = PYPROJECT["project"]["optional-dependencies"]["torch"]
+    assert declared.startswith(f"torch>={releases[0]},")
 
 
 def test_the_changes_begin_with_this_version() -> None:

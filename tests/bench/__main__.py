@@ -39,6 +39,7 @@ from tests.bench.kernels import kernels
 from tests.bench.library import library
 from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
+from tests.bench.planted_tables import planted_tables
 from tests.bench.portfolio import portfolio
 from tests.bench.progress import generated_graphs, named_graphs, progress
 from tests.bench.reshard import reshard
@@ -264,6 +265,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "gaps": gaps,
     "small": small,
     "arena": arenas,
+    "planted": planted_tables,
     "tangled": lambda console: tangled(console, tangled_files()),
     "scale": scale,
     "commands": commands,
@@ -280,7 +282,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "models": model_tables,
 }
 # These take long, and need more than what is installed for development.
-ONLY_WHEN_NAMED = ("torch", "lengths", "checkpoints", "regions", "fused", "reshard", "models", "library")
+ONLY_WHEN_NAMED = ("torch", "lengths", "checkpoints", "regions", "fused", "reshard", "models", "library", "planted")
 
 
 def main() -> None:

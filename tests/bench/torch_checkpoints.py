@@ -26,7 +26,7 @@ from remat_cli.core.problem import Observer
 from remat_cli.formats.reader import ReadOptions
 from remat_cli.formats.torch.reader import callable_of, modules_of, take_step
 from remat_cli.formats.torch.reference import load_function
-from remat_cli.formats.torch.step import as_step, loss_in
+from remat_cli.formats.torch.step import as_step, losses_in
 from remat_cli.runtime.torch.execution import StepRuns
 from remat_cli.runtime.torch.measure import measure_joint
 from remat_cli.studies.checkpoints import CheckpointPlanning, plan_checkpoints
@@ -50,7 +50,7 @@ def measured_peak(reference: str, graph: Graph, paths: tuple[str, ...]) -> int:
 
     def loss(*args: Any, **kwargs: Any) -> Any:  # that people call backward() on, while they hold the rest
         held[:] = [call(*args, **kwargs)]
-        return loss_in(held[0]) or held[0]
+        return losses_in(held[0], [held[0]] if isinstance(held[0], torch.Tensor) else [])
 
     return runs.peak(loss)
 

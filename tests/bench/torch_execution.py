@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf, isnan
 from pathlib import Path
 from statistics import quantiles
 from tempfile import TemporaryDirectory
@@ -125,18 +126,30 @@ class Trial:
         return self.op_times.total(lambda: self.runs.run(call))
 
 
-def difference(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> str:
-    """Return "the same bits", or the largest difference as a share of the largest result of its kind."""
+def share_off(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> float:
+    """Return the largest difference as a share of the largest result of its kind; 0 where all bits are the same.
+
+    Args:
+        expected: results by name, whose first word is their kind.
+        found: the same of another run; one that is missing, or no number, is infinitely far away.
+    """
     largest: dict[str, float] = {}
     for name, value in expected.items():
         kind = name.split()[0]
         largest[kind] = max(largest.get(kind, 1e-30), float(value.double().abs().max()))
-    off = (
+    if expected.keys() != found.keys():
+        return inf
+    off = [
         float((value.double() - found[name].double()).abs().max()) / largest[name.split()[0]]
         for name, value in expected.items()
         if not torch.equal(value, found[name])
-    )
-    worst = max(off, default=0.0)
+    ]
+    return inf if any(map(isnan, off)) else max(off, default=0.0)
+
+
+def difference(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:
+    """Return "same bits", or the largest difference as a share of the largest result of its kind."""
+    worst = share_off(expected, found)
     return f"{worst:.0e}" if worst else "same bits"
 
 

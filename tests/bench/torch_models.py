@@ -49,6 +49,23 @@ def gpt_bfloat16(batch: int = 4, length: int = 128) -> Step:
     return step, (model, *inputs)
 
 
+class LossAndLogits(GPT):
+    """Returns its logits beside the loss, as models of transformers do."""
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x)
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), targets.flatten()), "logits": logits}
+
+
+def gpt_logits(batch: int = 4, length: int = 128, depth: int = 8, width: int = 128) -> Step:
+    """The same with a vocabulary whose logits take as much as its blocks, returned beside the loss."""
+    model = LossAndLogits(depth, width, 16_000, dropout=0.1)
+    return model, (_tokens(16_000, batch, length), _tokens(16_000, batch, length))
+
+
 class DoubleConv(nn.Sequential):
     def __init__(self, given: int, made: int) -> None:
         parts = [[nn.Conv2d(a, made, 3, padding=1), nn.BatchNorm2d(made), nn.ReLU()] for a in (given, made)]

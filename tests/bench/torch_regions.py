@@ -25,9 +25,9 @@ from remat_cli.units import format_bytes, format_share
 from tests.bench import torch_models, torch_refused
 from tests.bench.whole_steps import peak_of_step, seconds_of_step, seed, step_of, without_cache
 
-CAPTURED = ("gpt", "llama", "gpt2", "bert", "vit", "t5", "whisper")
+CAPTURED = ("gpt", "gpt_logits", "llama", "gpt2", "bert", "vit", "t5", "whisper")
 REFUSED = ("masked_loss", "routed", "graph_network", "wav2vec2", "hubert", "yolos")
-ALONE = ("gpt", "masked_loss", "routed", "graph_network")  # which need no transformers
+ALONE = ("gpt", "gpt_logits", "masked_loss", "routed", "graph_network")  # which need no transformers
 SHARES = (0.8, 0.6)
 
 

@@ -35,7 +35,7 @@ def loss_of(model: Any, inputs: Any) -> torch.Tensor:
     """Call a model; return its loss."""
     seed()
     returned = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
-    loss: torch.Tensor = returned if isinstance(returned, torch.Tensor) else returned.loss
+    loss: torch.Tensor = returned if isinstance(returned, torch.Tensor) else returned["loss"]
     return loss
 
 

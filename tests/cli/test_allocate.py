@@ -12,6 +12,7 @@ import pytest
 
 from remat_cli.config import GraphOptions
 from remat_cli.core.problem import Status
+from remat_cli.core.solve import baseline_of
 from remat_cli.prepare import prepare
 from tests.bench import tiny
 from tests.cli.calls import Remat
@@ -273,3 +274,136 @@ def test_networks_of_small_devices_are_planned_with_addresses(remat: Remat, tmp_
     assert found.status is Status.OPTIMAL
     assert found.bytes is not None
     assert found.bytes <= greedy
+
+
+def banks_of(path: Path) -> Any:
+    return read(path)["arena"]["banks"]
+
+
+def test_table_in_banks_says_which_and_where(remat: Remat, tmp_path: Path) -> None:
+    path = tmp_path / "buffers.csv"
+    path.write_text("id,lower,upper,size,traffic\na,0,2,3,3\nb,1,3,3,90\nc,2,4,4,4\nd,0,1,4,80\n")
+    options = ("--bank", "slow=16:0.5", "--bank", "fast=4:2")
+    ended = remat("allocate", path, *options, "-o", tmp_path / "out.csv", "--json")
+    assert (ended.code, ended.err, ended.json["status"]) == (0, "", "optimal")
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert [row["bank"] for row in rows] == ["slow", "fast", "slow", "fast"]
+    assert ended.json["traffic_time"] == ended.json["bound_traffic_time"] == (3 + 4) / 0.5 + (90 + 80) / 2
+    again = remat("allocate", tmp_path / "out.csv", *options, "-o", tmp_path / "again.csv", "-q")
+    assert again.code == 0
+    assert (tmp_path / "again.csv").read_text() == (tmp_path / "out.csv").read_text()
+    said = remat("allocate", path, *options)
+    assert "no choice of banks takes less time" in said.out
+
+
+def test_banks_that_are_too_small_are_proven_so(remat: Remat, table: Path, tmp_path: Path) -> None:
+    ended = remat("allocate", table, "--bank", "a=3", "--bank", "b=3", "-o", tmp_path / "out.csv")
+    assert ended.code == 3
+    assert "the banks cannot hold everything" in ended.out
+    assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--bank", "sram"), "bank 'sram' is not NAME=SIZE[:SPEED]"),
+        (("--bank", "=4"), "bank '=4' is not NAME=SIZE[:SPEED]"),
+        (("--bank", "a=0"), "bank 'a=0' holds nothing"),
+        (("--bank", "a=4:0"), "'0' is no speed"),
+        (("--bank", "a=4:-1"), "'-1' is no speed"),
+        (("--bank", "a=4:fast"), "'fast' is no speed"),
+        (("--bank", "a=4x"), "unknown unit"),
+        (("--bank", "a=4", "--bank", "a=5"), "two banks are named 'a'"),
+        (("--bank", "a=4", "--capacity", "9"), "do not go together"),
+    ],
+)
+def test_banks_that_are_not_understood_are_refused(
+    remat: Remat, table: Path, options: tuple[str, ...], says: str
+) -> None:
+    ended = remat("allocate", table, *options)
+    assert ended.code == 2
+    assert says in ended.err
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"), [("-1", "traffic -1 is below 0"), ("x", "is no whole number"), ("9" * 18, None), ("", "''")]
+)
+def test_traffic_that_is_not_understood_is_refused(remat: Remat, tmp_path: Path, cell: str, says: str | None) -> None:
+    path = tmp_path / "buffers.csv"
+    path.write_text(f"id,lower,upper,size,traffic\na,0,2,3,1\nb,1,3,3,{cell}\n")
+    ended = remat("allocate", path, "--bank", "a=9")
+    assert ended.code == (0 if says is None else 6)
+    assert says is None or (f"{path}:3: " in ended.err and says in ended.err)
+
+
+def test_schedule_in_banks_is_judged(remat: Remat, schedule: Path, tmp_path: Path) -> None:
+    whole = remat("allocate", CHAIN, schedule, "--json").json["arena_bytes"]
+    options = ("--bank", f"sram={whole // 3}", "--bank", f"psram={whole}:0.25", "--time-limit", "1s")
+    assert remat("allocate", CHAIN, schedule, *options, "-o", tmp_path / "out.json", "-q").code == 0
+    assert remat("verify", CHAIN, tmp_path / "out.json", "-q").code == 0
+    assert [bank["name"] for bank in banks_of(tmp_path / "out.json")] == ["sram", "psram"]
+    document = read(tmp_path / "out.json")
+    assert {len(address) for address in document["arena"]["offsets"]} == {4}
+    assert {address[3] for address in document["arena"]["offsets"]} == {"sram", "psram"}
+    document["arena"]["banks"][0]["bytes"] //= 2
+    (tmp_path / "broken.json").write_text(json.dumps(document))
+    ended = remat("verify", CHAIN, tmp_path / "broken.json", "-q")
+    assert ended.code == 5
+    assert "bank 'sram'" in ended.err
+
+
+@pytest.mark.parametrize(
+    "bank", [{}, {"name": "a", "bytes": 0, "speed": "1"}, {"name": "a", "bytes": 4, "speed": 1}, "a", {"name": 1}]
+)
+def test_bank_of_a_file_that_is_none_is_refused(remat: Remat, schedule: Path, tmp_path: Path, bank: Any) -> None:
+    document = read(schedule)
+    document["arena"] = {"bytes": 4, "alignment": 1, "offsets": [], "banks": [bank]}
+    (tmp_path / "broken.json").write_text(json.dumps(document))
+    ended = remat("verify", CHAIN, tmp_path / "broken.json", "-q")
+    assert ended.code == 6
+    assert "arena.banks[0]" in ended.err
+
+
+def test_plan_lies_in_banks_and_is_drawn_bank_by_bank(remat: Remat, tmp_path: Path) -> None:
+    graph = prepare(CHAIN, GraphOptions()).graph
+    peak = baseline_of(graph).peak_bytes
+    out, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    banks = ("--bank", f"sram={peak // 4}", "--bank", f"psram={peak}:0.5")
+    options = ("--addresses", *banks, "--planner", "approx_dp", "--time-limit", "2s")
+    ended = remat("plan", CHAIN, "--budget", "80%", *options, "-o", out, "--html", page)
+    assert ended.code == 0, ended.err
+    assert "in the banks" in ended.out
+    assert [bank["name"] for bank in banks_of(out)] == ["sram", "psram"]
+    assert remat("verify", CHAIN, out, "-q").code == 0
+    assert page.read_text().count('<svg class="arena"') == 2
+    # Without a budget, it is what the banks hold.
+    alone = remat("plan", CHAIN, *options, "--json")
+    assert (alone.code, alone.json["budget_bytes"]) == (0, graph.resident_bytes + peak // 4 + peak)
+
+
+def test_banks_that_hold_less_than_any_plan_needs_are_proven_too_small(remat: Remat) -> None:
+    ended = remat(
+        "plan", CHAIN, "--budget", "80%", "--addresses", "--bank", "a=1KiB", "--planner", "approx_dp", "--json"
+    )
+    assert (ended.code, ended.json["status"]) == (3, "infeasible")
+
+
+def test_banks_of_a_plan_need_addresses_and_a_budget_of_a_size(remat: Remat) -> None:
+    assert "--bank goes with --addresses" in remat("plan", CHAIN, "--budget", "80%", "--bank", "a=4KiB").err
+    ended = remat("plan", CHAIN, "--budget", "min", "--addresses", "--bank", "a=4KiB")
+    assert ended.code == 2
+    assert "there is no smallest budget" in ended.err
+
+
+def test_banks_of_a_config_file(remat: Remat, tmp_path: Path) -> None:
+    config, out = tmp_path / "remat.yaml", tmp_path / "plan.json"
+    config.write_text("arena: true\nplanner: approx_dp\nbanks: {sram: 1KiB, psram: '1GiB:0.4'}\n")
+    assert remat("plan", CHAIN, "--config", config, "-o", out, "-q").code == 0
+    assert banks_of(out) == [
+        {"name": "sram", "bytes": 1024, "speed": "1"},
+        {"name": "psram", "bytes": 2**30, "speed": "2/5"},
+    ]
+    config.write_text("arena: true\nbanks: {sram: 1KiB, psram: '1GiB:slow'}\n")
+    ended = remat("plan", CHAIN, "--config", config)
+    assert ended.code == 2
+    assert f"{config}:2: banks.psram" in ended.err

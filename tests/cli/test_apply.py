@@ -13,13 +13,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto
 
 from remat_cli import session_options
 from remat_cli.core.schedule import STEP_NAMES, with_frees
 from remat_cli.formats.onnx import workspace
 from tests.cli.calls import Remat
 from tests.documents import changed
-from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node, weight
+from tests.unit.formats.onnx.models import Model, body, elsewhere, float_input, node, scalar, value, weight
 from tests.unit.runtime.onnx.rewriting import planned
 
 
@@ -294,6 +295,94 @@ class TestExecute:
     def test_a_time_limit_that_is_none(self, model: Path, schedule: Path, remat: Remat) -> None:
         ended = remat("verify", model, schedule, *DIM, "--execute", "--time-limit", "soon")
         assert ended.code == 2
+
+
+class TestValues:
+    """Inputs on whose values branches depend: `--value` for shapes, `--input` for a run."""
+
+    @pytest.fixture
+    def chooser(self, tmp_path: Path) -> Path:
+        """A model whose else_branch cannot run, as onnxruntime finds out when it does: it multiplies a long vector."""
+        then_branch = body([node("Relu", ["x"], ["r"]), node("Exp", ["r"], ["e"])], outputs=["e"])
+        else_branch = body(
+            [
+                node("Size", ["x"], ["n"]),
+                node("Range", ["zero", "n", "one"], ["range"]),
+                node("Cast", ["range"], ["vector"], to=TensorProto.FLOAT),
+                node("MatMul", ["vector", "w"], ["m"], "product"),
+            ],
+            outputs=["m"],
+            stored=[weight("w", 7, 7), scalar("zero", 0), scalar("one", 1)],
+        )
+        chosen = node("If", ["usual"], ["z"], "choice", then_branch=then_branch, else_branch=else_branch)
+        return Model(
+            [node("Equal", ["rate", "it"], ["usual"]), chosen, node("Relu", ["z"], ["y"])],
+            inputs=[float_input("x", "n", 50), value("rate", [], TensorProto.INT64)],
+            stored=[scalar("it", 16000)],
+        ).save(tmp_path)
+
+    OPTIONS = ("--mode", "inference", "--dim", "n=50")
+
+    def test_a_schedule_records_the_value(self, chooser: Path, tmp_path: Path, remat: Remat) -> None:
+        schedule = tmp_path / "s.json"
+        planned = remat("plan", chooser, *self.OPTIONS, "--value", "rate=16000", "--budget", "100%", "-o", schedule)
+        assert (planned.code, planned.err) == (0, "")
+        assert "left out" not in planned.out
+        verified = remat("verify", chooser, schedule, "--execute")
+        assert (verified.code, verified.err) == (0, "")
+        assert "--value rate=16000" in verified.out
+        assert "1 of 1 the same bit by bit" in verified.out
+
+    def test_a_value_from_a_file_has_to_be_given_again(self, chooser: Path, tmp_path: Path, remat: Remat) -> None:
+        schedule, value = tmp_path / "s.json", tmp_path / "rate.npy"
+        np.save(value, np.int64(16000))
+        given = ("--value", f"rate={value}")
+        remat("plan", chooser, *self.OPTIONS, *given, "--budget", "100%", "-o", schedule, "-q")
+        assert "rate" not in schedule.read_text()
+        assert remat("verify", chooser, schedule, *given, "--execute").code == 0
+        document = json.loads(schedule.read_text())
+        document["graph"]["options"]["values"] = {"rate": str(value)}
+        schedule.write_text(json.dumps(document))
+        refused = remat("verify", chooser, schedule)
+        assert refused.code == 6
+        assert "the schedule's graph.options name a file" in refused.err
+
+    def test_no_output_overwrites_the_file_of_a_value(self, chooser: Path, tmp_path: Path, remat: Remat) -> None:
+        value = tmp_path / "rate.npy"
+        np.save(value, np.int64(16000))
+        call = ("plan", chooser, *self.OPTIONS, "--value", f"rate={value}", "--budget", "100%", "-o", value, "--force")
+        assert remat(*call).code == 2
+        assert np.load(value) == 16000
+
+    def test_without_values_the_branch_is_left_out_and_the_run_asks_for_them(self, chooser: Path, remat: Remat) -> None:
+        ended = remat("verify", chooser, *self.OPTIONS, "--execute")
+        assert ended.code == 6
+        assert "--input NAME=5" in ended.err
+        assert "kernel" not in ended.err.partition("hint:")[2]
+
+    @pytest.mark.parametrize("form", ["16000", "FILE"])
+    def test_an_input_is_fed(self, form: str, chooser: Path, tmp_path: Path, remat: Remat) -> None:
+        np.save(tmp_path / "rate.npy", np.int64(16000))
+        given = f"rate={form.replace('FILE', str(tmp_path / 'rate.npy'))}"
+        ended = remat("verify", chooser, *self.OPTIONS, "--execute", "--input", given)
+        assert (ended.code, ended.err) == (0, "")
+        assert "the else_branch of op 'choice' cannot run at these sizes" in " ".join(ended.out.split())
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (("--input", "rate=5"), "--input goes with --execute"),
+            (("--execute", "--input", "Rate=5"), "the model has no such input"),
+            (("--execute", "--input", "rate=0.5"), "does not fit its type, int64"),
+            (("--execute", "--input", "x=[1,2]"), "has shape [2], but the input has [50,50]"),
+            (("--execute", "--input", "rate"), "'rate' is not understood"),
+            (("--execute", "--value", "rate=a"), "--value 'rate=a' is not understood"),
+        ],
+    )
+    def test_values_that_do_not_fit(self, args: tuple[str, ...], message: str, chooser: Path, remat: Remat) -> None:
+        ended = remat("verify", chooser, *(args if "--execute" in args else (chooser, *args)), *self.OPTIONS)
+        assert (ended.code, ended.out) == (2, "")
+        assert message in ended.err
 
 
 class TestFuse:

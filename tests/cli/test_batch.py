@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +72,14 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_here")
 class TestResults:
+    def test_fewer_jobs_run_at_a_time_where_few_files_may_be_open(
+        self, batch: Batch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (len(os.listdir("/dev/fd")) + 30, 4096))
+        ended = batch(*TWICE[:-1], "4", "-o", RESULTS)
+        assert (ended.code, len(lines())) == (0, 4)
+        assert ended.err == "note: 3 jobs at a time, not 4: the system allows no more open files (ulimit -n)\n"
+
     def test_a_line_and_a_schedule_for_every_job(self, batch: Batch, remat: Remat) -> None:
         ended = batch(*TWICE, "-o", RESULTS, "--schedules", "plans")
         assert (ended.code, ended.err) == (0, "")
@@ -257,6 +267,48 @@ class TestResume:
         assert self.resumed(batch)["done_before"] == 2
         assert gone.exists()
         assert changed.read_bytes() == wanted
+        assert len(lines()) == 4
+        assert {line["job"] for line in lines()} == {json.loads(line)["job"] for line in begun}
+
+    def test_results_and_schedules_that_are_deleted_meanwhile_are_written_anew(
+        self, batch: Batch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        add, added = Records.add, list[str]()
+
+        def delete_first(records: Records, *given: Any) -> Any:
+            if len(added) == 2:
+                RESULTS.unlink()
+                shutil.rmtree("plans")
+            line = add(records, *given)
+            added.append(line.job)
+            return line
+
+        monkeypatch.setattr(Records, "add", delete_first)
+        assert batch(*TWICE, "-o", RESULTS, "--schedules", "plans").code == 0
+        assert [line["job"] for line in lines()] == added
+        assert len(list(Path("plans").iterdir())) == 2
+
+    def test_a_file_that_takes_the_place_of_the_results_is_left_alone(
+        self, batch: Batch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        add = Records.add
+
+        def replace_first(records: Records, *given: Any) -> Any:
+            Path("other").write_bytes(b"of somebody else")
+            Path("other").replace(RESULTS)
+            return add(records, *given)
+
+        monkeypatch.setattr(Records, "add", replace_first)
+        ended = batch(*TWICE, "-o", RESULTS)
+        assert ended.code == 2
+        assert "results.jsonl was replaced by another file while the batch ran" in ended.err
+        assert RESULTS.read_bytes() == b"of somebody else"
+
+    def test_results_and_schedules_of_one_name_are_refused(self, batch: Batch) -> None:
+        ended = batch(*TWICE, "-o", RESULTS, "--schedules", RESULTS)
+        assert ended.code == 2
+        assert "results.jsonl is to be the file of results and the folder of schedules" in ended.err
+        assert not RESULTS.exists()
 
     def test_a_changed_graph_and_a_changed_option_are_other_jobs(
         self, batch: Batch, begun: list[bytes], tmp_path: Path
@@ -276,7 +328,7 @@ class TestResume:
         assert batch(*asked, "-o", RESULTS, "-q", "--schedules", "plans").code == 6
         assert self.resumed(batch, args=asked)["done_before"] == 2
         assert self.resumed(batch, "--retry", args=asked)["done_before"] == 1
-        assert [line["status"] for line in lines()].count("error") == 2
+        assert [line["status"] for line in lines()].count("error") == 1
 
     def test_a_plan_that_was_not_written_is_made_again_where_it_shall_be(self, batch: Batch) -> None:
         batch(*TWICE, "-o", RESULTS)

@@ -11,8 +11,10 @@ from pathlib import Path
 from time import sleep
 from xml.etree.ElementTree import fromstring
 
+import onnx
 import pytest
 import yaml
+from onnx import helper
 
 from remat_cli.checks.check import CheckOutcome, check_model
 from remat_cli.checks.project import ModelCheck
@@ -38,6 +40,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def project(*models: str, more: str = "") -> None:
     Path("remat.yaml").write_text(f"{more}models:\n{''.join(models)}")
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("path", ["evil.py:step", "./evil.py:step", "evil:step", "evil.pkg.mod:step"])
+def test_code_that_a_project_names_is_run_but_for_no_code(path: str, jobs: str, remat: Remat, folder: Path) -> None:
+    ran = folder / "ran"
+    Path("evil.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    project(f"- {{path: '{path}', budget: 70%}}\n", HOLDS)
+    ended = remat("check", "--no-code", "--jobs", jobs)
+    assert ended.code == 2
+    assert not ran.exists()
+    assert "which --no-code does not run" in " ".join(ended.out.split())
+    assert "holds  fits" in ended.out, "the others are checked"
+
+
+def test_with_code_the_same_file_is_imported(remat: Remat, folder: Path) -> None:
+    pytest.importorskip("torch")
+    ran = folder / "ran"
+    Path("evil.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    project("- {path: 'evil.py:step', budget: 70%}\n")
+    assert remat("check").code == 2, "there is no function of that name"
+    assert ran.exists()
 
 
 @pytest.mark.parametrize(
@@ -361,6 +385,27 @@ class TestHook:
     )
     def test_it_runs_where_a_model_or_its_limits_changed(self, changed: str, runs: bool) -> None:
         assert (re.search(self.HOOK["files"], changed) is not None) == runs
+
+
+def test_init_names_each_file_that_it_leaves_out(folder: Path, remat: Remat) -> None:
+    """Also where the message about it does not: here, that no node reads a value of this name."""
+    (folder / "sub").mkdir()
+    (folder / "chain.json").write_text(json.dumps(CHAIN))
+    reads_nothing = CHAIN | {"ops": [{"name": "a", "inputs": ["missing"], "outputs": ["b"], "time": 1}]}
+    (folder / "sub" / "bad.json").write_text(json.dumps(reads_nothing))
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("MatMul", ["x", "x"], ["y"], name="product")],
+            "clash",
+            [helper.make_tensor_value_info("x", 1, [2, 3])],
+            [helper.make_tensor_value_info("y", 1, None)],
+        )
+    )
+    onnx.save(model, folder / "sub" / "clash.onnx")
+    written = remat("check", "--init")
+    assert written.code == 0
+    assert "left out: sub/clash.onnx: op 'product' (MatMul) does not fit its inputs" in written.err
+    assert re.search(r"left out: .*sub/bad\.json", written.err)
 
 
 def test_init_writes_a_project_file_that_holds(folder: Path, remat: Remat) -> None:

@@ -351,3 +351,16 @@ def test_ctrl_c_at_the_first_import_ends_with_one_line(tmp_path: Path) -> None:
 
 def test_exit_code_is_that_of_the_table() -> None:
     assert interruption.EXIT_CODE == ExitCode.INTERRUPTED
+
+
+def test_a_signal_as_the_interpreter_leaves_ends_nothing_any_more() -> None:
+    """Python takes its own handlers away then; what is ignored stays so, in all threads."""
+    program = (
+        "import signal\n"
+        "from remat_cli.interruption import REQUESTS_TO_END, end_undisturbed, take_as_ctrl_c\n"
+        "take_as_ctrl_c()\n"
+        "end_undisturbed()\n"
+        "print({signal.getsignal(number) for number in (signal.SIGINT, *REQUESTS_TO_END)} == {signal.SIG_IGN})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)

@@ -243,7 +243,7 @@ class TestSchedules:
         ("said", "named"),
         [
             (("--link-bandwidth", "300"), "--link-bandwidth 300"),
-            (("--link-duplex", "full"), "--link-bandwidth 400, --link-duplex full"),
+            (("--link-duplex", "full"), "--link-duplex full"),
         ],
     )
     def test_another_link_is_refused(
@@ -258,6 +258,19 @@ class TestSchedules:
                 f"hint: leave out {named}: the schedule says what it was planned with\n"
             ) in ended.err
         assert remat("verify", graph, schedule, "--link-bandwidth", "400", "--link-duplex", "half").code == 0
+
+    @pytest.mark.parametrize("change", [{"bytes_per_time": "300"}, {"duplex": "full"}])
+    @pytest.mark.parametrize("said", [(), ("--link-bandwidth", "400")], ids=["nothing given", "given as planned"])
+    def test_a_link_that_was_changed_by_hand_is_the_files_fault(
+        self, change: dict[str, str], said: tuple[str, ...], remat: Remat, graph: Path, schedule: Path
+    ) -> None:
+        other = changed(schedule, lambda document: document["link"].update(change))
+        for verb in (("verify",), ("report", "-o", "r.html")):
+            ended = remat(*verb, graph, other, *said)
+            assert ended.code == 5
+            assert "the file says that its link moves " in ended.err
+            assert "that is 400 B per unit of time, half duplex" in ended.err
+            assert "leave out" not in ended.err
 
     def test_a_slower_link_in_the_file_shows_in_its_time(self, remat: Remat, graph: Path, schedule: Path) -> None:
         slower = changed(schedule, lambda document: document["link"].update(bytes_per_time="1/3"))

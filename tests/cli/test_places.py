@@ -100,6 +100,29 @@ def test_what_is_read_is_not_written_over(read: str, call: str, remat: Remat, fo
 
 
 @pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize("call", sorted({call for _, call in OVERWRITING}))
+def test_what_is_write_protected_is_replaced_by_force_alone(call: str, remat: Remat, folder: Path) -> None:
+    old = folder / ("old.png" if "--plot" in call else "old")
+    old.write_bytes(b"old")
+    old.chmod(0o444)
+    before = contents(folder)
+    command = call.replace("OUT", old.name).split()
+    ended = remat(*command)
+    assert ended.code == 2
+    assert f"{old.name}: is write-protected" in ended.err
+    assert "or replace it with --force" in ended.err
+    assert contents(folder) == before
+    assert "write-protected" not in remat(*command, "--force").err
+
+
+def test_force_leaves_the_mode_as_it_was(remat: Remat, folder: Path) -> None:
+    old = folder / "old"
+    old.touch(0o444)
+    assert remat("convert", "graph.json", "-o", "old", "--force").code == 0
+    assert (old.stat().st_mode & 0o777, json.loads(old.read_text())["format"]) == (0o444, "remat.graph/1")
+
+
+@pytest.mark.usefixtures("_no_work")
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
 @pytest.mark.parametrize("call", ["convert graph.json -o link", "batch graph.json --budget 80% -o link"])
 def test_a_link_is_the_file_that_it_leads_to(

@@ -18,6 +18,7 @@ from remat_cli.formats.native import graph_bytes
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from tests.cli.calls import Remat
 from tests.graphs import chain, training_chain
+from tests.unit.formats.onnx.models import Model, float_input, node
 
 
 @pytest.fixture
@@ -229,6 +230,23 @@ class TestCompare:
         assert [record["file"] for record in records] == [str(graph)] * 4 + [str(other)] * 4
         assert len((tmp_path / "t.md").read_text().splitlines()) == 10
         assert remat(*call) == remat(*call)
+
+    def test_a_graph_without_a_dimension_is_read_without_it(self, remat: Remat, tmp_path: Path) -> None:
+        paths = []
+        for name, dims in (("long", ("seq", 4)), ("short", (3, 4))):
+            model = Model([node("Relu", ["x"], ["r"]), node("Exp", ["r"], ["y"])], inputs=[float_input("x", *dims)])
+            paths.append(model.save(tmp_path).rename(tmp_path / f"{name}.onnx"))
+        call = ("compare", *paths, "--mode", "inference", "--planners", "keep_all", "--budgets", "100%")
+        ended = remat(*call, "--dim", "seq=8")
+        assert ended.code == 0
+        assert ended.err == f"note: read without --dim seq, which it does not have: {paths[1]}\n"
+        missing = remat(*call)
+        assert (missing.code, missing.out) == (2, "")
+        assert f"{paths[0]}: these sizes are not known: seq" in missing.err
+        nowhere = remat(*call, "--dim", "seq=8", "--dim", "sqe=8")
+        assert (nowhere.code, nowhere.out) == (2, "")
+        assert "none of the graphs has a dimension 'sqe'" in nowhere.err
+        assert remat("compare", paths[1], *call[3:], "--dim", "seq=8").code == 2
 
     def test_a_planner_that_refuses_says_why_and_the_rest_go_on(self, remat: Remat, forward_only: Path) -> None:
         call = ("compare", forward_only, "--planners", "approx_dp,keep_all", "--budgets", "100%")

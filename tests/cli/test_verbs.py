@@ -20,7 +20,7 @@ from remat_cli.core.problem import Bound, Observer, PlanResult, Problem, Scope, 
 from remat_cli.core.schedule import plain_run
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.annealing import kernel
+from remat_cli.planners.annealing import flat
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.prepare import prepare
 from tests.cli.calls import Ended, Remat
@@ -41,7 +41,7 @@ class TestPlan:
     def test_says_where_annealing_ran_uncompiled(
         self, remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planner: str, budget: str, says: bool
     ) -> None:
-        monkeypatch.setattr(kernel, "IS_COMPILED", False)
+        monkeypatch.setattr(flat, "is_ready", lambda: False)
         tangled = tmp_path / "tangled.json"
         remat("generate", "layered", "--ops", "120", "--seed", "3", "-o", str(tangled))
         ended = remat("plan", str(tangled), "--budget", budget, "--planner", planner, "--time-limit", "2s")
@@ -380,6 +380,14 @@ class TestVerify:
                 {"status": "feasible", "bound": {"overhead": 0, "scope": "all"}},
                 "the file says bound.scope 'all', but there are only any-order",
             ),
+            (
+                {"status": "feasible", "bound": {"overhead": 0, "basis": "god"}},
+                "the file says bound.basis 'god', but there are only counted, two-solvers, one-solver",
+            ),
+            (
+                {"planner": {"name": "nobody"}},
+                "the file says planner.name 'nobody', which is none of those that 'remat planners' lists",
+            ),
             ({"baseline": {"peak_bytes": 7}}, "the file says baseline.peak_bytes 7, but the replay gives 1500"),
             ({"baseline": {"time": 7}}, "the file says baseline.time 7, but the replay gives "),
             ({"graph": {}}, "graph.sha256 is missing"),
@@ -395,6 +403,27 @@ class TestVerify:
         assert message in ended.err
         differences = ended.err.partition("hint")[0].splitlines()
         assert len(differences) == 1, "and nothing else is false"
+
+    def test_says_that_a_bound_is_the_files_own_word(self, remat: Remat, graph: Path, schedule: Path) -> None:
+        def boast(document: dict[str, Any]) -> None:
+            document["status"] = "optimal"
+            document["bound"] = {"overhead": document["overhead"], "scope": "any-order", "basis": "two-solvers"}
+
+        boastful = changed(schedule, boast)
+        ended = remat("verify", graph, boastful)
+        assert ended.code == 0
+        assert "any-order · the bound is the file's own word" in ended.out
+        claimed = remat("verify", graph, boastful, "--json").json["unchecked_bound"]
+        assert claimed == {
+            "overhead": json.loads(boastful.read_text())["overhead"],
+            "scope": "any-order",
+            "basis": "two-solvers",
+        }
+
+    def test_says_nothing_of_a_bound_where_the_file_has_none(self, remat: Remat, graph: Path, schedule: Path) -> None:
+        plain = changed(schedule, lambda document: document.update(status="feasible", bound=None))
+        assert "own word" not in remat("verify", graph, plain).out
+        assert remat("verify", graph, plain, "--json").json["unchecked_bound"] is None
 
     @pytest.mark.parametrize(("key", "said"), [("name", "other"), ("kind", "inference"), ("ops", 7)])
     def test_does_not_believe_what_the_file_says_of_the_graph(

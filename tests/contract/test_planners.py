@@ -69,7 +69,7 @@ EXAMPLES = [tight(graph, missing) for graph in (training_chain(6), training_unet
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(problem=linked(problems(training_graphs(max_forward_ops=8) | small_graphs())))
 def test_claims_are_true(name: str, problem: Problem) -> None:
     for planner in planners(name):
@@ -86,7 +86,7 @@ def plan(problem: Problem, planner: Planner) -> PlanResult | str:
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(problem=linked(problems(GRAPHS)))
 def test_same_problem_twice_gives_the_same_result(name: str, problem: Problem) -> None:
     for planner in planners(name):

@@ -181,12 +181,9 @@ def exit_codes() -> str:
 
 
 def keys() -> str:
-    """The keys of a config file beside planner, budget and report, and the option that does the same."""
+    """The keys of a config file beside report, and the option that does the same."""
     rows = []
-    for item in (
-        *fields(GraphOptions),
-        *(item for item in fields(Request) if item.name in ("offload", "arena", "alignment")),
-    ):
+    for item in (*fields(Request), *fields(GraphOptions)):
         choices = (
             f" One of {', '.join(f'`{choice}`' for choice in declared(item).choices)}."
             if declared(item).choices

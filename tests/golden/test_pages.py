@@ -152,7 +152,7 @@ def calls_in(page: Path) -> Iterator[tuple[str, set[str]]]:
 def options_of(verb: str) -> set[str]:
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
-    return {"-h", "--help", *(name for option in command.params for name in option.opts)}
+    return {"-h", "--help", *(name for option in command.params for name in (*option.opts, *option.secondary_opts))}
 
 
 @each_page

@@ -1,4 +1,4 @@
-"""`make hunt SECONDS=600`: draws problems, asks every planner, and stops at the first claim that is false."""
+"""`make hunt SECONDS=600`: draws problems and tables of buffers, and stops at the first claim that is false."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable
+from random import randrange
 from time import monotonic
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -15,9 +16,12 @@ from remat_cli.core.problem import Problem
 from remat_cli.planners import OFFLOADING
 from tests.hunt.claims import QUICK, check_by_each_other, check_by_oracle, planners
 from tests.hunt.problems import LARGER, SMALL, TINY, moved_problems, problems_with_link, varied_problems
+from tests.hunt.tables import check_table
 
 # Problems that are drawn from one seed. A claim that is false is made small with these in hand.
 _BATCH = 10
+# Tables of buffers from one seed.
+_TABLES = 2
 # Seconds for a planner on a graph that is too large for the oracle.
 _SECONDS = 1.0
 
@@ -39,6 +43,7 @@ def hunt(seconds: float, first_seed: int) -> int:
             ),
         ):
             _draw(number, kind, drawn, check, tried)
+        _place(number, tried)
         number += 1
         if (number - first_seed) % 10 == 0:
             print(_described(tried), flush=True)
@@ -69,20 +74,34 @@ def _draw(
         raise
 
 
+def _place(number: int, tried: Counter[str]) -> None:
+    """Place tables of buffers drawn from a seed."""
+    try:
+        for seed_of_table in range(number * _TABLES, (number + 1) * _TABLES):
+            tried["tables"] += 1
+            check_table(seed_of_table)
+    except Exception:
+        print(f"a false claim, or a fault: seed {number}, tables of buffers", file=sys.stderr)
+        raise
+
+
 def _described(tried: Counter[str]) -> str:
     tiny = f"{tried['offloading']:,} with a link to the host"
     moving = f"{tried['moving']:,} that transfers decide"
     problems = f"{tried['small']:,} small problems, {tiny}, {moving}, {tried['larger']:,} larger ones"
-    return f"{problems}; {len(planners())}, as many, {len(OFFLOADING)}, and {len(QUICK)} planners each"
+    asked = f"{len(planners())}, as many, {len(OFFLOADING)}, and {len(QUICK)} planners each"
+    return f"{problems}; {asked}; {tried['tables']:,} tables of buffers"
 
 
 def main() -> None:
     """Read the call."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the first problems")
+    parser.add_argument("--seed", type=int, help="of the first problems; by default another one in each run")
     arguments = parser.parse_args()
-    sys.exit(hunt(arguments.seconds, arguments.seed))
+    first_seed = randrange(10**9) if arguments.seed is None else arguments.seed
+    print(f"seeds from {first_seed} on", flush=True)
+    sys.exit(hunt(arguments.seconds, first_seed))
 
 
 if __name__ == "__main__":

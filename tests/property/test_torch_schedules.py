@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from operator import itemgetter
@@ -14,16 +15,19 @@ from hypothesis import strategies as st
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
+from remat_cli.core.problem import Budget, Problem
 from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
 from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import solve
 from remat_cli.formats.torch.convert import graph_of
 from remat_cli.formats.torch.internals import compiled, forgetting, seen_by
-from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.joint import BOUNDARY, Joint
 from remat_cli.formats.torch.reader import callable_of
 from remat_cli.formats.torch.step import as_step
+from remat_cli.planners import PLANNERS
 from remat_cli.runtime.torch import transfers
 from remat_cli.runtime.torch.program import divided
-from tests.streams import LateCopies
+from tests.streams import LateCopies, RecordedCopies
 from tests.torch_steps import Case, changing_buffer, gpt
 
 Values = tuple[torch.Tensor | None, ...]
@@ -43,17 +47,20 @@ def captured(case: Case) -> tuple[Joint, Graph, tuple[torch.Tensor, ...]]:
     return joint, graph_of(joint, "case"), tuple(value.detach() for value in values if value is not None)
 
 
-def run(case: Case, schedule: Schedule) -> Values:
+def run(case: Case, schedule: Schedule, recorded: RecordedCopies | None = None) -> Values:
     """Return forward outputs, gradients, and all primals after the step."""
     joint, graph, values = captured(case)
     simulate(graph, schedule, link=Link(Fraction(1)))
-    forward, backward = divided(joint, schedule)
+    forward, backward = divided(joint, schedule, None if recorded is None else recorded.computed)
     primals = [value.clone() for value in values]
     torch.manual_seed(1)
     with torch.no_grad():
         made = forward(*primals)
         outputs, saved = made[: len(joint.forward_outputs)], made[len(joint.forward_outputs) :]
-        gradients = backward(*saved, *(torch.ones(tangent.meta["val"].shape) for tangent in joint.tangents))
+        tangents = [torch.ones(tangent.meta["val"].shape) for tangent in joint.tangents]
+        if recorded is not None:
+            recorded.given(joint.tangents, tangents)
+        gradients = backward(*saved, *tangents)
     return (*outputs, *gradients, *primals)
 
 
@@ -124,3 +131,41 @@ def test_any_transfers_leave_the_bits_alone(case: Case, seed: int) -> None:
         assert same(run(case, schedule), expected)
     finally:
         transfers.COPIES["cpu"] = before
+
+
+@pytest.mark.parametrize("case", [gpt, changing_buffer], ids=lambda case: case.__name__)
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32))
+def test_what_is_issued_is_the_schedule_in_its_order(case: Case, seed: int) -> None:
+    """All that it computes, and those of its copies that something reads afterwards."""
+    before = transfers.COPIES["cpu"]
+    joint, graph, _ = captured(case)
+    schedule = with_transfers(joint, graph, valid_order(graph, seed), seed)
+    recorded = transfers.COPIES["cpu"] = RecordedCopies(joint)
+    try:
+        run(case, schedule, recorded)
+    finally:
+        transfers.COPIES["cpu"] = before
+    planned = iter(schedule.steps)
+    assert all(step in planned for step in recorded.steps)  # takes what it looks past
+    computed = [step for step in schedule.steps if isinstance(step, Compute) and step.op != BOUNDARY]
+    assert [step for step in recorded.steps if isinstance(step, Compute)] == computed
+    read = {step.tensor for step in recorded.steps if isinstance(step, Wait)}
+    assert read == {step.tensor for step in recorded.steps if isinstance(step, Offload | Prefetch)}
+
+
+def test_what_a_planner_offloads_is_issued_as_planned() -> None:
+    before = transfers.COPIES["cpu"]
+    joint, graph, _ = captured(gpt)
+    graph = replace(graph, ops=tuple(replace(op, time=1000) for op in graph.ops))  # to run again is dear
+    budget = Budget(19 * simulate(graph, plain_run(graph)).peak_bytes // 20)
+    plan = solve(Problem(graph, budget, Link(Fraction(10**9)), offload=True), PLANNERS["pofo"]())
+    assert plan.result.schedule is not None
+    recorded = transfers.COPIES["cpu"] = RecordedCopies(joint)
+    try:
+        run(gpt, plan.result.schedule, recorded)
+    finally:
+        transfers.COPIES["cpu"] = before
+    assert any(isinstance(step, Offload) for step in recorded.steps)
+    issued = [step for step in plan.result.schedule.steps if not isinstance(step, Free) and step != Compute(BOUNDARY)]
+    assert recorded.steps == issued

@@ -70,3 +70,17 @@ def test_all_that_is_public_is_there_and_nothing_else() -> None:
     assert all(hasattr(remat, name) for name in remat.__all__)
     with pytest.raises(AttributeError, match="no attribute 'solve_it'"):
         remat.solve_it  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"alignment": 0}, r"alignment: an alignment of 0 bytes"),
+        ({"offload": "yes"}, r"offload: input should be a valid boolean"),
+        ({"max_overhead": "some"}, r"max_overhead: share 'some' is not understood"),
+        ({"aligment": 64}, r"aligment: unknown key"),
+    ],
+)
+def test_a_setting_is_held_to_its_declaration(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        remat.plan(remat.read(GRAPHS / "skip_chain.json"), "80%", "keep_all", **settings)

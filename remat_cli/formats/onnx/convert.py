@@ -37,10 +37,12 @@ class Conversion:
     Attributes:
         opsets: the operator sets of the file.
         profile: which ops are views or work in place.
+        counts_workspace: whether the workspace of onnxruntime's kernels is counted.
     """
 
     opsets: OperatorSets
     profile: Aliasing
+    counts_workspace: bool
 
     def graph(self, sized: SizedGraph, name: str) -> Graph:
         """Return the graph, of kind forward, with no times yet.
@@ -49,9 +51,14 @@ class Conversion:
             GraphError: every node was folded, or the sizes add up to more than 2^60 bytes.
         """
         storage = self._storage(sized)
+        read = {name for node in sized.nodes for name in node.node.reads} | {*sized.outputs}
+        keeps_unread = self.profile is Aliasing.ORT_CPU
         tensors = [_tensor(name, sized.values[name], storage) for name in _given(sized)]
         for node in sized.nodes:
-            tensors.extend(_tensor(output, sized.values[output], storage) for output in node.node.outputs)
+            tensors.extend(
+                _tensor(output, sized.values[output], storage, lasts=keeps_unread and output not in read)
+                for output in node.node.outputs
+            )
         return build_graph(
             name=name,
             kind=Kind.FORWARD,
@@ -111,7 +118,7 @@ class Conversion:
         A branch writes its results to the op's outputs; an iteration of a loop makes the next state beside the last.
         """
         if not node.bodies:
-            return scratch_bytes(node.node.proto, values, self.opsets.version(""), self.profile)
+            return scratch_bytes(node.node.proto, values, self.opsets.version("")) if self.counts_workspace else 0
         peaks = [self._body_peak_bytes(body, node.node.name) for body in node.bodies]
         if node.node.proto.op_type == "Loop" and self.profile is Aliasing.ORT_CPU:
             return self._loop_bytes(node, values, peaks[0])
@@ -127,7 +134,7 @@ class Conversion:
         )
         (body,) = node.bodies
         pieces = sum(body.values[name].type.bytes for name in body.outputs[1 + states :])
-        return collected + made + max(0, body_peak - pieces)
+        return collected + made + _growth_bytes(node, values) + max(0, body_peak - pieces)
 
     def _body_peak_bytes(self, body: SizedGraph, name: str) -> int:
         if not body.nodes:
@@ -147,6 +154,22 @@ class Conversion:
         )
 
 
+def _growth_bytes(node: SizedNode, values: Mapping[str, Value]) -> int:
+    """Return what a loop's last iteration takes beyond its first, as its state is larger by then.
+
+    The next state is that of the end, and the last one is smaller by what an iteration adds.
+    """
+    proto, (body,) = node.node.proto, node.bodies
+    beyond = 0
+    for before, after, end in zip(proto.input[2:], body.outputs[1:], proto.output, strict=False):
+        if not before or not end:
+            continue
+        first, second = values[before].type, body.values[after].type
+        if first.shape != second.shape:
+            beyond += values[end].type.bytes - second.bytes - max(0, second.bytes - first.bytes)
+    return max(0, beyond)
+
+
 def operand(name: str, value: Value) -> Operand:
     """Return a value as operators see it."""
     stored = Role.PARAMETER if value.trainable else Role.CONSTANT
@@ -155,9 +178,14 @@ def operand(name: str, value: Value) -> Operand:
 
 
 def parameters(sized: SizedGraph) -> tuple[Operand, ...]:
-    """Return the trainable weights of a graph and of its bodies, each once."""
+    """Return the trainable weights of a graph and of its bodies, each once; Constant nodes among them."""
     own = [operand(name, sized.values[name]) for name in sized.stored if sized.values[name].trainable]
+    own += [operand(name, one) for name, one in sized.values.maps[0].items() if _is_constant_weight(one)]
     return (*own, *(weight for node in sized.nodes for body in node.bodies for weight in parameters(body)))
+
+
+def _is_constant_weight(value: Value) -> bool:
+    return value.trainable and value.origin is Origin.FOLDED
 
 
 def _given(sized: SizedGraph) -> Iterable[str]:
@@ -168,7 +196,7 @@ def _given(sized: SizedGraph) -> Iterable[str]:
     return (name for name in names if name not in produced and sized.values[name].is_activation)
 
 
-def _tensor(name: str, value: Value, storage: Mapping[str, str | None]) -> Tensor:
+def _tensor(name: str, value: Value, storage: Mapping[str, str | None], *, lasts: bool = False) -> Tensor:
     is_view = name in storage
     return Tensor(
         name=name,
@@ -176,6 +204,7 @@ def _tensor(name: str, value: Value, storage: Mapping[str, str | None]) -> Tenso
         shape=value.type.shape,
         dtype=value.type.element.name,
         view_of=storage[name] if is_view else None,
+        lasts=lasts and not is_view,
     )
 
 
@@ -185,4 +214,4 @@ def _resident_bytes(sized: SizedGraph) -> int:
     read = dict.fromkeys((*(name for node in sized.nodes for name in node.node.reads), *sized.outputs))
     folded = sum(own[name].type.bytes for name in read if name in own and own[name].origin is Origin.FOLDED)
     bodies = sum(_resident_bytes(body) for node in sized.nodes for body in node.bodies)
-    return sized.stored_bytes + folded + bodies
+    return sized.stored_bytes + folded + bodies + sum(node.unread_bytes for node in sized.nodes)

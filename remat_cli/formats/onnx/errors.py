@@ -16,7 +16,7 @@ _LONGEST = 300
 
 
 @contextmanager
-def onnx_faults(what: str, hint: Wording) -> Iterator[None]:
+def onnx_faults(what: str, hint: Wording, kind: type[GraphError] = GraphError) -> Iterator[None]:
     """Turn the exceptions that onnx and protobuf raise on bad files into `GraphError`.
 
     They share no base class: the checker's and the shape inference's errors derive from `Exception` directly, and
@@ -26,13 +26,14 @@ def onnx_faults(what: str, hint: Wording) -> Iterator[None]:
     Args:
         what: what could not be done, with its place; the reason is added to it.
         hint: what the user can do.
+        kind: class of the error.
     """
     try:
         yield
     except (DecodeError, EncodeError, ValidationError, InferenceError) as error:
-        raise GraphError(f"{what}: {one_line(error)}", hint=hint) from error
+        raise kind(f"{what}: {one_line(error)}", hint=hint) from error
     except (ValueError, TypeError, OSError, MemoryError, RuntimeError, SystemError) as error:
-        raise GraphError(f"{what}: {one_line(error)}", hint=hint) from error
+        raise kind(f"{what}: {one_line(error)}", hint=hint) from error
 
 
 def one_line(error: BaseException) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from remat_cli.formats.onnx.sized_graph import SizedNode
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import SequenceType, TensorType, Values, ValueType, checked
 from remat_cli.units import format_names
@@ -20,6 +21,8 @@ STRINGS = "strings, counted 32 bytes each without their text"
 NO_TENSOR = "neither tensors nor sequences of tensors, and sized like the largest input"
 
 _SHOWN = 5
+# Reasons for which results are sized like an input: no bound on what they take.
+_GUESSES = (UNKNOWN_OP, NO_SHAPE_RULE, AFTER_ESTIMATE, NO_TENSOR)
 
 
 def reads_guess(node: Node, values: Values) -> bool:
@@ -56,6 +59,15 @@ def unsized(template: ValueType) -> ValueType:
     if isinstance(template, SequenceType):
         return replace(template, total_bytes=None)
     return TensorType(template.element, None)
+
+
+def guesses(nodes: Iterable[SizedNode], values: Values, estimated: Mapping[str, str]) -> list[Node]:
+    """Return the nodes whose own results are guessed, not those that only follow from a guess."""
+    return [
+        one.node
+        for one in nodes
+        if estimated.get(one.node.name) in _GUESSES and any(values[name].guessed for name in one.node.outputs)
+    ]
 
 
 def in_words(estimated: Mapping[str, str]) -> str:

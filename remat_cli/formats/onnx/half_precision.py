@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import Values
 
-# What version 1.31 lists with a float16 type (get_all_opkernel_def); a test holds the two against each other.
+# What version 1.32 lists with a float16 type (get_all_opkernel_def); a test holds the two against each other.
 # fmt: off
 WITH_KERNEL = frozenset((
-    "Attention", "BitCast", "Cast", "Clip", "Compress", "Concat", "ConcatFromSequence", "ConstantOfShape",
+    "Attention", "BitCast", "Cast", "Celu", "Clip", "Compress", "Concat", "ConcatFromSequence", "ConstantOfShape",
     "DequantizeLinear", "Dropout", "DynamicSlice", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
     "Identity", "If", "IsInf", "IsNaN", "LayerNormalization", "Loop", "Max", "MemcpyFromHost", "MemcpyToHost", "Min",
     "Mod", "Optional", "OptionalGetElement", "OptionalHasElement", "QuantizeLinear", "RMSNormalization",

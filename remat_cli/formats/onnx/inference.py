@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+import onnx
 from onnx import defs, helper, numpy_helper, shape_inference
 
 from remat_cli.errors import GraphError
-from remat_cli.formats.onnx.attributes import integer_attribute
+from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute
 from remat_cli.formats.onnx.errors import onnx_faults
 from remat_cli.formats.onnx.structure import Node
-from remat_cli.formats.onnx.values import SequenceType, TensorType, Values, shape_text, type_proto
+from remat_cli.formats.onnx.values import Misfit, SequenceType, TensorType, Values, shape_text, type_proto
 from remat_cli.settings import Setting
 
 if TYPE_CHECKING:
-    import onnx
     from onnx.defs import OpSchema
 
 # Defined by a function body only, so that onnx infers nothing for one node of them; their result is like the input.
 _LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
-_CHECK_SIZES = (
+# Outputs after the first that no version of the op has rules for: the position of an input of their shape.
+_FURTHER_LIKE = {"BatchNormalization": 1, "Dropout": 0}
+
+# The hint for a node that does not fit its inputs.
+CHECK_SIZES = (
     "the file is damaged, or a given size is wrong: check ",
-    *(Setting("dims"), ", ", Setting("input_shapes"), " and ", Setting("value_shapes")),
+    *(Setting("dims"), ", ", Setting("input_shapes"), ", ", Setting("value_shapes"), " and ", Setting("values")),
 )
+
+# Letters with one "..." among them; onnx never comes back from most other texts.
+_LABELS = r"[A-Za-z]*(?:\.\.\.[A-Za-z]*)?"
+_EQUATION = re.compile(rf"{_LABELS}(?:,{_LABELS})*(?:->{_LABELS})?")
+_LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,10 @@ class OperatorSets:
                 )
             return None
         return _schema(node.op_type, self.versions[node.domain], node.domain)
+
+
+# ONNX's own set as the installed onnx knows it.
+NEWEST = OperatorSets({"": defs.onnx_opset_version()})
 
 
 @lru_cache(maxsize=4096)
@@ -106,16 +121,100 @@ def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) ->
         return dict.fromkeys(node.outputs, types[proto.input[0]])
     arrays = {name: value.data for name, value in inputs.items()}
     data = {name: numpy_helper.from_array(array, name) for name, array in arrays.items() if array is not None}
-    with onnx_faults(f"op {node.name!r} ({proto.op_type}) does not fit its inputs", _CHECK_SIZES):
+    with onnx_faults(f"op {node.name!r} ({proto.op_type}) does not fit its inputs", CHECK_SIZES, Misfit):
         inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets.imports)
     if proto.op_type == "Reshape":
         _check_reshape(node, values, inferred)
+    if proto.domain == "" and not all(_has_shape(inferred.get(name)) for name in node.outputs):
+        _add_later_rules(node, schema, (types, data), inferred)
     return inferred
 
 
+def _has_shape(proto: onnx.TypeProto | None) -> bool:
+    """Whether a tensor's type has a shape, of known or unknown sizes; anything else counts as complete."""
+    return proto is not None and (not proto.HasField("tensor_type") or proto.tensor_type.HasField("shape"))
+
+
+def _add_later_rules(
+    node: Node,
+    schema: OpSchema,
+    known: tuple[dict[str, onnx.TypeProto], dict[str, onnx.TensorProto]],
+    inferred: dict[str, onnx.TypeProto],
+) -> None:
+    """Add the shapes that onnx infers by a later version of a node's op, and not by the version of the file.
+
+    Element types stay those of the file's version: the mask of Dropout was no boolean in the first ones.
+    """
+    for later in later_schemas(node.proto.op_type, schema.since_version):
+        proto = _without_hints(node.proto)
+        fits = len(proto.input) <= later.max_input and len(proto.output) <= later.max_output
+        if not fits or any(attribute.name not in later.attributes for attribute in proto.attribute):
+            continue
+        imports = [helper.make_opsetid("", later.since_version)]
+        with suppress(GraphError), onnx_faults("the later version does not take it", hint=""):
+            shapes = shape_inference.infer_node_outputs(later, proto, *known, opset_imports=imports)
+            _add(node, schema, known[0], shapes, inferred)
+    if node.proto.op_type in _FURTHER_LIKE:
+        like = node.proto.input[_FURTHER_LIKE[node.proto.op_type]]
+        _add(node, schema, known[0], dict.fromkeys(node.proto.output[1:], known[0][like]), inferred)
+
+
+def _add(
+    node: Node,
+    schema: OpSchema,
+    types: Mapping[str, onnx.TypeProto],
+    shapes: Mapping[str, onnx.TypeProto],
+    inferred: dict[str, onnx.TypeProto],
+) -> None:
+    """Add the shapes of outputs that have none, with the element type that a schema declares for them."""
+    for place, name in enumerate(node.proto.output):
+        if name and not _has_shape(inferred.get(name)) and name in shapes and _has_shape(shapes[name]):
+            inferred[name] = _with_own_element(shapes[name], place, node.proto, schema, types)
+
+
+@lru_cache(maxsize=1024)
+def later_schemas(op_type: str, version: int) -> tuple[OpSchema, ...]:
+    """Return the definitions of an op of ONNX's own set after a version, oldest first."""
+    found: dict[int, OpSchema] = {}
+    newest = _schema(op_type, defs.onnx_opset_version(), "")
+    for later in range(version + 1, newest.since_version + 1 if newest else 0):
+        schema = _schema(op_type, later, "")
+        if schema is not None and schema.since_version > version:
+            found[schema.since_version] = schema
+    return tuple(found.values())
+
+
+def _without_hints(node: onnx.NodeProto) -> onnx.NodeProto:
+    """Return a node without the attribute by which the first operator sets named inputs that may be overwritten."""
+    proto = type(node)()
+    proto.CopyFrom(node)
+    del proto.attribute[:]
+    proto.attribute.extend(one for one in node.attribute if one.name != "consumed_inputs")
+    return proto
+
+
+def _with_own_element(
+    proto: onnx.TypeProto, place: int, node: onnx.NodeProto, schema: OpSchema, types: Mapping[str, onnx.TypeProto]
+) -> onnx.TypeProto:
+    """Return a copy with the element type of the input that a schema declares to have the output's type."""
+    proto = onnx.TypeProto.FromString(proto.SerializeToString())
+    formal = schema.outputs[min(place, len(schema.outputs) - 1)].type_str
+    like = [name for name, one in zip(node.input, schema.inputs, strict=False) if one.type_str == formal and name]
+    if like:
+        proto.tensor_type.elem_type = types[like[0]].tensor_type.elem_type
+    return proto
+
+
 def _refuse_what_aborts(node: Node) -> None:
-    """Refuse the faults on which onnx 1.23 ends the process instead of raising an exception."""
+    """Refuse the faults on which onnx 1.23 ends the process, or never comes back, instead of raising an exception."""
     proto = node.proto
+    if proto.op_type == "Einsum" and (equation := attribute_of(proto, "equation")) is not None:
+        text = equation.s.decode(errors="backslashreplace")
+        if not _EQUATION.fullmatch(text.replace(" ", "")):
+            raise GraphError(
+                f"op {node.name!r} (Einsum): the equation {text[:_LONGEST_SHOWN]!r} is not understood",
+                hint="the file is damaged; an equation is written like bij,bjk->bik or ...ij,...jk->...ik",
+            )
     match proto.op_type:
         case "Split":
             aborts = 0 < integer_attribute(proto, "num_outputs", 0) < len(proto.output)
@@ -128,7 +227,7 @@ def _refuse_what_aborts(node: Node) -> None:
     if aborts:
         raise GraphError(
             f"op {node.name!r} ({proto.op_type}) does not fit its inputs: an attribute is out of range",
-            hint=_CHECK_SIZES,
+            hint=CHECK_SIZES,
         )
 
 
@@ -147,7 +246,7 @@ def _check_reshape(node: Node, values: Values, inferred: Mapping[str, onnx.TypeP
     if before is None or not dims or len(after) < len(dims):
         return
     if _elements(before) != _elements(after):
-        raise GraphError(
+        raise Misfit(
             f"op {node.name!r} (Reshape) makes {shape_text(after)} of {source!r}, which is {shape_text(before)}: "
             "the number of elements changes",
             hint=(

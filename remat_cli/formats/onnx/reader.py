@@ -9,7 +9,7 @@ from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.convert import Conversion, parameters
 from remat_cli.formats.onnx.dims import bind_inputs
-from remat_cli.formats.onnx.estimates import in_words
+from remat_cli.formats.onnx.estimates import guesses, in_words
 from remat_cli.formats.onnx.expansion import WITHOUT_KERNEL
 from remat_cli.formats.onnx.half_precision import run_in_float32
 from remat_cli.formats.onnx.inference import OperatorSets
@@ -17,14 +17,18 @@ from remat_cli.formats.onnx.load import Model, load_model
 from remat_cli.formats.onnx.norms import missing_norms
 from remat_cli.formats.onnx.shapes import ShapeInference
 from remat_cli.formats.onnx.sized_graph import SizedGraph
-from remat_cli.formats.onnx.stored_values import weights_read
+from remat_cli.formats.onnx.stored_values import constant_weights, weights_read
 from remat_cli.formats.onnx.structure import stored_names
+from remat_cli.formats.onnx.upper_bounds import with_bodies
 from remat_cli.formats.onnx.workspace import WITHOUT_RULE
 from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source
 from remat_cli.settings import Setting
+from remat_cli.units import format_bytes, format_names
 
 _SESSION = "Peaks hold with session_options(); a default session mostly takes more."
+
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -54,17 +58,18 @@ def read_sized(source: Source, options: ReadOptions, *, keep_data: bool = False)
         dims=inputs.dims,
         value_shapes=options.value_shapes,
         weights=frozenset(weights_read(model.graph.node)),
+        constant_weights=constant_weights(model.graph.node),
         overridable=frozenset(stored & listed),
         without_kernel=WITHOUT_KERNEL.get(options.storage, ()),
     )
-    return SizedModel(model, inference.size(model.graph, inputs.types), inference)
+    return SizedModel(model, inference.size(model.graph, inputs.types, inputs.data), inference)
 
 
 def read_model(source: Source, options: ReadOptions) -> Reading:
     """Read a model; see `remat_cli.formats.onnx.read`."""
     read = read_sized(source, options)
     model, sized, inference = read.model, read.graph, read.inference
-    conversion = Conversion(inference.opsets, options.storage)
+    conversion = Conversion(inference.opsets, options.storage, options.counts_workspace)
     graph = conversion.graph(sized, source.path.stem)
     estimated = {op.name: inference.estimates[op.name] for op in graph.ops if op.name in inference.estimates}
     understated = _understated(sized, options)
@@ -86,11 +91,24 @@ def read_model(source: Source, options: ReadOptions) -> Reading:
             *(["; ".join(understated)] if understated else []),
             *_kernel_notes(sized, options),
         ),
-        training_notes=missing_norms(model),
+        training_notes=(*_constant_weights(read), *missing_norms(model)),
         estimated=tuple(estimated),
+        guessed=_guessed(sized, inference),
         understated=understated,
-        session=_SESSION if options.mode == "inference" and options.storage is Aliasing.ORT_CPU else "",
+        session=_SESSION if options.mode == "inference" and _follows_onnxruntime(options) else "",
     )
+
+
+def _follows_onnxruntime(options: ReadOptions) -> bool:
+    return options.storage is Aliasing.ORT_CPU and options.counts_workspace
+
+
+def _constant_weights(read: SizedModel) -> Iterator[str]:
+    """Yield the note for who trains a model whose weights are Constant nodes."""
+    weights = [one for one in parameters(read.graph) if one.name in read.inference.constant_weights]
+    if weights:
+        size = format_bytes(sum(one.bytes for one in weights))
+        yield f"{len(weights):,} weights are Constant nodes in the file, {size}: they count as trained"
 
 
 def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated: Mapping[str, str]) -> list[str]:
@@ -100,12 +118,27 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
     if sized.folded:
         total = len(sized.folded) + len(sized.nodes)
         notes.append(f"{len(sized.folded)} of {total} nodes only compute constants or shapes, and are no ops")
+    for branch, reason in inference.left_out.items():
+        notes.append(f"{branch} cannot run at these sizes, and is left out: {reason}")
     strings = [name for name in sized.inputs if sized.values[name].type.element.is_string]
     if strings:
         notes.append(f"inputs that hold strings are counted with 32 bytes an element: {', '.join(map(repr, strings))}")
     if estimated:
         notes.append(f"estimated: {in_words(estimated)}")
     return notes
+
+
+def _guessed(sized: SizedGraph, inference: ShapeInference) -> tuple[str, str] | None:
+    """Return why the memory of a model is an estimate that may be far too small, and what to do."""
+    graphs = with_bodies(sized)
+    nodes = [node for one in graphs for node in guesses(one.nodes, one.values, inference.estimates)]
+    if not nodes:
+        return None
+    names = format_names([node.name for node in nodes], _NAMED)
+    return (
+        f"the peak is estimated, and may be far too low: the sizes of what {names} makes are not known",
+        f"give the shape of each result: 'value_shapes: {{{nodes[0].outputs[0]}: [2, 100]}}', with your sizes",
+    )
 
 
 def _understated(sized: SizedGraph, options: ReadOptions) -> tuple[str, str] | None:
@@ -122,7 +155,10 @@ def _understated(sized: SizedGraph, options: ReadOptions) -> tuple[str, str] | N
 
 def _kernel_notes(sized: SizedGraph, options: ReadOptions) -> Iterator[str]:
     """Yield which kernels of onnxruntime may take more memory than predicted."""
-    if options.storage is not Aliasing.ORT_CPU:
+    if options.workspace is not None:
+        counted = "onnxruntime's" if options.counts_workspace else "none"
+        yield f"workspace of kernels that is counted, as asked for: {counted}"
+    if not options.counts_workspace:
         return
     if unknown := sorted({full_type(one.node.proto) for one in sized.nodes} & WITHOUT_RULE):
         yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ast import literal_eval
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,11 @@ _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _STACK_TRACE = "pkg.torch.onnx.stack_trace"
 _LONGEST_NOTE = 10_000
 _TORCH = "torch/"
+# Only what has this form, which Python's repr makes, is parsed: Python's own parser runs out of its stack at a note of
+# other nested things, and warns of other escapes.
+_ESCAPE = r"""\\(?:[\\'"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"""
+_TEXT = re.compile(rf"""'(?:[^'\\]|{_ESCAPE})*'|"(?:[^"\\]|{_ESCAPE})*\"""")
+_LIST_OF_TEXTS = re.compile(rf"\[(?:(?:{_TEXT.pattern})(?:, *|(?=\])))*\]")
 
 
 def module_of(node: onnx.NodeProto) -> str | None:
@@ -47,11 +53,13 @@ def source_of(node: onnx.NodeProto) -> str | None:
 
 def _noted_scopes(node: onnx.NodeProto) -> list[str]:
     """Return the modules from the outermost, which has no name, to the innermost, then the exported program's node."""
-    try:
-        scopes = literal_eval(_note(node, _NAME_SCOPES) or "[]")
-    except (ValueError, SyntaxError):
+    note = _note(node, _NAME_SCOPES)
+    if not _LIST_OF_TEXTS.fullmatch(note):
         return []
-    return scopes if isinstance(scopes, list) and all(isinstance(scope, str) for scope in scopes) else []
+    try:
+        return [str(literal_eval(text)) for text in _TEXT.findall(note)]
+    except (ValueError, SyntaxError):  # a number that is no character's
+        return []
 
 
 def _note(node: onnx.NodeProto, key: str) -> str:

@@ -18,7 +18,8 @@ import numpy as np
 from remat_cli.errors import GraphError, RematError, UsageError
 from remat_cli.formats.onnx import classical
 from remat_cli.formats.onnx.attributes import integer_attribute
-from remat_cli.formats.onnx.contrib import SUMS, full_type, result_type, standard_form
+from remat_cli.formats.onnx.contrib import standard_form
+from remat_cli.formats.onnx.contrib_results import result_types
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
 from remat_cli.formats.onnx.estimates import (
     AFTER_ESTIMATE,
@@ -35,19 +36,21 @@ from remat_cli.formats.onnx.estimates import (
 )
 from remat_cli.formats.onnx.expansion import NodeNames, expanded
 from remat_cli.formats.onnx.folding import can_fold, compute, no_elements
-from remat_cli.formats.onnx.inference import OperatorSets, check_form, infer
+from remat_cli.formats.onnx.inference import NEWEST, OperatorSets, check_form, infer
 from remat_cli.formats.onnx.randomness import repeats_itself
 from remat_cli.formats.onnx.sequences import SEQUENCE_RULES
 from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
-from remat_cli.formats.onnx.stored_values import constant_value, stored_values
+from remat_cli.formats.onnx.stored_values import constant_value, stored_values, unread_bytes
 from remat_cli.formats.onnx.structure import Node, did_you_mean, executable_nodes
-from remat_cli.formats.onnx.subgraphs import CONTROL_FLOW, body_inputs, control_flow
+from remat_cli.formats.onnx.subgraphs import CONTROL_FLOW, NO_BODIES, ControlFlow, body_inputs, control_flow
 from remat_cli.formats.onnx.values import (
+    Misfit,
     Origin,
     TensorType,
     Value,
     Values,
     ValueType,
+    checked,
     shape_text,
     value_type,
 )
@@ -93,6 +96,9 @@ class ShapeInference:
         estimates: why an op is an estimate, by op name.
         is_sorted: whether the nodes of the file were in an executable order.
         names: of all values and nodes, also of those that ops without kernel are run as.
+        data: elements of the main graph's inputs that are given a value.
+        left_out: branches that do not fit the sizes: what they are, and why.
+        constant_weights: names of Constant nodes' values that count as weights.
     """
 
     opsets: OperatorSets
@@ -104,18 +110,32 @@ class ShapeInference:
     estimates: dict[str, str] = field(default_factory=dict)
     is_sorted: bool = True
     names: NodeNames = field(default_factory=NodeNames)
+    data: Mapping[str, Array] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    constant_weights: frozenset[str] = frozenset()
     _unsized: dict[str, str] = field(default_factory=dict)
     _known_dims: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
+    _inputs: frozenset[str] = frozenset()
+    _reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def size(self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType]) -> SizedGraph:
+    def size(
+        self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType], data: Mapping[str, Array] | None = None
+    ) -> SizedGraph:
         """Return the main graph with the type of every value.
 
+        Args:
+            graph: the main graph.
+            inputs: types of its inputs, by name.
+            data: elements of those that are given a value.
+
         Raises:
-            GraphError: a structural fault, a node that does not fit its inputs, values whose shape cannot be inferred.
-            UsageError: a given shape is for no value of the graph, or contradicts what is inferred.
+            GraphError: a structural fault, a node that does not fit its inputs.
+            UsageError: values whose shape cannot be inferred; a given shape is for no value of the graph, or
+                contradicts what is inferred.
         """
         self.names.take(graph)
+        self.data, self._inputs = data or {}, frozenset(inputs)
         sized = self._size(graph, inputs, ChainMap(), path="")
         for name in self.value_shapes:
             if name not in self._seen:
@@ -127,7 +147,7 @@ class ShapeInference:
             raise self._unknown_shapes(graph, inputs)
         return sized
 
-    def _unknown_shapes(self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType]) -> GraphError:
+    def _unknown_shapes(self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType]) -> UsageError:
         """Return the error that asks for every shape at once: also for those that come up once the first are known."""
         places: dict[str, str] = {}
         examples: dict[str, tuple[int, ...]] = {}
@@ -149,7 +169,7 @@ class ShapeInference:
         shown = [f"{name!r} ({where})" for name, where in list(places.items())[:_SHOWN]]
         more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
         given = dict(list(examples.items())[:_SHOWN])
-        return GraphError(
+        return UsageError(
             f"the shapes of these values depend on data and are not known: {', '.join(shown)}{more}",
             hint=("give them, such as ", Setting("value_shapes", given), f", where each {_EXAMPLE_SIZE} is an example"),
         )
@@ -162,6 +182,7 @@ class ShapeInference:
             estimates={},
             names=NodeNames(),
             _unsized={},
+            left_out={},
             _known_dims={},
             _seen=set(),
         )
@@ -172,7 +193,8 @@ class ShapeInference:
         nodes, is_sorted = executable_nodes(graph, outer, path)
         self.is_sorted &= is_sorted
         stored = stored_values(graph, self.weights, () if path else self.overridable)
-        fed = {name: Value(kind, Origin.INPUT) for name, kind in inputs.items()}
+        known = {} if path else self.data
+        fed = {name: Value(kind, Origin.INPUT, data=known.get(name)) for name, kind in inputs.items()}
         scope = _Scope(
             values=outer.new_child({**fed, **stored.values}),
             declared={value.name: value.type for value in (*graph.output, *graph.value_info)},
@@ -207,10 +229,10 @@ class ShapeInference:
         """Add what a node produces to the scope; return None where it was computed and is no op."""
         proto, values = node.proto, scope.values
         if _is_own(proto, "Constant") and node.outputs:
-            values[node.outputs[0]] = constant_value(proto)
+            values[node.outputs[0]] = constant_value(proto, self.constant_weights)
             return None
         schema = self.opsets.schema(proto)
-        inferred, bodies = self._inferred(node, schema, scope)
+        inferred, flow = self._inferred(node, schema, scope)
         results = {name: self._settled(node, name, inferred.get(name), scope) for name in node.outputs}
         data = self._computed(node, schema, results, values)
         if data is not None:
@@ -219,53 +241,82 @@ class ShapeInference:
                 values.update({name: replace(value, origin=Origin.FOLDED) for name, value in results.items()})
                 return None
         self._note(node, results, values)
+        self._reads.update(dict.fromkeys(results, node.reads))
         repeats = repeats_itself(proto, values, self.opsets.version(proto.domain))
         values.update(results)
-        plain = not bodies and not _is_own(proto, "Optional") and all(map(_is_plain, results.values()))
-        return SizedNode(node, bodies, recomputable=repeats and plain)
+        plain = not flow.bodies and not _is_own(proto, "Optional") and all(map(_is_plain, results.values()))
+        unread = sum(map(unread_bytes, flow.left_out))
+        return SizedNode(node, flow.bodies, recomputable=repeats and plain, unread_bytes=unread)
 
     def _inferred(
         self, node: Node, schema: OpSchema | None, scope: _Scope
-    ) -> tuple[Mapping[str, ValueType | None], tuple[SizedGraph, ...]]:
+    ) -> tuple[Mapping[str, ValueType | None], ControlFlow]:
         """Return the types of a node's outputs as far as its inputs tell them, and its bodies."""
         proto, values = node.proto, scope.values
         if schema is not None:
             check_form(node, schema)
         if _is_own(proto, *CONTROL_FLOW):
-            self.estimates[node.name] = FROM_BODY
-
-            def size_body(body: onnx.GraphProto, types: Sequence[ValueType]) -> SizedGraph:
-                return self._size(body, body_inputs(body, types, node.name), values, path=f"{node.name}/")
-
-            flow = control_flow(node, values, self.opsets.version(""), size_body)
-            return dict(zip(proto.output, flow.types, strict=False)), flow.bodies
+            flow = self._control_flow(node, values)
+            return dict(zip(proto.output, flow.types, strict=False)), flow
         if _is_own(proto, *SEQUENCE_RULES):
             inputs = [values[name] if name else None for name in proto.input]
-            return {name: SEQUENCE_RULES[proto.op_type](proto, inputs) for name in node.outputs}, ()
+            return {name: SEQUENCE_RULES[proto.op_type](proto, inputs) for name in node.outputs}, NO_BODIES
         if schema is None:
-            return self._inferred_without_schema(node, values), ()
-        return self._inferred_by_onnx(node, schema, values), ()
+            return self._inferred_without_schema(node, values), NO_BODIES
+        return self._inferred_by_onnx(node, schema, values), NO_BODIES
+
+    def _control_flow(self, node: Node, values: ChainMap[str, Value]) -> ControlFlow:
+        self.estimates[node.name] = FROM_BODY
+
+        def size_body(body: onnx.GraphProto, types: Sequence[ValueType]) -> SizedGraph:
+            before = {name: dict(getattr(self, name)) for name in _FOUND}
+            try:
+                return self._size(body, body_inputs(body, types, node.name), values, path=f"{node.name}/")
+            except Misfit:
+                for name, found in before.items():  # a branch that cannot run leaves no trace
+                    setattr(self, name, found)
+                raise
+
+        flow = control_flow(node, values, self.opsets.version(""), size_body)
+        for branch, reason in flow.misfits.items():
+            values_to_give = " ".join(f"--value {name}=N" for name in self._inputs_behind(node.proto.input[0]))
+            self.left_out[f"the {branch} of op {node.name!r}"] = f"{reason}; {values_to_give} says which branch runs"
+        return flow
+
+    def _inputs_behind(self, name: str) -> list[str]:
+        """Return the inputs of the main graph that a value is computed from, a few at most."""
+        found: dict[str, None] = {}
+        open_names = [name]
+        while open_names and len(found) < _MOST_BEHIND:
+            one = open_names.pop()
+            if one not in found:
+                found[one] = None
+                open_names += self._reads.get(one, ())
+        return [name for name in found if name in self._inputs] or ["NAME"]
 
     def _inferred_without_schema(self, node: Node, values: Values) -> Mapping[str, ValueType | None]:
         """Return the types of the outputs of a node that onnx has no definition of."""
         if not node.proto.output:
             return {}
         standard = standard_form(node)
-        schema = None if standard is None else self.opsets.schema(standard.proto)
+        # Its ops follow the newest definitions, whatever operator set the file imports.
+        schema = None if standard is None else NEWEST.schema(standard.proto)
         types: dict[str, ValueType | None] = {}
         if standard is not None and schema is not None:
-            types |= self._inferred_by_onnx(standard, schema, values)
+            types |= self._inferred_by_onnx(standard, schema, values, NEWEST)
         else:
-            types[node.proto.output[0]] = result_type(node.proto, [values.get(name) for name in node.proto.input])
-        total = SUMS.get(full_type(node.proto), len(node.proto.output))
-        types |= dict.fromkeys(node.proto.output[total : total + 1], types.get(node.proto.output[0]))
+            results = result_types(node.proto, [values.get(name) for name in node.proto.input]) or ()
+            for name, kind in zip(node.proto.output, results, strict=False):
+                types[name] = kind and checked(kind, f"{name!r}, which op {node.name!r} produces,")
         if any(types.get(name) is None for name in node.outputs):
             self.estimates[node.name] = UNKNOWN_OP
         return types
 
-    def _inferred_by_onnx(self, node: Node, schema: OpSchema, values: Values) -> Mapping[str, ValueType | None]:
+    def _inferred_by_onnx(
+        self, node: Node, schema: OpSchema, values: Values, opsets: OperatorSets | None = None
+    ) -> Mapping[str, ValueType | None]:
         try:
-            protos = infer(node, schema, values, self.opsets)
+            protos = infer(node, schema, values, opsets or self.opsets)
         except GraphError:
             if not reads_guess(node, values):
                 raise
@@ -339,6 +390,10 @@ class ShapeInference:
 
 
 _SHAPE_READERS = ("Shape", "Size")
+# Values that are looked at to find the inputs that decide.
+_MOST_BEHIND = 100
+# What a walk finds and tells at its end.
+_FOUND = ("estimates", "left_out", "_unsized", "_known_dims")
 
 
 def _is_own(node: onnx.NodeProto, *op_types: str) -> bool:

@@ -15,13 +15,15 @@ class SizedNode:
 
     Attributes:
         node: the node.
-        bodies: its bodies that can run, sized: both branches of If, the body of Loop or Scan.
+        bodies: its bodies that can run, sized: branches of If, the body of Loop or Scan.
         recomputable: whether a second run gives the result of the first.
+        unread_bytes: size of what its branches store that cannot run.
     """
 
     node: Node
     bodies: tuple[SizedGraph, ...]
     recomputable: bool
+    unread_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from remat_cli.formats.onnx.dtypes import STRING, element_type
 from remat_cli.formats.onnx.errors import onnx_faults
 from remat_cli.formats.onnx.load import FOLD_LIMIT
 from remat_cli.formats.onnx.values import Origin, TensorType, Value, checked
-from remat_cli.formats.onnx.walk import all_nodes
+from remat_cli.formats.onnx.walk import all_graphs, all_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -35,6 +35,9 @@ _NOT_TRAINED: Mapping[str, tuple[int, ...]] = {
     "QLinearMatMul": (1, 4, 6),
 }
 
+# Ops whose operands are weights, where exporters write them as Constant nodes.
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -42,7 +45,7 @@ class Stored:
 
     Attributes:
         values: by name.
-        bytes: their size together; a sparse one counts with its values and indices.
+        bytes: their size together; a sparse one counts as the dense one that runtimes make of it.
     """
 
     values: Mapping[str, Value]
@@ -54,6 +57,14 @@ def weights_read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     for node in all_nodes(nodes):
         skipped = _NOT_TRAINED.get(node.op_type, ())
         yield from (name for position, name in enumerate(node.input) if position not in skipped)
+
+
+def constant_weights(nodes: Iterable[onnx.NodeProto]) -> frozenset[str]:
+    """Return the Constant nodes' values that nodes, and those of their bodies, multiply by: weights like any other."""
+    found = list(all_nodes(nodes))
+    constants = {node.output[0] for node in found if node.op_type == "Constant" and node.domain == "" and node.output}
+    products = (node for node in found if node.op_type in _PRODUCTS and node.domain == "")
+    return frozenset(name for node in products for name in node.input if name in constants)
 
 
 def stored_values(graph: onnx.GraphProto, weights: Collection[str], overridable: Collection[str]) -> Stored:
@@ -77,9 +88,18 @@ def stored_values(graph: onnx.GraphProto, weights: Collection[str], overridable:
         kind = _tensor_type(sparse.values, sparse.dims)
         trainable = kind.element.is_trainable and sparse.values.name in weights
         _add(values, sparse.values.name, Value(kind, Origin.STORED, trainable=trainable))
-        total += _tensor_type(sparse.values, sparse.values.dims).bytes
-        total += _tensor_type(sparse.indices, sparse.indices.dims).bytes
+        total += kind.bytes
     return Stored(values, total)
+
+
+def unread_bytes(graph: onnx.GraphProto) -> int:
+    """Return the size of what a body that never runs stores, and of the constants in it."""
+    total = 0
+    for one in all_graphs(graph):
+        total += stored_values(one, (), ()).bytes
+        constants = (node for node in one.node if node.op_type == "Constant" and node.domain == "")
+        total += sum(constant_value(node).type.bytes for node in constants)
+    return total
 
 
 def _initializer(
@@ -106,8 +126,12 @@ def _tensor_type(tensor: onnx.TensorProto, dims: Iterable[int]) -> TensorType:
     return checked(TensorType(element_type(tensor.data_type, where), tuple(dims)), where)
 
 
-def constant_value(node: onnx.NodeProto) -> Value:
+def constant_value(node: onnx.NodeProto, weights: Container[str] = ()) -> Value:
     """Return what a Constant node stands for.
+
+    Args:
+        node: the node.
+        weights: names that are read where a trained weight may stand in a Constant node.
 
     Raises:
         GraphError: it has no value, or one that `stored_values` would refuse.
@@ -115,7 +139,9 @@ def constant_value(node: onnx.NodeProto) -> Value:
     for attribute in node.attribute:
         match attribute.name:
             case "value":
-                return Value(_tensor_type(attribute.t, attribute.t.dims), Origin.FOLDED, data=stored_data(attribute.t))
+                kind = _tensor_type(attribute.t, attribute.t.dims)
+                is_weight = kind.element.is_trainable and kind.elements > 1 and node.output[0] in weights
+                return Value(kind, Origin.FOLDED, data=stored_data(attribute.t), trainable=is_weight)
             case "sparse_value":
                 sparse = attribute.sparse_tensor
                 return Value(_tensor_type(sparse.values, sparse.dims), Origin.FOLDED)

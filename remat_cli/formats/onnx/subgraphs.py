@@ -7,15 +7,16 @@ number of iterations is not known, the result's shape is not known either and ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute, integers_attribute
 from remat_cli.formats.onnx.dtypes import BOOL, INT64
+from remat_cli.formats.onnx.inference import CHECK_SIZES
 from remat_cli.formats.onnx.sized_graph import SizedGraph
 from remat_cli.formats.onnx.structure import Node
-from remat_cli.formats.onnx.values import SequenceType, TensorType, Values, ValueType
+from remat_cli.formats.onnx.values import Misfit, SequenceType, TensorType, Values, ValueType
 
 if TYPE_CHECKING:
     import onnx
@@ -34,11 +35,18 @@ class ControlFlow:
 
     Attributes:
         types: type of each output by position; None where not known.
-        bodies: its bodies, sized.
+        bodies: its bodies that can run, sized.
+        left_out: its branches that cannot run.
+        misfits: why some of these do not fit the sizes, by attribute.
     """
 
     types: tuple[ValueType | None, ...]
     bodies: tuple[SizedGraph, ...]
+    left_out: tuple[onnx.GraphProto, ...] = ()
+    misfits: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_BODIES = ControlFlow((), ())
 
 
 def control_flow(node: Node, values: Values, opset: int, size_body: SizeBody) -> ControlFlow:
@@ -92,10 +100,22 @@ def _if(node: Node, values: Values, size_body: SizeBody) -> ControlFlow:
     branches = ["then_branch", "else_branch"]
     condition = _first_data(node, values)
     if condition is not None:
-        branches = branches[:1] if condition.any() else branches[1:]
-    bodies = tuple(size_body(_body(node, branch), ()) for branch in branches)
+        taken, other = branches if condition.any() else branches[::-1]
+        body = size_body(_body(node, taken), ())
+        return ControlFlow(_outputs(node, body, len(node.proto.output)), (body,), (_body(node, other),))
+    bodies: list[SizedGraph] = []
+    misfits: dict[str, str] = {}
+    for branch in branches:
+        try:
+            bodies.append(size_body(_body(node, branch), ()))
+        except Misfit as error:
+            misfits[branch] = error.message
+    if not bodies:
+        reasons = "; ".join(f"{branch}: {reason}" for branch, reason in misfits.items())
+        raise Misfit(f"no branch of op {node.name!r} fits these sizes: {reasons}", hint=CHECK_SIZES)
     results = [_outputs(node, body, len(node.proto.output)) for body in bodies]
-    return ControlFlow(tuple(_larger(types) for types in zip(*results, strict=True)), bodies)
+    types = tuple(_larger(each) for each in zip(*results, strict=True))
+    return ControlFlow(types, tuple(bodies), tuple(_body(node, branch) for branch in misfits), misfits)
 
 
 def _larger(types: Sequence[ValueType]) -> ValueType | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from remat_cli.core.graph import LARGEST_TOTAL
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.dtypes import ElementType, element_type
+from remat_cli.formats.onnx.expressions import expression
 from remat_cli.units import format_count
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ class SequenceType:
 ValueType = TensorType | SequenceType
 
 
+class Misfit(GraphError):
+    """A node that cannot run on its inputs: of these sizes, or at all."""
+
+
 class Origin(Enum):
     """Where a value comes from."""
 
@@ -150,11 +155,19 @@ def _complete_shape(proto: onnx.TypeProto.Tensor, dims: Mapping[str, int]) -> tu
         return None
     shape = []
     for dim in proto.shape.dim:
-        size = dims.get(dim.dim_param) if dim.WhichOneof("value") == "dim_param" else dim.dim_value
+        size = _named_size(dim.dim_param, dims) if dim.WhichOneof("value") == "dim_param" else dim.dim_value
         if size is None or dim.WhichOneof("value") is None:
             return None
         shape.append(size)
     return tuple(shape)
+
+
+def _named_size(name: str, dims: Mapping[str, int]) -> int | None:
+    """Return the value of a symbol, or of an expression whose symbols all have one."""
+    if name in dims:
+        return dims[name]
+    written = expression(name)
+    return None if written is None else written.size(dims)
 
 
 def checked(tensor: TensorType, where: str) -> TensorType:
@@ -166,7 +179,7 @@ def checked(tensor: TensorType, where: str) -> TensorType:
     if tensor.shape is None:
         return tensor
     if any(size < 0 for size in tensor.shape):
-        raise GraphError(
+        raise Misfit(
             f"{where} has shape {shape_text(tensor.shape)}, with a negative dimension",
             hint="a size that is not fixed must be a symbol (dim_param), which can be bound; export the model again",
         )

@@ -15,7 +15,6 @@ from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute, i
 from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.einsum_memory import einsum_elements
 from remat_cli.formats.onnx.values import TensorType, Values, broadcast
-from remat_cli.formats.reader import Aliasing
 
 if TYPE_CHECKING:
     import onnx
@@ -66,17 +65,16 @@ def _shape(kind: TensorType | None) -> tuple[int, ...]:
     return kind.shape
 
 
-def scratch_bytes(node: onnx.NodeProto, values: Values, opset: int, profile: Aliasing) -> int:
-    """Return the workspace of a node's kernel; 0 where no rule tells.
+def scratch_bytes(node: onnx.NodeProto, values: Values, opset: int) -> int:
+    """Return the workspace of a node's kernel in onnxruntime; 0 where no rule tells.
 
     Args:
         node: the node.
         values: what is known of its inputs and outputs.
         opset: version of ONNX's own operator set.
-        profile: the runtime; without onnxruntime's nothing is counted.
     """
     rule = _RULES.get(full_type(node))
-    if profile is not Aliasing.ORT_CPU or rule is None:
+    if rule is None:
         return 0
 
     def tensor(name: str) -> TensorType | None:
@@ -220,13 +218,14 @@ def _attention(call: _Call) -> int:
 def _experts(call: _Call) -> int:
     """What one expert reads and makes, where all experts get as many rows; several threads take more of them at once.
 
-    That is its rows, the result of both products and of the activation between them, and the rows added up.
+    That is its rows, the result of both products and of the activation between them, and the rows added up; beside them
+    the sums of all rows, as of version 1.32.
     """
     rows, width = prod(call.shape(0)[:-1]), call.shape(0)[-1]
     experts, first, *_ = call.shape(2)
     hidden = call.shape(4)[-1]
     share = -(-rows * integer_attribute(call.node, "k", 1) // max(1, experts))
-    return _FLOAT_BYTES * share * (3 * width + first + hidden)
+    return _FLOAT_BYTES * (share * (3 * width + first + hidden) + rows * width)
 
 
 def _distinct(call: _Call) -> int:

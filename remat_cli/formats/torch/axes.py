@@ -1,8 +1,8 @@
 """The rows that torch's ops can work on one by one: which dimensions they carry through, and which they sum over.
 
-An op that is not listed here, or random, or with effects, has none: it bounds a region. DTensor has such rules, too, for
-ranks; tests hold these against them. Here the rules also have to say how the constants of an op change with the rows
-(the shape of a view), need no process group, and know the kernels of the CPU.
+An op that is not listed here, or random, or with effects, has none: it bounds a region. DTensor has such rules for
+ranks. These also say how the constants of an op change with the rows (the shape of a view), need no process group, and
+know the kernels of the CPU.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _results(node: fx.Node) -> list[tuple[str, int]]:
     """Return the names of an op's results, with their places."""
     if isinstance(node.meta.get("val"), torch.Tensor):
         return [(node.name, 0)]
-    return [(user.name, int(user.args[1])) for user in node.users if is_item(user)]  # type: ignore[call-overload]
+    return [(user.name, int(user.args[1])) for user in node.users if is_item(user)]  # type: ignore[arg-type]
 
 
 def _pointwise(call: _Call) -> Iterator[_Rule]:
@@ -440,7 +440,7 @@ def in_part(node: fx.Node, axis: Axis, rows: int) -> tuple[tuple[Any, ...], dict
         changed[_SHAPES[name]] = sizes
     elif name in ("native_group_norm", "native_group_norm_backward"):
         changed["N"] = rows
-    declared = [argument.name for argument in node.target._schema.arguments]
+    declared = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     for argument, value in changed.items():
         place = declared.index(argument)
         if place < len(args):

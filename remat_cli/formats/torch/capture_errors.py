@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from remat_cli.errors import GraphError, RematError
 from remat_cli.formats.torch.internals import NO_DATA
+from remat_cli.formats.torch.model_state import ModelState
 from remat_cli.formats.torch.places import innermost, last_place
 from remat_cli.interruption import is_under_way
 
@@ -41,7 +42,8 @@ _BACKWARD_HOOK = (
 )
 _REQUIRES_GRAD = (
     "leave out requires_grad_() of what the step computes; enable_input_require_grads(), which transformers and PEFT "
-    "use with checkpoints, does so: model.disable_input_require_grads() undoes it, and a plan needs neither"
+    "use with checkpoints, does so: model.disable_input_require_grads() undoes it, and a plan needs neither. "
+    "Of forces, call the model with positions that require a gradient already"
 )
 _INPLACE = "PyTorch itself could not differentiate this: do it out of place, or on a copy (clone)"
 _GUARD = re.compile(r"data-dependent expression (.*?) \(unhinted")
@@ -114,53 +116,79 @@ def raised_by_remat(error: BaseException) -> RematError | None:
     return own
 
 
-@contextmanager
-def drawing_again() -> Iterator[None]:
-    """Let what is drawn afterwards be what is drawn now: by torch, by NumPy, by Python."""
+def random_states() -> Callable[[], None]:
+    """Return a function that puts the states of random generators back: of torch, NumPy and Python."""
     states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     others = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         torch.set_rng_state(states[0])
         if states[1]:
             torch.cuda.set_rng_state_all(states[1])
         np.random.set_state(others[0])
         random.setstate(others[1])
 
+    return put_back
+
+
+@contextmanager
+def drawing_again() -> Iterator[None]:
+    """Let what is drawn afterwards be what is drawn now: by torch, by NumPy, by Python."""
+    put_back = random_states()
+    try:
+        yield
+    finally:
+        put_back()
+
 
 def call_without_data(
     function: Callable[..., Any], modules: Iterable[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Call a function once without gradients, on tensors without data; raise what its own code raises.
+) -> ModelState:
+    """Call a function once on tensors without data; raise what its own code raises.
 
-    Some models set something up in their first call that torch cannot capture. What a model's code raises, torch tells
-    in other words.
+    Some models set something up in their first call that torch cannot capture: this does so. Where it would leave
+    tensors without data in the modules, a second call, without gradients and on copies, does so in its place. What a
+    model's code raises, torch tells in other words.
 
     Args:
         function: what is called.
         modules: those that it uses; their parameters and buffers stay as they are.
         args: what it is called with.
         kwargs: the same, by keyword.
+
+    Returns:
+        The state of the modules before.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    modules = list(modules)
     parts = {part for module in modules for part in module.modules()}
+    before = ModelState(modules)
     given = args, kwargs
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda value: mode.from_tensor(value.detach()), given)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, given)
     try:
-        with drawing_again(), _tensors_of(parts, mode.from_tensor), silent_torch(), mode, torch.no_grad():
+        with drawing_again(), _tensors_of(parts, mode.from_tensor), silent_torch(), mode:
             function(*args, **kwargs)
+        if not before.has_fakes():
+            return before
     except Exception as error:
-        if isinstance(error, _OF_TENSORS_WITHOUT_DATA):
-            return
-        if any(name in str(error) for name in _NAMES_OF_TENSORS_WITHOUT_DATA):
-            return
-        if type(error) is not RuntimeError:
-            raise
+        is_of_fakes = isinstance(error, _OF_TENSORS_WITHOUT_DATA)
+        is_of_fakes = is_of_fakes or any(name in str(error) for name in _NAMES_OF_TENSORS_WITHOUT_DATA)
+        had_fakes = before.has_fakes()
+        before.restore()
+        if is_of_fakes and not had_fakes:
+            return before
         # Torch's rules for tensors without data refuse some that its kernels take.
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, given)
+        if type(error) is not RuntimeError and not is_of_fakes:
+            raise
+    before.restore()
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, given)
+    try:
         with drawing_again(), _tensors_of(parts, _copied), torch.no_grad():
             function(*args, **kwargs)
+    except Exception:
+        before.restore()
+        raise
+    return before
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

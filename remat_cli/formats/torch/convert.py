@@ -27,7 +27,8 @@ def graph_of(joint: Joint, name: str, resident_bytes: int = 0) -> Graph:
 
     A tensor is a storage. Parameters, buffers and inputs are graph inputs. An op that waits for another one without
     reading what it made (the next random op, the boundary for what is written into inputs) reads a token: a tensor of 0
-    bytes. Outputs are what the caller holds at the end: what the forward pass returns, and the gradients.
+    bytes. Outputs are what the caller holds at the end: what the forward pass returns, which stays once it is made, and
+    the gradients.
 
     Args:
         joint: the step.
@@ -35,7 +36,10 @@ def graph_of(joint: Joint, name: str, resident_bytes: int = 0) -> Graph:
         resident_bytes: memory beside that of the graph's tensors that is there from start to end.
     """
     tokens = [Tensor(token, 0) for op in joint.ops for token in op.gives]
-    storages = (Tensor(item.name, item.bytes, item.shape, item.dtype) for item in joint.storages.values())
+    held = set(joint.returned)
+    storages = (
+        Tensor(item.name, item.bytes, item.shape, item.dtype, held=item in held) for item in joint.storages.values()
+    )
     differentiated = _differentiated(joint)
     return build_graph(
         name=name,

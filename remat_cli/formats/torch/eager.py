@@ -29,7 +29,7 @@ from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.torch.ops import storage_key, tensors_of
 from remat_cli.formats.torch.reader import built_step, explaining_failure, modules_of, resident_bytes
-from remat_cli.formats.torch.step import Step, loss_in
+from remat_cli.formats.torch.step import Step, losses_in
 from remat_cli.formats.torch.weightless import with_fake_tensors
 
 
@@ -42,6 +42,7 @@ class EagerOp:
         operator: what it was given and made; the names of its tensors are those of their storages.
         reads: storages, each once.
         makes: storages, each once; none where it wrote into what it was given.
+        writes: storages that it was given and wrote into.
         phase: forward or backward.
         again: the module whose checkpoint ran it a second time; None for an op of the step itself.
     """
@@ -50,6 +51,7 @@ class EagerOp:
     operator: Operator
     reads: tuple[str, ...]
     makes: tuple[str, ...]
+    writes: tuple[str, ...]
     phase: Phase
     again: str | None
 
@@ -200,7 +202,8 @@ def run_eagerly(
             returned = step.model(*step.inputs, **step.keyword_inputs)
         results = [value for value in pytree.tree_leaves(returned) if isinstance(value, torch.Tensor)]
         recorder.phase = Phase.BACKWARD
-        ends = loss_in(returned) or [value for value in results if value.requires_grad]
+        ends = losses_in(returned, [value for value in results if value.requires_grad])
+        del returned, results
         if not ends:
             raise GraphError(
                 f"{reference}: nothing in the step needs a gradient",
@@ -208,7 +211,7 @@ def run_eagerly(
             )
         torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
     trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
-    held = [*results, *(parameter.grad for parameter in trained if parameter.grad is not None)]
+    held = [*ends, *(parameter.grad for parameter in trained if parameter.grad is not None)]
     return recorder.finished(step, held, trained)
 
 
@@ -320,7 +323,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._born(tensor, f"{name}:{place}" if place else name) for place, tensor in enumerate(new.values())
         )
         operator = _operator(func, kind[: -1 if writes and kind.endswith("_") else None], args, kwargs, results)
-        self._ops.append(EagerOp(name, operator, reads, makes, self.phase, self._again))
+        written = tuple(dict.fromkeys(self._name(tensor) for tensor in _written(func, args, kwargs)))
+        self._ops.append(EagerOp(name, operator, reads, makes, written, self.phase, self._again))
 
     def _name(self, tensor: torch.Tensor) -> str:
         """Return the name of a tensor's memory; what is met first as an operand was there before."""
@@ -456,6 +460,14 @@ def _resident_bytes(step: Step, known: set[int]) -> int:
     unread: int = sum(value.untyped_storage().nbytes() for key, value in inputs.items() if key not in known)
     parts = [value for module in modules_of(step) for value in (*module.parameters(), *module.buffers())]
     return unread + resident_bytes(step, [value for value in parts if storage_key(value) in known])
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that an op changes in place."""
+    changed = {item.name for item in func._schema.arguments if item.alias_info is not None and item.alias_info.is_write}
+    names = [argument.name for argument in func._schema.arguments]
+    given = [value for name, value in (*zip(names, args, strict=False), *kwargs.items()) if name in changed]
+    return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
 
 
 def _operator(func: Any, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Sequence[Any]) -> Operator:

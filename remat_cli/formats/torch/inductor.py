@@ -55,7 +55,24 @@ def prepared_joint(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
         prepared = _recursive_joint_graph_passes(joint, skip_invoke_subgraph=True, input_device=device)
     given = [node.meta["val"] for node in prepared.graph.find_nodes(op="placeholder")]
     FakeTensorProp(prepared, mode).propagate_dont_convert_inputs(*given)
+    _check_attention(prepared.graph)
     return prepared
+
+
+def _check_attention(graph: fx.Graph) -> None:
+    """Check that attention in float64 on the CPU has the results that its rule for tensors without data tells.
+
+    Raises:
+        GraphError: it has others, as in torch 2.11 and 2.12: code that inductor makes by that rule fails.
+    """
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    for node in graph.find_nodes(op="call_function", target=attention):
+        result, logsumexp = node.meta["val"][:2]
+        if result.dtype == torch.float64 and logsumexp.dtype != torch.float64:
+            raise GraphError(
+                f"the compiler of torch {torch.__version__} cannot compile attention in float64 on the CPU",
+                hint="leave out fused=True, compute in float32, or install torch 2.13 or newer",
+            )
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import copy
 import functools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from types import FunctionType, MethodType
 from typing import Any
@@ -24,24 +24,26 @@ from torch._dynamo import pgo
 from torch._dynamo.callback import callback_handler
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.torch_version import TorchVersion
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.torch import inductor, recurrent
+from remat_cli.formats.torch.data_sizes import DataSizes, Known
 from remat_cli.formats.torch.ops import draws
 from remat_cli.formats.torch.outputs import (
     ALL,
+    EagerRun,
     OutputGradients,
-    Rerun,
+    Released,
     SeenOutputs,
     copied,
     detach_outputs,
     form_of,
-    is_tangent,
     missing_gradients,
-    without_gradients,
 )
+from remat_cli.formats.torch.pruning import is_tangent, without_gradients
 
-TESTED_VERSIONS = ("2.13", "2.14", "2.15")
+TESTED_VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 # What tensors without data raise when they are asked for their values.
 NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
@@ -49,6 +51,7 @@ NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 # Options of torch.compile under which a step is read and run, both times the same: one graph, recurrent layers too.
 _DYNAMO = {
     "allow_rnn": True,
+    "trace_autograd_ops": True,  # gradients within the forward pass, as of a potential by its coordinates
     # Each capture is a plan, and none of them is left out: what keeps them few is that sizes are captured as symbols.
     "recompile_limit": 1_000_000,
     "accumulated_recompile_limit": 1_000_000,
@@ -57,6 +60,11 @@ _DYNAMO = {
     "optimize_ddp": False,
     "run_gc_after_compile": False,  # seconds for large models, after each capture
 }
+# Older releases know some of them not yet.
+_DYNAMO = {name: value for name, value in _DYNAMO.items() if hasattr(torch._dynamo.config, name)}
+if TorchVersion(torch.__version__) < "2.12":
+    # Else it does not look whether a parameter of a module that has not changed needs a gradient by now.
+    _DYNAMO["skip_tensor_guards_with_matching_dict_tags"] = False
 # Checkpointing that the model asks for is left to the plan; nothing is computed in the memory of what is saved.
 _FUNCTORCH = {"donated_buffer": False, "debug_assert": False, "functionalize_rng_ops": False}
 
@@ -90,12 +98,16 @@ class Captured:
         primals: what each primal is, in their order.
         old_values: where the graph was rewritten already: for each input whose old value is kept, by name, the name of
             the node that copies it. None where it was not.
+        released: tells which of the forward outputs, by position, callers let go of before the backward pass.
+        is_sized_by_data: sizes in it are those of the data of one call; for other data it is traced again.
     """
 
     module: fx.GraphModule
     forward_outputs: int
     primals: tuple[Primal, ...]
     old_values: Mapping[str, str] | None = None
+    released: Released = field(default_factory=Released)
+    is_sized_by_data: bool = False
 
 
 # Gets the joint graph, and returns forward and backward graph.
@@ -143,6 +155,7 @@ def compiled_in_ways(
     function: Callable[..., Any],
     ways: Callable[[], Mapping[int, Divide]],
     way: Callable[[], int],
+    gradients: OutputGradients,
     *,
     fused: bool = False,
 ) -> Callable[..., Any]:
@@ -152,11 +165,12 @@ def compiled_in_ways(
         function: what is called.
         ways: asked when something is captured: what divides its joint graph, by the number of the way.
         way: asked at each run: the number of one of them.
+        gradients: which outputs get a gradient.
         fused: the joint graph has the ops that inductor fuses.
     """
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        runs = {number: divided_by(module, inputs, divide, fused=fused) for number, divide in ways().items()}
+        runs = {number: divided_by(module, inputs, divide, gradients, fused=fused) for number, divide in ways().items()}
 
         def run(*args: Any) -> Any:
             return runs[way()](*args)
@@ -184,22 +198,30 @@ class Likeness:
         seen: the sizes of calls.
     """
 
-    def __init__(self, function: Callable[..., Any], *, takes_sizes: bool = False, fused: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        gradients: OutputGradients,
+        *,
+        takes_sizes: bool = False,
+        fused: bool = False,
+    ) -> None:
         """Begin with no call.
 
         Args:
             function: what is called.
+            gradients: which outputs get a gradient.
             takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
             fused: joint graphs have the ops that inductor fuses.
         """
         self.captured: list[Captured | None] = []
         self.seen = SeenSizes()
-        self._fused = fused
+        self._gradients, self._fused = gradients, fused
         self._call = _configured(function, self._backend, takes_sizes=takes_sizes, seen=self.seen)
 
     def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         number = len(self.captured)
-        self.captured.append(_traced(module, inputs, fused=self._fused))
+        self.captured.append(_traced(module, inputs, self._gradients, fused=self._fused))
 
         def run(*given: Any) -> Any:
             raise _Reached(number, given)
@@ -297,8 +319,10 @@ def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     return MethodType(own, function.__self__) if isinstance(function, MethodType) else own
 
 
-def is_passed_over(error: RuntimeError) -> bool:
-    """Tell whether torch ran a function without a capture, as it does with code that it was told to pass over.
+def is_passed_over(error: RuntimeError | UserWarning) -> bool:
+    """Tell whether torch says that it ran a function without a capture: that of code it was told to pass over.
+
+    torch 2.12 warns of it, torch 2.11 says nothing.
 
     A module's forward method is the same code for all modules of its class, and it is passed over for all of them once
     somebody else's torch.compile has captured it as often as its limit allows.
@@ -334,9 +358,21 @@ def captured_call(module: nn.Module) -> Callable[..., Any]:
     return captured_apart(module) if torch._dynamo.trace_rules.check(module.forward) else module._call_impl
 
 
-def _logging_methods() -> set[Callable[..., Any]]:
+class _Functions(dict[Callable[..., Any], None]):
+    """Functions, as a setting of torch.compile.
+
+    torch 2.11 writes this setting as JSON: it sorts sets, which fails for functions. So it is told of no items.
+    """
+
+    def items(self) -> Any:
+        """Return nothing."""
+        return ()
+
+
+def _logging_methods() -> _Functions:
     """Return all that loggers do, what libraries add among it: a captured step does not log."""
-    return {method for name, method in vars(logging.Logger).items() if callable(method) and not name.startswith("_")}
+    methods = (method for name, method in vars(logging.Logger).items() if not name.startswith("_"))
+    return _Functions((method, None) for method in methods if callable(method))
 
 
 def _backend(
@@ -350,8 +386,10 @@ def _backend(
     return backend
 
 
-def _traced(module: fx.GraphModule, inputs: Sequence[Any], *, fused: bool = False) -> Captured | None:
-    return seen_by(lambda look: divided_by(module, inputs, look, fused=fused))
+def _traced(
+    module: fx.GraphModule, inputs: Sequence[Any], gradients: OutputGradients | None = None, *, fused: bool = False
+) -> Captured | None:
+    return seen_by(lambda look: divided_by(module, inputs, look, gradients, fused=fused))
 
 
 class _Seen(BaseException):
@@ -399,50 +437,64 @@ def divided_by(
 
 
 class _Divided:
-    """Runs a module as divided; it is traced again where other outputs get gradients than were expected."""
+    """Runs a module as divided.
+
+    It is traced again where other outputs get gradients than were expected, and where sizes that depend on data differ.
+    """
 
     def __init__(
         self, module: fx.GraphModule, inputs: Sequence[Any], divide: Divide, gradients: OutputGradients, *, fused: bool
     ) -> None:
         self._module, self._divide, self._gradients, self._fused = module, divide, gradients, fused
         self._form = form_of(module.graph)
-        self._graph = copied(module.graph)  # as it is called: what is traced is changed
+        self._graph = copied(module.graph)  # what is traced is changed
         nodes = module.graph.find_nodes(op="placeholder")
         self._sources = [_source(node) for node in nodes]
         self._fakes = [node.meta.get("example_value") for node in nodes]
-        self._run: Callable[..., Any]
-        self._seen: SeenOutputs
-        self._trace(module, inputs, given_of(module, inputs), gradients.expected(self._form))
+        self._data_sizes = DataSizes(module)
+        self._traced: dict[tuple[Known, ...], tuple[Callable[..., Any], SeenOutputs]] = {}
+        self._trace(inputs, given_of(module, inputs), gradients.expected(self._form), self._known(inputs))
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the module."""
-        expected = self._gradients.expected(self._form)
-        if expected != self._seen.expected:
+        expected, known = self._gradients.expected(self._form), self._known(inputs)
+        if known not in self._traced or expected != self._traced[known][1].expected:
             given = [
                 Primal(source, value if isinstance(value, torch.Tensor) else None)
                 for source, value in zip(self._sources, inputs, strict=True)
             ]
-            module = fx.GraphModule(self._module, copied(self._graph))
             with inductor.as_captured(self._fakes):
-                self._trace(module, self._fakes, given, expected)
-        return self._seen.around(self._run, inputs) if self._form else self._run(*inputs)
+                self._trace(self._fakes, given, expected, known)
+        run, seen = self._traced[known]
+        return seen.around(run, inputs) if self._form else run(*inputs)
+
+    def _known(self, inputs: Sequence[Any]) -> tuple[Known, ...]:
+        """Return what is known of sizes that depend on data; nothing where there are none, or nothing tells."""
+        return self._data_sizes.of(inputs) or ()
 
     def _trace(
-        self, module: fx.GraphModule, inputs: Sequence[Any], given: Sequence[Primal], expected: frozenset[int]
+        self, inputs: Sequence[Any], given: Sequence[Primal], expected: frozenset[int], known: tuple[Known, ...]
     ) -> None:
         from torch._dynamo.backends.common import aot_autograd
 
-        rerun = Rerun(fx.GraphModule(self._module, self._graph))
+        module = fx.GraphModule(self._module, copied(self._graph))
+        rerun = EagerRun(fx.GraphModule(self._module, self._graph))
+        primals_given = list(given)
 
         def partition(
             joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
         ) -> tuple[fx.GraphModule, fx.GraphModule]:
+            if known:
+                DataSizes.write_down(joint.graph)
             if self._fused:
                 joint = inductor.prepared_joint(joint, joint_inputs)
             rerun.draws = any(map(draws, joint.graph.nodes))
             rerun.changed = _changed_inputs(joint.graph, num_fwd_outputs)
-            primals = tuple(_given_as(node, given) for node in primals_of(joint.graph))
-            return self._divide(Captured(joint, num_fwd_outputs, primals))
+            primals = tuple(_given_as(node, primals_given) for node in primals_of(joint.graph))
+            released = Released(self._gradients, self._form, _places_of_outputs(joint.graph, num_fwd_outputs, expected))
+            return self._divide(
+                Captured(joint, num_fwd_outputs, primals, released=released, is_sized_by_data=bool(known))
+            )
 
         compiler = aot_autograd(
             fw_compiler=_runner,
@@ -452,6 +504,8 @@ class _Divided:
             keep_inference_input_mutations=True,
             **({"decompositions": inductor.decompositions()} if self._fused else {}),
         )
+        if known:
+            self._data_sizes.fix(module.graph, known)
         detach_outputs(module.graph, {place for place, _, _ in self._form} - expected)
         recurrent.as_ops(module.graph)
         module.recompile()
@@ -460,7 +514,10 @@ class _Divided:
             contextlib.nullcontext() if self._fused else _as_eager_computes(),
         ):
             run = compiler(module, inputs)
-        self._run, self._seen = run, SeenOutputs(self._form, self._gradients, expected, rerun)
+        primals_given.clear()  # torch 2.11 and 2.12 keep the partition function, and would keep tensors with it
+        may_rerun = self._gradients.known is None
+        seen = SeenOutputs(self._form, self._gradients, expected, rerun if may_rerun else None)
+        self._traced[known] = run, seen
 
 
 # Ops that torch traces as Python functions whose results differ from those of eager's kernels in the last bits.
@@ -583,6 +640,15 @@ def mutated_input(description: object) -> int | None:
     if isinstance(description, InputMutationAOTOutput):
         return getattr(description.mutated_input, "idx", -1)
     return None
+
+
+def _places_of_outputs(joint: fx.Graph, forward_outputs: int, expected: Collection[int]) -> dict[int, int]:
+    """Map outputs of a captured function that get no gradient to their positions among those of its joint graph."""
+    from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
+
+    described = output_descriptions(joint)[:forward_outputs]
+    places = {what.idx: slot for slot, what in enumerate(described) if isinstance(what, PlainAOTOutput)}
+    return {place: slot for place, slot in places.items() if place not in expected}
 
 
 def _changed_inputs(joint: fx.Graph, forward_outputs: int) -> list[int]:

@@ -6,7 +6,7 @@ wherever it is read, from the storage that is there at that time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeGuard
@@ -107,6 +107,7 @@ class Joint:
         forward_outputs: what the forward pass returns; None, or a number, where that is no tensor.
         backward_outputs: the gradients of the primals in their order; None where there is none.
         new_values: positions of forward outputs that hold new values of inputs, which torch copies there.
+        released: positions of forward outputs that the caller lets go of before the backward pass.
         root: the name of the whole model in paths of modules.
         storages: all memory of the step, by the key that values in it have in common.
     """
@@ -123,6 +124,7 @@ class Joint:
     new_values: frozenset[int]
     root: str
     storages: Mapping[int, Storage]
+    released: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, captured: Captured) -> Joint:
@@ -132,6 +134,22 @@ class Joint:
             GraphError: something in it has no size before it runs, or is of a kind that no plan is made for.
         """
         return _Reader(captured).joint()
+
+    @classmethod
+    def with_losses_alone(cls, captured: Captured) -> Joint:
+        """Read a joint graph whose caller lets go of the outputs that get no gradient before the backward pass.
+
+        Raises:
+            GraphError: as `of`.
+        """
+        return cls.of(captured).releasing(captured.released.possible)
+
+    def releasing(self, outputs: frozenset[int]) -> Joint:
+        """Return the same step, where the caller lets go of these forward outputs before the backward pass."""
+        released = replace(self, released=outputs)
+        held = frozenset(released.returned)
+        ops = tuple(replace(op, recomputable=_may_run_again(op, held)) for op in self.ops)
+        return replace(released, ops=ops)
 
     def storage(self, value: fx.Node | torch.Tensor) -> Storage:
         """Return the memory that a value is in."""
@@ -169,8 +187,9 @@ class Joint:
 
     @cached_property
     def returned(self) -> tuple[Storage, ...]:
-        """Outputs of the forward pass, which the caller holds."""
-        return self._new(value for slot, value in enumerate(self.forward_outputs) if slot not in self.new_values)
+        """Outputs of the forward pass, which the caller holds until the end."""
+        gone = self.new_values | self.released
+        return self._new(value for slot, value in enumerate(self.forward_outputs) if slot not in gone)
 
     @cached_property
     def held_outputs(self) -> tuple[Storage, ...]:
@@ -328,7 +347,7 @@ class _Reader:
             needs, gives = (before,) if before else (), (f"{node.name}.done",)
         elif has_effects(node) or node in self.copies.values():
             gives = (f"{node.name}.done",)
-        return JointOp(
+        op = JointOp(
             name=node.name,
             node=node,
             phase=Phase.BACKWARD if is_backward(node) else Phase.FORWARD,
@@ -337,10 +356,9 @@ class _Reader:
             values=_values(node),
             needs=needs,
             gives=gives,
-            # The caller holds what the forward pass returned: another run would not replace it.
-            recomputable=not gives and self.returned.isdisjoint(makes),
             inplace=self.storage(node.all_input_nodes[0]) if IN_PLACE in node.meta else None,
         )
+        return replace(op, recomputable=_may_run_again(op, self.returned))
 
     def boundary(self, needs: tuple[str, ...]) -> JointOp:
         outputs = filter(_is_tensor, self.forward_outputs)
@@ -355,6 +373,11 @@ class _Reader:
             needs=needs,
             recomputable=False,
         )
+
+
+def _may_run_again(op: JointOp, returned: Collection[Storage]) -> bool:
+    """Tell whether an op may run more than once: the caller would hold the first result of one that was returned."""
+    return op.node is not None and not op.gives and not any(storage in returned for storage in op.makes)
 
 
 def _tensor_sources(node: fx.Node) -> Iterator[fx.Node]:

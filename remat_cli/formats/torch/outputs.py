@@ -13,7 +13,8 @@ captured detached. Around what runs stands one node of autograd, which sees the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,9 @@ import torch
 from torch import fx
 from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import get_device_states, set_device_states
+
+from remat_cli.errors import UsageError
+from remat_cli.formats.torch.ops import storage_key
 
 # What tells captures of one function apart: the number of dimensions and the element type of differentiable outputs.
 Form = tuple[tuple[int, int, torch.dtype], ...]
@@ -32,27 +36,51 @@ ALL = frozenset({-1})
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
+@dataclass(frozen=True)
+class KnownGradients:
+    """Outputs of a function that can get gradients.
+
+    Attributes:
+        of: what refusals call the function.
+        outputs: of each differentiable output its dimensions, its element type, and whether it can get a gradient.
+    """
+
+    of: str
+    outputs: tuple[tuple[int, torch.dtype, bool], ...]
+
+    def expected(self, form: Form) -> frozenset[int]:
+        """Return the positions of these; all, where the function returns something else."""
+        is_same = [kind for _, *kind in form] == [kind for *kind, _ in self.outputs]
+        reached = [is_reached for *_, is_reached in self.outputs] if is_same else [True] * len(form)
+        return frozenset(place for (place, _, _), is_reached in zip(form, reached, strict=True) if is_reached)
+
+
 @dataclass(eq=False)
 class OutputGradients:
     """The outputs of a function that get gradients, as its backward passes show.
 
     Attributes:
         warn: called with a sentence, once each: for a gradient that was not expected, and for gradients of gradients.
-        at_rerun: called where eager runs a backward pass.
+        at_rerun: called where eager runs a backward pass, or it is refused.
+        known: what is known before any call, and holds for all; then no backward pass runs as eager.
     """
 
     warn: Callable[[str], None] = lambda _: None
     at_rerun: Callable[[], None] = lambda: None
+    known: KnownGradients | None = None
     _expected: dict[Form, frozenset[int]] = field(default_factory=dict)
     _arrived: dict[Form, set[int]] = field(default_factory=dict)
     _shown: set[Form] = field(default_factory=set)  # forms of which a backward pass was seen
     _said: set[str] = field(default_factory=set)
+    _held: dict[tuple[Form, int], bool] = field(default_factory=dict)  # whether outputs were there in backward passes
 
     def expected(self, form: Form) -> frozenset[int]:
         """Return the positions of the outputs that get a gradient: as seen, else scalars, else all.
 
         A scalar among other outputs is taken for the loss.
         """
+        if self.known is not None:
+            return self.known.expected(form)
         if arrived := self._arrived.pop(form, None):
             known = self._expected[form] if form in self._shown else frozenset()
             self._expected[form] = known | arrived
@@ -71,12 +99,36 @@ class OutputGradients:
         """Note for which outputs gradients have arrived."""
         self._arrived.setdefault(form, set()).update(places)
 
+    def hold(self, form: Form, place: int, held: bool) -> None:
+        """Note whether an output without a gradient is still there as a backward pass begins."""
+        self._held[form, place] = held or self._held.get((form, place), False)
+
+    def is_released(self, form: Form, place: int) -> bool | None:
+        """Return whether callers let go of an output before the backward pass; None where none was seen."""
+        held = self._held.get((form, place))
+        return None if held is None else not held
+
     def rerun(self, why: str) -> None:
         """Note that eager runs a backward pass, and warn of each reason once."""
         self.at_rerun()
         if why not in self._said:
             self._said.add(why)
             self.warn(why)
+
+    def refusal(self, *, differentiable: bool) -> UsageError:
+        """Return why a backward pass cannot run, of a function of which nothing is held to run it as eager."""
+        assert self.known is not None
+        if differentiable:
+            return UsageError(
+                f"{self.known.of}: gradients that have gradients of their own (create_graph=True) are asked of it, and "
+                "what is planned by parts has none",
+                hint="plan the whole, regions=None: then eager runs such a backward pass",
+            )
+        return UsageError(
+            f"{self.known.of}: a gradient arrives for something that it returns, and nothing that the model returned "
+            "in the rehearsal comes of it",
+            hint="return what comes of it from the model as well, or plan the whole, regions=None",
+        )
 
 
 def form_of(graph: fx.Graph) -> Form:
@@ -112,8 +164,39 @@ def _outputs(graph: fx.Graph) -> Sequence[Any]:
     return outputs if isinstance(outputs, tuple | list) else (outputs,)
 
 
+@dataclass(frozen=True, eq=False)
+class Released:
+    """Which outputs of a captured function callers let go of before the backward pass.
+
+    Attributes:
+        gradients: what backward passes have shown.
+        form: of the outputs.
+        slots: outputs without a gradient: their positions in the captured function, and in its joint graph.
+    """
+
+    gradients: OutputGradients | None = None
+    form: Form = ()
+    slots: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def known(self) -> frozenset[int]:
+        """Positions in the joint graph of the outputs that were let go of in all backward passes."""
+        return self._where(True)
+
+    @property
+    def possible(self) -> frozenset[int]:
+        """The same, with the outputs of which no backward pass has shown anything."""
+        return self.known | self._where(None)
+
+    def _where(self, released: bool | None) -> frozenset[int]:
+        if self.gradients is None:
+            return frozenset()
+        is_released = self.gradients.is_released
+        return frozenset(slot for place, slot in self.slots.items() if is_released(self.form, place) is released)
+
+
 @dataclass(eq=False)
-class Rerun:
+class EagerRun:
     """Runs a captured function as eager does, for a backward pass that was not planned.
 
     Attributes:
@@ -128,7 +211,8 @@ class Rerun:
 
     def begun(self, inputs: Sequence[Any]) -> Begun:
         """Return what has to be known of a call to run it again."""
-        generators = (torch.get_rng_state(), *get_device_states(*inputs)) if self.draws else None
+        # Not as a tensor, which would be in the memory of the step.
+        generators = (bytes(torch.get_rng_state().numpy()), *get_device_states(*inputs)) if self.draws else None
         cast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES]
         return Begun(self, generators, cast)
 
@@ -143,7 +227,7 @@ class Begun:
         autocast: whether autocast was on, and its element type, by device.
     """
 
-    rerun: Rerun
+    rerun: EagerRun
     generators: tuple[Any, ...] | None
     autocast: Sequence[tuple[bool, torch.dtype]]
 
@@ -185,8 +269,7 @@ class Begun:
             if self.generators is not None:
                 state, *others = self.generators
                 now = torch.get_rng_state(), *get_device_states(*inputs)
-                torch.set_rng_state(state)
-                set_device_states(*others)
+                _draw_on(torch.frombuffer(bytearray(state), dtype=torch.uint8), *others)
                 stack.callback(_draw_on, *now)
             yield
 
@@ -204,13 +287,13 @@ class SeenOutputs:
         form: of its outputs.
         gradients: takes note of what arrives.
         expected: positions of the outputs that were captured with a tangent.
-        rerun: runs the function where that does not do.
+        rerun: runs the function where that does not do; None where nothing may be held for it.
     """
 
     form: Form
     gradients: OutputGradients
     expected: frozenset[int]
-    rerun: Rerun
+    rerun: EagerRun | None
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -224,41 +307,57 @@ class SeenOutputs:
             run: runs what was captured.
             inputs: of the call.
         """
-        begun = self.rerun.begun(inputs)
+        begun = None if self.rerun is None else self.rerun.begun(inputs)
         outputs = list(run(*inputs))
-        wanted = [
-            place for place, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.requires_grad
-        ]
-        call = _Call(self, begun, inputs, wanted)
-        seen = _Seen.apply(call, *(outputs[place] for place in self.places), *(inputs[place] for place in wanted))
+        call = _Call(self, begun, inputs)
+        seen = _seen(call, *(outputs[place] for place in self.places), *(inputs[place] for place in call.wanted))
         call.node = next(filter(None, (_node_of(outputs[place].grad_fn) for place in sorted(self.expected))), None)
         for place, output in zip(self.places, seen, strict=True):
             outputs[place] = output
+        call.unread = {
+            place: (weakref.ref(value), weakref.ref(value.untyped_storage()))
+            for place, value in enumerate(outputs)
+            if place not in self.expected and isinstance(value, torch.Tensor)
+        }
         return outputs
 
 
-@dataclass(eq=False)
 class _Call:
     """One call of a captured function, until its backward pass.
 
     Attributes:
         outputs: sees to its outputs.
-        begun: how it was called.
-        inputs: of the call, those that need a gradient left out.
+        begun: how it was called; None where it is not run again.
+        inputs: of the call, where it may be run again, those that need a gradient left out.
         wanted: positions of these.
         node: autograd's node of what was captured.
+        unread: the outputs that were captured without a tangent, and their memory, by their positions.
     """
 
-    outputs: SeenOutputs
-    begun: Begun
-    inputs: list[Any]
-    wanted: Sequence[int]
-    node: Any = None
+    def __init__(self, outputs: SeenOutputs, begun: Begun | None, inputs: Sequence[Any]) -> None:
+        self.outputs, self.begun = outputs, begun
+        self.inputs, self.wanted = list[Any](), list[int]()
+        if begun is not None:
+            needing = (isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+            self.wanted = [place for place, is_needing in enumerate(needing) if is_needing]
+            # Autograd holds these, and lets go of them after the backward pass.
+            self.inputs = list(inputs)
+            for place in self.wanted:
+                self.inputs[place] = None
+        self.node: Any = None
+        self.unread: Mapping[int, tuple[weakref.ref[torch.Tensor], weakref.ref[Any]]] = {}
 
-    def __init__(self, outputs: SeenOutputs, begun: Begun, inputs: Sequence[Any], wanted: Sequence[int]) -> None:
-        self.outputs, self.begun, self.wanted = outputs, begun, wanted
-        # autograd holds those that need a gradient, and lets go of them after the backward pass.
-        self.inputs = [None if place in set(wanted) else value for place, value in enumerate(inputs)]
+    def note_held(self) -> None:
+        """Note which outputs without a gradient are still there, other than as saved tensors."""
+        saved: set[int] | None = None
+        for place, (output, memory) in self.unread.items():
+            storage = memory()
+            held = storage is not None
+            if storage is not None and output() is None and self.node is not None:
+                if saved is None:
+                    saved = {storage_key(tensor) for tensor in self.node.saved_tensors}
+                held = storage._cdata not in saved
+            self.outputs.gradients.hold(self.outputs.form, place, held=held)
 
 
 class _Seen(torch.autograd.Function):
@@ -282,11 +381,15 @@ class _Seen(torch.autograd.Function):
         differentiable = torch.is_grad_enabled()
         unexpected = arrived.keys() - outputs.expected
         outputs.gradients.arrive(outputs.form, arrived)
+        call.note_held()
         if not differentiable and not unexpected:
             if call.node is not None:
                 setattr(call.node, _MISSING, outputs.expected - arrived.keys())
             passed = [arrived.get(place) for place in outputs.places]
             return (None, *passed, *([None] * len(call.wanted)))
+        if call.begun is None:
+            outputs.gradients.at_rerun()
+            raise outputs.gradients.refusal(differentiable=differentiable)
         outputs.gradients.rerun(_SECOND if differentiable else _UNEXPECTED)
         if call.node is not None:
             setattr(call.node, _MISSING, ALL)
@@ -295,6 +398,11 @@ class _Seen(torch.autograd.Function):
             inputs[place] = value
         found = call.begun.gradients(inputs, call.wanted, arrived, differentiable=differentiable)
         return (None, *([None] * len(outputs.places)), *found)
+
+
+def _seen(call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    apply: Callable[..., tuple[torch.Tensor, ...]] = _Seen.apply
+    return apply(call, *tensors)
 
 
 _SECOND = (
@@ -317,68 +425,3 @@ def _node_of(node: Any) -> Any:
 def missing_gradients() -> frozenset[int]:
     """Return the outputs that got no gradient, of the captured function whose backward pass runs; or `ALL`."""
     return getattr(torch._C._current_autograd_node(), _MISSING, frozenset())
-
-
-def without_gradients(module: fx.GraphModule, missing: Collection[str]) -> fx.GraphModule:
-    """Return a backward pass that leaves out what comes of gradients that are missing.
-
-    A gradient that comes of these alone is missing, too; added to another one, it leaves that as it is. Where an op
-    makes one gradient of several, the missing ones among them are zeros.
-
-    Args:
-        module: the backward pass.
-        missing: names of the inputs that are zeros, as no gradient has arrived.
-    """
-    derived: set[fx.Node] = set()  # of tangents
-    absent: set[fx.Node] = set()
-    same: dict[fx.Node, fx.Node] = {}  # a sum of a gradient and a missing one is the first
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            if is_tangent(node):
-                derived.add(node)
-            if node.name in missing:
-                absent.add(node)
-            continue
-        sources = [source for source in node.all_input_nodes if source in derived]
-        if node.op == "output" or not sources:
-            continue
-        derived.add(node)
-        left = [source for source in sources if source not in absent]
-        if not left:
-            absent.add(node)
-        elif len(left) < len(sources) and _adds(node):
-            same[node] = same.get(left[0], left[0])
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    results = tuple(
-        None if isinstance(value, fx.Node) and value in absent else value for value in _outputs(module.graph)
-    )
-    needed = {same.get(value, value) for value in results if isinstance(value, fx.Node)}
-    for node in reversed(module.graph.nodes):
-        if node.op == "output":
-            continue
-        sources = {same.get(source, source) for source in node.all_input_nodes}
-        # A wait for a copy has no users: it runs where something else reads what it waits for.
-        waits = not node.users and node.op == "call_function" and not sources.isdisjoint(needed)
-        if node in needed or node.is_impure() or waits:
-            needed |= {node, *sources}
-    for node in module.graph.nodes:
-        if node.op == "placeholder" or (node in needed and node.op != "output"):
-            copies[node] = graph.node_copy(node, lambda source: copies[same.get(source, source)])
-    graph.output(tuple(copies[same.get(v, v)] if isinstance(v, fx.Node) else v for v in results))
-    return fx.GraphModule(module, graph)
-
-
-def is_tangent(node: fx.Node) -> bool:
-    """Tell whether an input of a joint graph, or of its backward pass, is the gradient of a forward output."""
-    return "tangents" in str(node.target)
-
-
-def _adds(node: fx.Node) -> bool:
-    """Tell whether a node is the plain sum of two gradients of one shape."""
-    if node.target is not torch.ops.aten.add.Tensor or node.kwargs or len(node.args) != 2:
-        return False
-    values = [part.meta.get("val") if isinstance(part, fx.Node) else None for part in (*node.args, node)]
-    return all(isinstance(value, torch.Tensor) for value in values) and all(
-        value.shape == values[-1].shape and value.dtype == values[-1].dtype for value in values
-    )

@@ -88,7 +88,7 @@ class TakenStep:
         """
         captured = split(self.captured, cuts)
         notes = (*self.notes, *_told_of_parts(cuts))
-        return replace(self, captured=captured, joint=Joint.of(captured), notes=notes)
+        return replace(self, captured=captured, joint=Joint.with_losses_alone(captured), notes=notes)
 
     def reading(self) -> Reading:
         """Return what is read of it."""
@@ -144,7 +144,9 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
     step, device, notes = built_step(reference, options)
 
     def taken(step: Step, captured: Captured) -> TakenStep:
-        return TakenStep(reference, step, captured, Joint.of(captured), device, notes).in_parts(options.cuts)
+        return TakenStep(reference, step, captured, Joint.with_losses_alone(captured), device, notes).in_parts(
+            options.cuts
+        )
 
     def read_in_full(captured: Captured) -> Reading:
         few = taken(step, captured)
@@ -179,7 +181,8 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
     """
     step, device, notes = built_step(reference, options)
     step, captured = capture(step, device, reference, fused=options.fused)
-    return TakenStep(reference, step, captured, Joint.of(captured), device, notes).in_parts(options.cuts)
+    joint = Joint.with_losses_alone(captured)
+    return TakenStep(reference, step, captured, joint, device, notes).in_parts(options.cuts)
 
 
 def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[str, ...]]:
@@ -190,7 +193,7 @@ def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[s
         GraphError: what it returns is no training step.
     """
     check_supported()
-    for name in ("input_shapes", "value_shapes"):
+    for name in ("input_shapes", "value_shapes", "values"):
         if getattr(options, name):
             raise UsageError(
                 (Setting(name), f" has no meaning for {reference}"),

@@ -90,7 +90,7 @@ class Sizes:
                     environment = size.node.shape_env
         if not found:
             return None
-        with_nodes, expressions = _with_size_nodes(replace(captured, primals=tuple(map(_kept, captured.primals))))
+        with_nodes, expressions = _with_size_nodes(without_inputs(captured))
         return cls(
             rewritten(with_nodes), expressions, tuple(found), tuple(first.values()), tuple(found.values()), environment
         )
@@ -189,6 +189,11 @@ def input_shapes(captured: Captured, known: Callable[[Any], int] = int) -> dict[
     }
 
 
+def without_inputs(captured: Captured) -> Captured:
+    """Return what was captured without the tensors of the call, which would stay in memory."""
+    return replace(captured, primals=tuple(map(_kept, captured.primals)))
+
+
 def _kept(primal: Primal) -> Primal:
     """Return a primal without its value, where a call has brought it: it would stay in memory."""
     of_model = isinstance(primal.value, nn.Parameter) or _OF_MODULE.search(primal.source)
@@ -224,7 +229,7 @@ def _with_size_nodes(captured: Captured) -> tuple[Captured, tuple[sympy.Expr, ..
         if node not in copies:
             copies[node] = _copied(graph, node, copies)
     module = fx.GraphModule(captured.module, graph)
-    return Captured(module, captured.forward_outputs, captured.primals), tuple(size_nodes)
+    return replace(captured, module=module), tuple(size_nodes)
 
 
 def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:

@@ -1,7 +1,7 @@
 """A joint graph with a region in parts: the ops of the region are run on some of the rows, part after part.
 
-What leaves a region is rows, which each part writes into its slice of the whole, or a sum, to which each part adds: both
-in place, where the plan lets them. What a part reads of the whole is a slice of it, which is a view.
+A region gives rows, which each part writes into its slice of the whole, or a sum, to which each part adds: both in
+place, where the plan lets them. Of what is read of the whole, each part reads a slice, which is a view.
 """
 
 from __future__ import annotations
@@ -279,17 +279,10 @@ class _Writer:
         inside = set(members)
         for node in reversed(members):
             for value in _made(node):
-                if value not in leaving and not any(self.wants_whole(user, value) for user in value.users):
-                    if not any(user in outside for user in value.users):
-                        continue
-                if (
-                    is_view(node)
-                    and value is node
-                    and not any(s in inside and _is_sum(self, s) for s in node.all_input_nodes)
-                ):
-                    outside[node] = None
-                else:
-                    leaving[value] = None
+                if not any(user in outside or self.wants_whole(user, value) for user in value.users):
+                    continue
+                of_sum = any(source in inside and self.is_sum(source) for source in node.all_input_nodes)
+                (outside if is_view(node) and value is node and not of_sum else leaving)[value] = None
         return [value for value in self.nodes if value in leaving], [node for node in members if node in outside]
 
     def wants_whole(self, user: fx.Node, value: fx.Node) -> bool:
@@ -367,16 +360,12 @@ class _Writer:
             place = (part.dim, span[0] * part.unit, span[1] * part.unit)
             name = f"{source.name}_slice{number}"
             self.slices[key] = self.op(
-                _aten.slice.Tensor, (whole, *place), {}, source, name, forward=self._early(source)
+                _aten.slice.Tensor, (whole, *place), {}, source, name, forward=not is_backward(source)
             )
         return self.slices[key]
 
-    def _early(self, source: fx.Node) -> bool:
-        return not is_backward(source)
-
-
-def _is_sum(writer: _Writer, value: fx.Node) -> bool:
-    return value in writer.group and writer.part_of(value) is None
+    def is_sum(self, value: fx.Node) -> bool:
+        return value in self.group and self.part_of(value) is None
 
 
 def _items(node: fx.Node) -> list[fx.Node]:

@@ -13,7 +13,10 @@ SHAPES = "return (model, inputs), (model, inputs, keyword_inputs), a dict with t
 
 @dataclass(frozen=True)
 class Step:
-    """A training step: what is called, and with what. The gradients are those of all that it returns.
+    """A training step: what is called, and with what. The gradients are those of its loss.
+
+    That is what a dict has by the name of "loss", else the scalars among what is returned, else all of that. Whoever
+    calls it lets go of the rest before the backward pass.
 
     Attributes:
         model: a `torch.nn.Module`, or a function; the loss is inside it or computed by it. A function may take the
@@ -29,10 +32,20 @@ class Step:
     optimizer: Any = None
 
 
-def loss_in(returned: Any) -> list[Any]:
-    """Return the loss where a model returns it by that name beside other results, as those of transformers do."""
+def losses_in(returned: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Return the outputs of a step that get a gradient.
+
+    Args:
+        returned: what it returned.
+        tensors: the differentiable tensors in it.
+
+    Returns:
+        What has the name "loss", as in models of transformers; else the scalars; else all.
+    """
     loss = returned.get("loss") if isinstance(returned, Mapping) else None
-    return [loss] if getattr(loss, "requires_grad", False) else []
+    if getattr(loss, "requires_grad", False):
+        return [loss]
+    return [tensor for tensor in tensors if tensor.dim() == 0] or list(tensors)
 
 
 def as_step(returned: Any, where: str) -> Step:

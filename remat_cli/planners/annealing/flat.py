@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
+from remat_cli.compiled import COMPILE, Trouble, is_kept, trouble
 from remat_cli.core.graph import Graph
 from remat_cli.planners.annealing import kernel
 from remat_cli.planners.annealing.kernel import GraphTables, Tables
@@ -22,12 +21,15 @@ _MOVES_A_LOOK = 2_000
 
 def is_ready() -> bool:
     """Tell whether the compiled functions are kept on disk: to compile them takes far longer than to load them."""
-    if not kernel.IS_COMPILED:
-        return False
-    function = cast(Any, kernel.try_moves)
-    # The name of the file says on which line the function begins, which most changes of the module move.
-    name = f"kernel.try_moves-{function.py_func.__code__.co_firstlineno}.*.nbi"
-    return any(Path(function.stats.cache_path).glob(name))
+    return is_kept(kernel.try_moves)
+
+
+def why_uncompiled() -> str:
+    """Return why annealing does not run compiled, and what to do; nothing where it does."""
+    if is_ready():
+        return ""
+    reason, remedy = trouble() or Trouble("its moves are not compiled yet", COMPILE)
+    return f"annealing found this plan uncompiled: {reason}. To try many more moves in the same time: {remedy}."
 
 
 def compile_for(graph: Graph) -> None:

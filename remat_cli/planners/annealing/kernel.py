@@ -9,32 +9,16 @@ Readers of an instance, and instances of a tensor, are linked lists. Each read o
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from importlib.util import find_spec
 from math import inf
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_cli.compiled import compiled
 from remat_cli.planners.shared.numbering import Ints
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
-
-# NUMBA_DISABLE_JIT=1 leaves functions as they are, and so do tests.
-IS_COMPILED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
-
-
-def compiled(function: Function) -> Function:
-    """Return the function, compiled when it is first called if numba is there."""
-    if not IS_COMPILED:
-        return function
-    import numba
-
-    return cast(Function, numba.njit(cache=True)(function))
-
 
 # As in `shared.orders.moves` and `remaking`; a compiled function reads constants of its own module only.
 REACH, DEPTH, MOST_PRICED, MOST_COST = 1000, 8, 200, 1.2

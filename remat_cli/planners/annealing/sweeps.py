@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 
 import numpy as np
 
+from remat_cli.compiled import can_compile
 from remat_cli.core.graph import Graph
 from remat_cli.planners.annealing.remaking import Remaking
 from remat_cli.planners.annealing.runs import Pause, RunLine
@@ -24,7 +24,7 @@ def sweeps_of(graph: Graph, seconds: float) -> Sweeps:
         graph: what is planned.
         seconds: for the whole search.
     """
-    if seconds < _SECONDS_TO_LOAD or find_spec("numba") is None:
+    if seconds < _SECONDS_TO_LOAD or not can_compile():
         return NumpySweeps()
     from remat_cli.planners.annealing.flat import FlatSweeps, is_ready
 

@@ -5,6 +5,7 @@ What each planner is asked for stands in `members`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from math import inf
@@ -17,6 +18,9 @@ from remat_cli.planners.auto.members import Members
 from remat_cli.planners.retention.options import SHARE_OF_TURN, WORK_OF_TURN
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shortest_path.planner import is_small
+from remat_cli.system_limits import refusal_of
+
+_LOG = logging.getLogger("remat")
 
 # The gap, as a share of the plain run's time, up to which most planners have nothing to add.
 NEAR = 0.002
@@ -286,6 +290,12 @@ class Portfolio:
                 turn.ask(members, members.limits.part(share, turn.work))
             except PlannerRefuses as refusal:
                 members.refuse(refusal.message)
+            except (MemoryError, OSError, ImportError, RuntimeError) as error:
+                refused = refusal_of(error)
+                if refused is None or members.incumbent.best is None:
+                    raise
+                _LOG.warning("%s: %s; the best plan until then is kept", turn.planner or "auto", refused.message)
+                return members.incumbent.result()
         members.confirm()
         return members.incumbent.result()
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from math import inf
 from pathlib import Path
+from signal import SIGKILL
 from tempfile import TemporaryDirectory
 from threading import Event
 from time import monotonic, sleep
@@ -37,6 +39,17 @@ _STATUS = {
 # Seconds between two checks of a process, and seconds to wait for a solver that was told to stop.
 _LOOK = 0.01
 _PATIENCE = 10.0
+# Runs CBC. Stdin stays open as long as the process that wants the solution lives; when it closes before CBC has ended,
+# CBC is killed, and the folder with its files removed.
+_GUARDED = """
+folder=$1; shift
+exec 3<&0 </dev/null
+"$@" 3<&- & solver=$!
+(read -r _ <&3; trap '' TERM; kill -9 $solver; rm -rf "$folder") & guard=$!
+wait $solver; code=$?
+kill $guard 2>/dev/null
+exit $code
+"""
 
 
 def installed_solver(wanted: SolverName) -> SolverName:
@@ -263,7 +276,7 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
             options = self._options()
             if self._start is not None:
                 options = ["-mips", self._write_start(Path(folder, "start.txt"), names.values()), *options]
-            ended = self._run([str(model), *options, "-solution", str(solution)], log)
+            ended = self._run([str(model), *options, "-solution", str(solution)], log, folder)
             self._read_log(log)
             if not ended or not solution.exists():
                 lp.assignStatus(pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound)
@@ -302,23 +315,29 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
         path.write_text("Stopped on time - objective value 0\n" + "".join(lines), encoding="ascii")
         return str(path)
 
-    def _run(self, arguments: list[str], log: Path) -> bool:
-        """Run CBC; return whether it came to its end by itself."""
+    def _run(self, arguments: list[str], log: Path, folder: str) -> bool:
+        """Run CBC; return whether it came to its end by itself. Where this process is killed, CBC is, too."""
+        has_groups = os.name == "posix"
+        guard = ["/bin/sh", "-c", _GUARDED, "sh", folder] if has_groups else []
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [self.path, *arguments],
-                stdin=subprocess.DEVNULL,
+                [*guard, self.path, *arguments],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=os.name == "posix",  # or Ctrl-C would reach it too
+                start_new_session=has_groups,  # or Ctrl-C would reach it too
             )
             try:
                 while process.poll() is None and not self._stop.is_set():
                     sleep(_LOOK)
             finally:
                 ended = process.poll() is not None
-                process.kill()
-                process.wait()
+                if has_groups:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, SIGKILL)
+                else:
+                    process.kill()
+                process.communicate()
         if ended and process.returncode != 0:
             raise pulp.PulpSolverError(f"CBC ended with code {process.returncode}")
         return ended

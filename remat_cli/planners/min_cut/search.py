@@ -15,14 +15,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from multiprocessing import get_context
 from time import monotonic
 
 import numpy as np
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Basis, Scope, Status
-from remat_cli.cores import leave_ctrl_c_to_parent
+from remat_cli.cores import process_pool, run_in, serve_parent
 from remat_cli.planners.min_cut.fitting import STARTS, BytePrices, drawn_prices, fit, move, refit, without_needless
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.incumbent import Incumbent
@@ -192,7 +191,7 @@ class MinCutSearch:
         with ExitStack() as stack:
             while fruitless < _patience(self.current) and not self._is_done:
                 if is_alone and self.limits.cores > 1 and self._longest_part > _WORTH_PROCESSES:
-                    run_all, is_alone = _in_processes(self._plain.graph, self.limits.cores, stack), False
+                    run_all, is_alone = _in_processes(self._plain.reads, self.limits.cores, stack), False
                 began, before = monotonic(), self.current.time
                 for ops, work in run_all(self._tasks(self.current)):
                     self.limits.spend(work)
@@ -278,11 +277,10 @@ def _patience(sequence: RematSequence) -> int:
     return min(_PATIENCE, ceil(int(sequence.is_rerun.sum()) / _RERUNS_A_ROUND))
 
 
-def _in_processes(graph: Graph, jobs: int, stack: ExitStack) -> _RunAll:
+def _in_processes(reads: GraphReads, jobs: int, stack: ExitStack) -> _RunAll:
     """Return what carries out tasks in processes that end with `stack`."""
-    # New processes rather than forks: a solver's threads may be running. Ctrl-C is for the one that started them.
-    pool = get_context("spawn").Pool(min(jobs, _TASKS), initializer=_prepare, initargs=(graph,))
-    return partial(stack.enter_context(pool).imap, _carry_out)
+    pool = stack.enter_context(process_pool(min(jobs, _TASKS), _prepare, (reads.graph,)))
+    return partial(run_in, pool, _carry_out, alone=partial(carry_out, reads))
 
 
 _own_reads: GraphReads  # of a process of the pool
@@ -290,7 +288,7 @@ _own_reads: GraphReads  # of a process of the pool
 
 def _prepare(graph: Graph) -> None:
     global _own_reads
-    leave_ctrl_c_to_parent()
+    serve_parent()
     _own_reads = GraphReads.of(graph)
 
 

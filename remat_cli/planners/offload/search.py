@@ -216,6 +216,7 @@ class OffloadSearch:
         may_move = sequence.may_move.copy()
         kind = _MAY_MOVE[rng.integers(len(_MAY_MOVE))]
         may_move[inside] = rng.random(len(inside)) < rng.random() if kind is None else kind
+        may_move &= ~self._graph.arrays.is_held
         is_near = np.abs(np.arange(count) - centre) <= width / 2
         factor = rng.choice(_WAITS) if rng.random() < _KEEP_WAITS else 0.0
         waits = np.where(is_near, np.rint(factor * sequence.waits), sequence.waits if factor else 0.0)

@@ -83,7 +83,7 @@ class RematSequence:
     def schedule(self) -> Schedule:
         """Return the steps, each tensor freed as early as can be."""
         is_plain = len(self.ops) == len(self.graph.ops) and self.keeps_input_order
-        return plain_run(self.graph) if is_plain else with_frees(self.graph, self.names)
+        return plain_run(self.graph) if is_plain and not self.graph.lasting else with_frees(self.graph, self.names)
 
     @property
     def first_runs(self) -> Ints:

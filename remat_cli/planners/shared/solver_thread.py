@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Generic, TypeVar
 
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.system_limits import start_if_allowed
 
 News = TypeVar("News")
 
@@ -59,7 +60,8 @@ class SolverThread(Generic[News]):
         Raises:
             KeyboardInterrupt: Ctrl-C; the solver was stopped, and all news until then were handed over.
         """
-        self._thread.start()
+        if not start_if_allowed(self._thread):
+            self._run()  # in this thread: news come at its end, and the solver's own limits end it
         try:
             self._listen(take)
         except KeyboardInterrupt:

@@ -136,7 +136,8 @@ class OffloadSequence(RematSequence):
             may_move: [T] tensors of the graph.
             time_per_byte: of the link.
         """
-        return cls(sequence.reads, sequence.ops, may_move, time_per_byte, np.zeros(len(sequence.graph.ops)))
+        may_leave = may_move & ~sequence.graph.arrays.is_held
+        return cls(sequence.reads, sequence.ops, may_leave, time_per_byte, np.zeros(len(sequence.graph.ops)))
 
     @classmethod
     def moving_named(cls, sequence: RematSequence, names: Iterable[str], bytes_per_time: Fraction) -> OffloadSequence:

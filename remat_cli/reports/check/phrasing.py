@@ -53,11 +53,12 @@ def figures(outcome: CheckOutcome, headings: Sequence[str]) -> list[str]:
     measured, before = outcome.figures, outcome.before
     if measured is None:
         return [""] * len(headings)
+    mark = " estimated" if outcome.is_estimated else ""
     row = {
-        "plain peak": format_bytes(measured.plain_peak_bytes),
+        "plain peak": format_bytes(measured.plain_peak_bytes) + mark,
         _CHANGE: "new" if before is None else _change(before.plain_peak_bytes, measured.plain_peak_bytes),
         "limit": "" if measured.limit_bytes is None else format_bytes(measured.limit_bytes),
-        "plan": "" if measured.plan_peak_bytes is None else format_bytes(measured.plan_peak_bytes),
+        "plan": "" if measured.plan_peak_bytes is None else format_bytes(measured.plan_peak_bytes) + mark,
         _ARENA: "" if measured.arena_bytes is None else format_bytes(measured.arena_bytes),
         "overhead": "" if measured.overhead is None else format_share(measured.overhead),
     }

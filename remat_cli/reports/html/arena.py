@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from remat_cli.allocation.lifetimes import needed_by
@@ -31,6 +31,7 @@ class _Lying:
     size: int
     colour: str
     name: str
+    bank: str | None
 
 
 def arena_section(run: Run | None, arena: Arena | None) -> str:
@@ -40,9 +41,10 @@ def arena_section(run: Run | None, arena: Arena | None) -> str:
     lying = sorted(_lying(run, arena), key=lambda each: -(each.end - each.start) * each.size)
     more = len(lying) - _MOST
     left_out = f" The {more:,} smallest are left out." if more > 0 else ""
+    top = f"{format_bytes(arena.bytes)}" if not arena.banks else "the size of the bank"
     return (
-        f'<section class="card"><h2>Arena</h2>{_picture(lying[:_MOST], run, arena)}'
-        f'<p class="more">Time across, addresses up, from 0 to {format_bytes(arena.bytes)}; each is a multiple of '
+        f'<section class="card"><h2>Arena</h2>{_panels(lying[:_MOST], run, arena)}'
+        f'<p class="more">Time across, addresses up, from 0 to {top}; each is a multiple of '
         f"{arena.alignment:,} bytes. Blue what is made for the first time, pink what is recomputed, green what comes "
         "back from the host, grey inputs, orange workspaces. The one under the pointer says its name, size and offset."
         f"{left_out}</p></section>"
@@ -50,7 +52,7 @@ def arena_section(run: Run | None, arena: Arena | None) -> str:
 
 
 def _lying(run: Run, arena: Arena) -> Iterator[_Lying]:
-    offsets = {(address.step, address.tensor): address.offset for address in arena.addresses}
+    addresses = {(address.step, address.tensor): address for address in arena.addresses}
     # What is there at the start, or made by the first step, begins at 0; a step begins where the one before it ends.
     times = (0, *run.trace.times, run.trace.times[-1])
     needed, made = needed_by(run.graph, run.schedule), set[str]()
@@ -64,7 +66,8 @@ def _lying(run: Run, arena: Arena) -> Iterator[_Lying]:
         owner = op.op if isinstance(op, Compute | Inplace) else ""
         name = f"workspace of {owner}" if tensor is None else tensor
         start, end = times[buffer.lower], times[buffer.upper]
-        yield _Lying(start, end, offsets[step, tensor], buffer.size, colour, name)
+        address = addresses[step, tensor]
+        yield _Lying(start, end, address.offset, buffer.size, colour, name, address.bank)
 
 
 def _colour(run: Run, step: int, tensor: str | None, made: set[str]) -> str:
@@ -81,7 +84,9 @@ def arena_svg(run: Run, arena: Arena) -> str:
     """Return the picture of an arena as a file of its own, in the colours that light pages have."""
     lying = sorted(_lying(run, arena), key=lambda each: -(each.end - each.start) * each.size)
     colours = "".join(f".{name}{{fill:{colour}}}" for name, colour in _COLOURS.items())
-    shapes = "\n".join(_shapes(lying[:_MOST], run, arena))
+    starts = arena.bank_starts
+    stacked = [replace(each, offset=starts[each.bank] + each.offset) for each in lying[:_MOST]]
+    shapes = "\n".join(_shapes(stacked, run, arena.span_bytes))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         'aria-label="The arena: time across, addresses up">\n'
@@ -90,19 +95,31 @@ def arena_svg(run: Run, arena: Arena) -> str:
     )
 
 
-def _picture(lying: list[_Lying], run: Run, arena: Arena) -> str:
+def _panels(lying: list[_Lying], run: Run, arena: Arena) -> str:
+    """Return a picture of the block, or one of each bank under its name."""
+    if not arena.banks:
+        return _picture(lying, run, arena.bytes, "The arena")
+    panels = []
+    for bank in arena.banks:
+        title = f"{shorten(bank.name, _LONGEST_NAME)}: {format_bytes(bank.bytes)}, speed {float(bank.speed):g}"
+        inside = [each for each in lying if each.bank == bank.name]
+        panels.append(f"<h3>{escape(title)}</h3>{_picture(inside, run, bank.bytes, f'Bank {title}')}")
+    return "".join(panels)
+
+
+def _picture(lying: list[_Lying], run: Run, size: int, title: str) -> str:
     return (
         f'<svg class="arena" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="The arena: time across, addresses up">{"".join(_shapes(lying, run, arena))}</svg>'
+        f'aria-label="{escape(title)}: time across, addresses up">{"".join(_shapes(lying, run, size))}</svg>'
     )
 
 
-def _shapes(lying: list[_Lying], run: Run, arena: Arena) -> Iterator[str]:
+def _shapes(lying: list[_Lying], run: Run, size: int) -> Iterator[str]:
     total = max(1, run.trace.time)
     for each in lying:
         x, width = _WIDTH * each.start / total, _WIDTH * (each.end - each.start) / total
-        height = _HEIGHT * each.size / arena.bytes
-        y = _HEIGHT - _HEIGHT * each.offset / arena.bytes - height
+        height = _HEIGHT * each.size / size
+        y = _HEIGHT - _HEIGHT * each.offset / size - height
         says = f"{shorten(each.name, _LONGEST_NAME)}: {format_bytes(each.size)} at {each.offset:,}"
         yield (
             f'<rect class="{each.colour}" x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.2):.2f}" height="{height:.2f}">'

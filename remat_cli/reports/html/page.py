@@ -19,8 +19,9 @@ from rich.text import Text
 from remat_cli import __version__
 from remat_cli.core.arena import Arena
 from remat_cli.core.graph import Graph
-from remat_cli.core.problem import Status
+from remat_cli.core.problem import Scope, Status
 from remat_cli.core.simulate import Trace
+from remat_cli.core.solve import share_over
 from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.planning import Planning
 from remat_cli.prepare import Prepared
@@ -33,7 +34,7 @@ from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.reports.terminal.comparison import Row, comparison_rows
 from remat_cli.reports.terminal.layout import Cell
 from remat_cli.reports.terminal.memory_chart import largest_per_column
-from remat_cli.reports.terminal.plan import link_facts, plan_facts, plan_rows, shown_run
+from remat_cli.reports.terminal.plan import claim_facts, link_facts, plan_facts, plan_rows, shown_run
 from remat_cli.reports.timeline import Lifetime, Run
 from remat_cli.reports.transfers import moved_tensors
 from remat_cli.units import format_bytes, format_share, format_time
@@ -97,7 +98,7 @@ def plan_page(planning: Planning) -> bytes:
             verdict=phrasing.verdict(solution),
             tone=_TONES[solution.status],
             advice=advice,
-            rows=plan_rows(solution),
+            rows=plan_rows(solution, estimated=prepared.guessed is not None),
             plain=Run.plain(prepared.graph),
             run=run,
             name=name,
@@ -126,7 +127,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
     ]
     if file.planner is not None:
         facts.append(("planner", f"{shorten(file.planner, _LONGEST_NAME)}, as the file says"))
-    facts += link_facts(run, taken=file.link is not None)
+    facts += link_facts(run, taken=file.link is not None) + claim_facts(file)
     if budget_bytes is not None:
         share = phrasing.share_of_plain_peak(budget_bytes, plain.trace.peak_bytes, plain.graph)
         facts.append(("budget", f"{format_bytes(budget_bytes)} · {share}"))
@@ -137,7 +138,10 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
             verdict=phrasing.verdict_on_schedule(trace.peak_bytes, budget_bytes),
             tone="bad" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "good",
             advice={},
-            rows=comparison_rows(plain, run, budget_bytes),
+            rows=[
+                *comparison_rows(plain, run, budget_bytes),
+                *_bound_rows(file, plain, run),
+            ],
             plain=plain,
             run=run,
             name="schedule",
@@ -146,6 +150,23 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
             arena=file.arena,
         )
     )
+
+
+def _bound_rows(file: ScheduleFile, plain: Run, run: Run) -> list[Row]:
+    """Return the bound that a schedule file states, and the gap between its plan and that bound."""
+    if file.bound_overhead is None:
+        return []
+    gap = max(0.0, share_over(run.trace.time, plain.trace.time) - file.bound_overhead)
+    rows: list[Row] = [
+        ["bound", "", format_share(file.bound_overhead), "no plan has less overhead, as the file says"],
+        ["gap", "", format_share(gap), "the most that a better plan could save"],
+    ]
+    if file.bound_scope in set(Scope):
+        scope = Scope(file.bound_scope)
+        moves = file.link is not None and not file.bound_transfers and scope.leaves_out_transfers
+        which = scope.which_plans + (phrasing.WITHOUT_TRANSFERS if moves else "")
+        rows.append(["scope", "", file.bound_scope, f"holds for all plans {which}"])
+    return rows
 
 
 def html_bytes(page: Page) -> bytes:

@@ -20,7 +20,7 @@ from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, ind
 from remat_cli.reports.terminal.plan import graph_title, notes_section, taken_facts
 from remat_cli.reports.terminal.step_execution import executed_step_report, step_execution_summary
 from remat_cli.settings import Setting
-from remat_cli.units import format_bytes, format_time
+from remat_cli.units import format_bytes, format_names, format_time
 
 if TYPE_CHECKING:
     from remat_cli.runtime.onnx.execution import InBothSessions, ModelExecution, ProcessPeak, UsualRun
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from remat_cli.runtime.torch.execution import StepExecution
 
 _LONGEST_NAME = 40
+_MOST_NAMED = 3
 _HOW_TO_RUN = """\
 from onnxruntime import InferenceSession
 from remat_cli import session_options
@@ -145,8 +146,8 @@ def as_it_is_report(prepared: Prepared, execution: InBothSessions | StepExecutio
         _usual(execution.usual),
         _peak("session_options()", execution.ours, execution.time_ns),
     ]
-    agrees = execution.ours.agrees
-    verdict = "The model takes what was predicted." if agrees else "The model does not take what was predicted."
+    agrees, most = execution.ours.agrees, "at most " if execution.ours.at_most else ""
+    verdict = f"The model takes {most}what was predicted." if agrees else "The model does not take what was predicted."
     return Report(
         subject,
         _measured(execution, rows, [_does_not_run(execution.usual)] if execution.usual.failure else []),
@@ -164,8 +165,14 @@ def _measured(
         f"Run by onnxruntime {clean(execution.version)} on one thread",
         columns(["peak memory", "predicted", "measured", "", "time of a run"], peaks, right=(1, 2, 4)),
         Text("Without weights and inputs, which are there before the run.", "dim"),
-        *map(Text, sentences),
+        *map(Text, (*_at_most(execution.upper_bounds), *sentences)),
     )
+
+
+def _at_most(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        shown = clean(format_names(names, _MOST_NAMED))
+        yield f"At most: which branch runs, how often a loop does, or how much is found depends on data: {shown}."
 
 
 def as_it_is_summary(prepared: Prepared, execution: InBothSessions | StepExecution) -> dict[str, Any]:
@@ -183,6 +190,7 @@ def in_both_sessions_summary(execution: InBothSessions) -> dict[str, Any]:
         "as_it_comes": _usual_summary(execution.usual),
         "with_session_options": _peak_summary(execution.ours) | {"time_ns": execution.time_ns},
         "random_weights": execution.random_weights,
+        "upper_bounds": list(execution.upper_bounds),
     }
 
 
@@ -191,7 +199,12 @@ def _usual_summary(usual: UsualRun) -> dict[str, Any]:
 
 
 def _peak_summary(peak: ProcessPeak) -> dict[str, Any]:
-    return {"predicted_bytes": peak.predicted, "measured_bytes": peak.measured, "agrees": peak.agrees}
+    return {
+        "predicted_bytes": peak.predicted,
+        "at_most": peak.at_most,
+        "measured_bytes": peak.measured,
+        "agrees": peak.agrees,
+    }
 
 
 def _peaks(execution: ModelExecution) -> list[list[Cell]]:
@@ -211,7 +224,8 @@ def _peak(label: str, peak: ProcessPeak, time_ns: int | None) -> list[Cell]:
     off = peak.measured - peak.predicted
     sign = "-" if off < 0 else "+"
     difference = f"{sign}{format_bytes(abs(off))}"
-    return [label, format_bytes(peak.predicted), format_bytes(peak.measured), difference, _time(time_ns)]
+    predicted = f"at most {format_bytes(peak.predicted)}" if peak.at_most else format_bytes(peak.predicted)
+    return [label, predicted, format_bytes(peak.measured), difference, _time(time_ns)]
 
 
 def _time(time_ns: int | None) -> str:
@@ -298,5 +312,6 @@ def execution_summary(execution: ModelExecution | StepExecution | None) -> dict[
             "out_of_order": None if order is None else dict(zip(("place", "planned", "ran"), order, strict=True)),
             "parted_at": execution.parted_at,
             "random_weights": execution.random_weights,
+            "upper_bounds": list(execution.upper_bounds),
         }
     }

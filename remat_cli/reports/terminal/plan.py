@@ -15,6 +15,7 @@ from remat_cli.core.problem import Status
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution
+from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.planning import Planning
 from remat_cli.prepare import Prepared
 from remat_cli.reports import phrasing
@@ -64,7 +65,7 @@ def plan_report(
     title = facts(plan_facts(solution, prepared, planning.planner))
     verdict = Text(phrasing.verdict(solution), f"bold {STATUS_STYLES[solution.status]}")
     why = why_there_is_no_plan(solution, prepared.optimizer)
-    findings = _findings(solution, shown or ReportOptions())
+    findings = _findings(solution, shown or ReportOptions(), estimated=prepared.guessed is not None)
     steps = [section("Next", bullets(next_steps))] if next_steps else []
     spent = _spent(phrasing.time_spent(seconds or {}))
     return Report(title, verdict, *why, *findings, *spent, *notes_section(prepared), *steps)
@@ -109,11 +110,11 @@ def why_there_is_no_plan(solution: Solution, optimizer: str | None) -> list[Rend
     return [section(title, bullets(sentences)) for title, sentences in said.items() if sentences]
 
 
-def _findings(solution: Solution, shown: ReportOptions) -> list[RenderableType]:
+def _findings(solution: Solution, shown: ReportOptions, *, estimated: bool) -> list[RenderableType]:
     """Return table, chart and tensors of the plan or, without one, of the closest run that was found."""
     plain, (name, run) = Run.plain(solution.problem.graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
-    parts: list[RenderableType] = [_comparison(name, plan_rows(solution))]
+    parts: list[RenderableType] = [_comparison(name, plan_rows(solution, estimated=estimated))]
     if shown.timeline and run is None:
         parts.append(_chart(MemoryTimeline(plain, budget_bytes=budget), "plain run"))
     elif shown.timeline and run is not None:
@@ -127,19 +128,26 @@ def _comparison(name: str, rows: Sequence[Row]) -> RenderableType:
     return indented(columns(["", "plain run", name, ""], rows, right=(1, 2)))
 
 
-def plan_rows(solution: Solution) -> list[Row]:
+def plan_rows(solution: Solution, *, estimated: bool = False) -> list[Row]:
     """Return the rows of the table of `remat plan`: as `comparison_rows`, and what the plan's method and proof say."""
     plain, (_, run) = Run.plain(solution.problem.graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
     rows = plain_rows(plain, budget) if run is None else comparison_rows(plain, run, budget)
-    return rows + _arena_rows(solution) + _model_rows(solution) + _proof_rows(solution)
+    return rows + _arena_rows(solution) + _model_rows(solution) + _proof_rows(solution, estimated=estimated)
 
 
 def _arena_rows(solution: Solution) -> list[Row]:
     """Return how large the plan's arena is, and what fragmentation cost; none without addresses."""
     if solution.arena is None or solution.fragmentation_bytes is None:
         return []
-    rows: list[Row] = [["arena", "", format_bytes(solution.arena.bytes), "one block; resident bytes lie beside it"]]
+    said = (
+        "in the banks; resident bytes lie beside them"
+        if solution.arena.banks
+        else "one block; resident bytes lie beside it"
+    )
+    rows: list[Row] = [["arena", "", format_bytes(solution.arena.bytes), said]]
+    for bank in solution.arena.banks:
+        rows.append([f"  {clean(bank.name)}", "", format_bytes(bank.bytes), f"speed {float(bank.speed):g}"])
     beyond = format_bytes(solution.fragmentation_bytes)
     rows.append(["fragmentation", "", beyond, "of the arena, beyond the most that lies in it at once"])
     if solution.fragmentation_overhead:
@@ -172,9 +180,10 @@ def _model_rows(solution: Solution) -> list[Row]:
     ]
 
 
-def _proof_rows(solution: Solution) -> list[Row]:
+def _proof_rows(solution: Solution, *, estimated: bool) -> list[Row]:
     """Return what is proven: the bound on the overhead, the gap to it, and over which plans; and the status."""
     rows: list[Row] = []
+    of_sizes = ", of estimated sizes" if estimated else ""
     scope, overhead = solution.scope, solution.bound_overhead
     if overhead is not None:
         rows.append(["bound", "", format_share(overhead), "no plan has less overhead"])
@@ -183,7 +192,7 @@ def _proof_rows(solution: Solution) -> list[Row]:
     if overhead is not None or solution.status is Status.INFEASIBLE:
         rows.append(["scope", "", scope.written, f"holds for all plans {phrasing.which_plans(solution)}"])
         basis = solution.basis
-        rows.append(["proof", "", basis.value.replace("-", " "), phrasing.BASES[basis]])
+        rows.append(["proof", "", basis.value.replace("-", " "), phrasing.BASES[basis] + of_sizes])
     for bound in solution.result.bounds[1:]:
         share = format_share(solution.overhead_of(bound))
         rows.append(["also proven", "", share, phrasing.also_proven(solution, bound)])
@@ -193,7 +202,8 @@ def _proof_rows(solution: Solution) -> list[Row]:
     if solution.result.found_by is not None:
         rows.append(["found by", "", clean(solution.result.found_by), "the planner whose plan is the best"])
     status = Text(solution.status.value, STATUS_STYLES[solution.status])
-    return [*rows, ["status", "", status, phrasing.status_in_words(solution)]]
+    proven = of_sizes if solution.status in (Status.OPTIMAL, Status.INFEASIBLE) else ""
+    return [*rows, ["status", "", status, phrasing.status_in_words(solution) + proven]]
 
 
 def _chart(chart: MemoryTimeline, run: str, behind: str = "") -> RenderableType:
@@ -387,6 +397,7 @@ def verify_report(
     budget_bytes: int | None = None,
     taken: Sequence[Setting] = (),
     link_taken: bool = False,
+    file: ScheduleFile | None = None,
 ) -> Report:
     """Return the report of `remat verify` on a schedule that replays; it may still exceed the budget.
 
@@ -397,6 +408,7 @@ def verify_report(
         budget_bytes: what the schedule should keep to; None where that is not known.
         taken: options that the schedule gave.
         link_taken: the schedule gave the link, too.
+        file: what the schedule's file says of itself; None where it came from no file.
     """
     plain, run = Run.plain(prepared.graph), Run(prepared.graph, schedule, trace)
     style = "red" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "green"
@@ -407,6 +419,7 @@ def verify_report(
                 ("schedule", f"{len(schedule.steps):,} steps"),
                 *taken_facts(taken),
                 *link_facts(run, taken=link_taken),
+                *claim_facts(file),
             ]
         ),
         Text(phrasing.verdict_on_schedule(trace.peak_bytes, budget_bytes), f"bold {style}"),
@@ -414,6 +427,14 @@ def verify_report(
         _chart(MemoryTimeline(run, behind=plain, budget_bytes=budget_bytes), "schedule", "plain run"),
         *notes_section(prepared),
     )
+
+
+def claim_facts(file: ScheduleFile | None) -> list[tuple[str, Cell]]:
+    """Return a row of the bound that a schedule file claims; none where it claims none."""
+    if file is None or file.bound_overhead is None:
+        return []
+    over = f" · {file.bound_scope}" if file.bound_scope is not None else ""
+    return [("bound", f"{format_share(file.bound_overhead)}{clean(over)} · the bound is the file's own word")]
 
 
 def taken_facts(taken: Sequence[Setting]) -> list[tuple[str, Cell]]:

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from typing import Any
+from unicodedata import normalize
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -25,6 +26,7 @@ from remat_cli.units import format_bytes, format_share
 # A table with a column for each planner is cut where it would not fit 80 columns: this is without those, and the last.
 _WIDTH, _FIRST_COLUMNS = 80, 24
 _CARRIED = "<"
+_BEGIN_FORMULAS = ("=", "+", "-", "@")
 _KNEE = (
     "The knee is the point farthest below the straight line between both ends of its curve: from there on, less memory "
     "costs more and more time."
@@ -259,7 +261,10 @@ def sweep_csv(sweep: Sweep) -> bytes:
 
 
 def csv_bytes(records: Sequence[dict[str, Any]]) -> bytes:
-    """Return records of the same keys as CSV in UTF-8: truth as true and false, what is not there as nothing."""
+    """Return records of the same keys as CSV in UTF-8: truth as true and false, what is not there as nothing.
+
+    Text that a spreadsheet would take for a formula gets an apostrophe before it, which spreadsheets take as "text".
+    """
     text = io.StringIO()
     if records:
         writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
@@ -271,4 +276,8 @@ def csv_bytes(records: Sequence[dict[str, Any]]) -> bytes:
 def _csv_value(value: object) -> object:
     if isinstance(value, bool):
         return str(value).lower()
-    return clean(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    # Some spreadsheets take the wide forms of these signs for the same.
+    return f"'{text}" if normalize("NFKC", text.lstrip()[:1]) in _BEGIN_FORMULAS else text

@@ -18,7 +18,7 @@ from remat_cli.formats.onnx.errors import one_line, onnx_faults
 from remat_cli.formats.onnx.load import FOLD_LIMIT, load_model
 from remat_cli.formats.onnx.reader import SizedModel, read_sized
 from remat_cli.formats.onnx.walk import all_graphs
-from remat_cli.formats.reader import Aliasing
+from remat_cli.formats.reader import Aliasing, Workspace
 from remat_cli.formats.source import Source
 from remat_cli.formats.torch import names_function
 from remat_cli.runtime.onnx.rewrite import Rewritten, rewrite
@@ -62,6 +62,11 @@ def check_can_apply(path: Path, options: GraphOptions, schedule: Schedule) -> No
             f"the schedule counts on memory being shared as by {options.aliasing}, and onnxruntime does "
             "not share it in that way",
             hint=("plan without ", Setting("aliasing"), ": for inference the default is what onnxruntime does"),
+        )
+    if options.workspace is Workspace.NONE:
+        raise UsageError(
+            "the schedule counts no workspace of kernels, and onnxruntime's kernels take some",
+            hint=("plan without ", Setting("workspace"), ": for inference the default is what onnxruntime takes"),
         )
     moved = next((step for step in schedule.steps if isinstance(step, Offload | Prefetch | Wait)), None)
     if moved is not None:

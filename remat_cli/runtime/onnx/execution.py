@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Compute, Inplace, Schedule, plain_run, with_frees
@@ -22,8 +24,10 @@ from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.onnx.contrib import is_fused
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
+from remat_cli.formats.onnx.given_values import fitted
 from remat_cli.formats.onnx.reader import SizedModel
 from remat_cli.formats.onnx.structure import Node, stored_names
+from remat_cli.formats.onnx.upper_bounds import upper_bounds
 from remat_cli.formats.onnx.values import TensorType, Value, type_proto
 from remat_cli.formats.onnx.walk import all_graphs, all_nodes
 from remat_cli.runtime.onnx.external_data import location_of
@@ -48,6 +52,9 @@ _KEEP_NUMBERS = frozenset(("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"
 # The number of runs, or the size of the results, of these depends on values.
 _SIZED_BY_DATA = frozenset(("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique"))
 
+# onnxruntime says this where a kernel refuses its inputs, not where it refuses the model.
+_WHILE_RUNNING = "while running"
+
 _RANDOM_TYPES = frozenset(
     ("float32", "float64", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 )
@@ -60,15 +67,19 @@ class ProcessPeak:
     Attributes:
         predicted: by the simulator.
         measured: in onnxruntime.
+        at_most: which branch runs, or how often, is not known: what is predicted is the most that it may take.
     """
 
     predicted: int
     measured: int
+    at_most: bool = False
 
     @property
     def agrees(self) -> bool:
-        """Whether the two are within the tolerance."""
-        return abs(self.measured - self.predicted) <= max(TOLERANCE_BYTES, TOLERANCE_SHARE * self.predicted)
+        """Whether the two are within the tolerance, or less is measured than the most that it may take."""
+        off = self.measured - self.predicted
+        tolerance = max(TOLERANCE_BYTES, TOLERANCE_SHARE * self.predicted)
+        return off <= tolerance and (self.at_most or off >= -tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,7 @@ class InBothSessions:
         time_ns: of one run of it.
         usual: with onnxruntime's own options.
         random_weights: number of weights whose files are not there, and which were drawn instead.
+        upper_bounds: ops that may take less than is predicted.
     """
 
     runtime: ClassVar[Literal["onnxruntime"]] = "onnxruntime"
@@ -112,6 +124,7 @@ class InBothSessions:
     time_ns: int
     usual: UsualRun
     random_weights: int
+    upper_bounds: tuple[str, ...] = ()
 
     def broken(self, graph: Graph) -> InvalidSchedule | None:
         """Return the error for a peak that is not the one predicted of `graph`; None where it is."""
@@ -146,6 +159,7 @@ class ModelExecution:
         parted_at: where the measured memory departs from the predicted one: the op; None where it does not, or where
             no single op does.
         random_weights: number of weights whose files are not there, and which were drawn instead.
+        upper_bounds: ops that may take less than is predicted.
     """
 
     runtime: ClassVar[Literal["onnxruntime"]] = "onnxruntime"
@@ -164,6 +178,7 @@ class ModelExecution:
     out_of_order: tuple[int, str, str] | None
     parted_at: str | None
     random_weights: int
+    upper_bounds: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -223,6 +238,7 @@ def execute(
     graph: Graph,
     computes: Sequence[str],
     *,
+    fed: Mapping[str, Any] | None = None,
     seed: int = 0,
     time_limit: float = 600,
     beside_usual: bool = False,
@@ -236,6 +252,7 @@ def execute(
         rewritten: the model as rewritten.
         graph: what was planned.
         computes: the schedule that it was rewritten for.
+        fed: values of inputs that are not drawn, by name, as `--input` takes them.
         seed: of the random inputs and, where there are none, weights.
         time_limit: seconds that each process may take.
         beside_usual: run it with onnxruntime's own options, too, and take the time of all three.
@@ -248,8 +265,9 @@ def execute(
     """
     check_can_measure()
     observe, timed_runs = observe or Observer(), _TIMED_RUNS if beside_usual else 0
+    bounds = upper_bounds(model.graph)
     with TemporaryDirectory(prefix="remat-") as folder:
-        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        child = _Child(Path(folder), _request(path, model, seed, fed, Path(folder)), time_limit)
         observe.phase("running the model as it is")
         try:
             plain = child.run(path, timed_runs=timed_runs)
@@ -265,17 +283,17 @@ def execute(
             observe.phase("following the order of the rewritten model")
             order = child.run_proto(rewritten.proto, profile=True)["order"]
             schedule = with_frees(graph, computes)
-            peak = ProcessPeak(_peak(graph, schedule), plan["peak_bytes"])
+            peak = ProcessPeak(_peak(graph, schedule), plan["peak_bytes"], bool(bounds))
             parted_at = None
             if not peak.agrees:
-                parted_at = _parted_at(child, rewritten, graph, schedule, observe)
+                parted_at = _parted_at(child, rewritten, graph, schedule, observe, at_most=peak.at_most)
         except _Failed as failed:
             raise failed.as_error("the rewritten model does not run in onnxruntime", InvalidSchedule) from None
     outputs = {name: found for name, found in plain["outputs"].items() if found is not None}
     return ModelExecution(
         version=plan["version"],
         usual=usual,
-        plain=ProcessPeak(_peak(graph, plain_run(graph)), plain["peak_bytes"]),
+        plain=ProcessPeak(_peak(graph, plain_run(graph)), plain["peak_bytes"], bool(bounds)),
         plan=peak,
         plain_time_ns=plain["time_ns"],
         plan_time_ns=plan["time_ns"],
@@ -287,6 +305,7 @@ def execute(
         out_of_order=_out_of_order(rewritten, order),
         parted_at=parted_at,
         random_weights=len(child.request["random_weights"]),
+        upper_bounds=bounds,
     )
 
 
@@ -297,6 +316,7 @@ def in_both_sessions(
     schedule: Schedule,
     *,
     rewritten: onnx.ModelProto | None = None,
+    fed: Mapping[str, Any] | None = None,
     seed: int = 0,
     time_limit: float = 600,
     observe: Observer | None = None,
@@ -309,6 +329,7 @@ def in_both_sessions(
         graph: what predicts.
         schedule: by which the model runs.
         rewritten: the model, where it is not the one at `path`.
+        fed: values of inputs that are not drawn, by name, as `--input` takes them.
         seed: of the random inputs and, where there are none, weights.
         time_limit: seconds that each process may take.
         observe: is told what runs.
@@ -321,7 +342,7 @@ def in_both_sessions(
     check_can_measure()
     observe = observe or Observer()
     with TemporaryDirectory(prefix="remat-") as folder:
-        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        child = _Child(Path(folder), _request(path, model, seed, fed, Path(folder)), time_limit)
         run = partial(child.run, path) if rewritten is None else partial(child.run_proto, rewritten)
         try:
             observe.phase("running the model with session_options()")
@@ -330,8 +351,10 @@ def in_both_sessions(
             raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
         observe.phase("running the model with onnxruntime's own options")
         usual = _usual_run(run)
-    ours = ProcessPeak(_peak(graph, schedule), found["peak_bytes"])
-    return InBothSessions(found["version"], ours, found["time_ns"], usual, len(child.request["random_weights"]))
+    bounds = upper_bounds(model.graph)
+    ours = ProcessPeak(_peak(graph, schedule), found["peak_bytes"], bool(bounds))
+    drawn = len(child.request["random_weights"])
+    return InBothSessions(found["version"], ours, found["time_ns"], usual, drawn, bounds)
 
 
 def times_of(
@@ -357,7 +380,7 @@ def times_of(
     """
     check_can_measure()
     with TemporaryDirectory(prefix="remat-") as folder:
-        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        child = _Child(Path(folder), _request(path, model, seed, None, Path(folder)), time_limit)
         try:
             found = child.run_proto(rewritten.proto, profile=True, runs=runs)
         except _Failed as failed:
@@ -384,7 +407,7 @@ def kernels_of(
     """
     values, found = model.graph.values, {}
     with TemporaryDirectory(prefix="remat-") as folder:
-        child = _Child(Path(folder), _request(path, model, seed), time_limit)
+        child = _Child(Path(folder), _request(path, model, seed, None, Path(folder)), time_limit)
         for node in nodes:
             alone = _alone(model, node)
             try:
@@ -438,7 +461,18 @@ def check_can_measure() -> None:
         )
 
 
-def _request(path: Path, model: SizedModel, seed: int) -> dict[str, Any]:
+def _request(
+    path: Path, model: SizedModel, seed: int, fed: Mapping[str, Any] | None, workplace: Path
+) -> dict[str, Any]:
+    """Return what all runs have in common; arrays that are fed lie in files in `workplace`."""
+    values = model.graph.values
+    given = {name: values[name].data for name in model.graph.inputs}
+    data = {name: array for name, array in given.items() if array is not None}
+    for name, value in (fed or {}).items():
+        data[name] = fitted(name, value, values[name].type if name in model.graph.inputs else None)
+    files = {name: str(workplace / f"input-{place}.npy") for place, name in enumerate(data)}
+    for name, array in data.items():
+        np.save(files[name], array)
     folder = Path(os.path.realpath(path.parent))
     read = _read_in(model.model.proto)
     outside = [one for one in model.model.graph.initializer if one.data_location == one.EXTERNAL and one.name in read]
@@ -448,6 +482,7 @@ def _request(path: Path, model: SizedModel, seed: int) -> dict[str, Any]:
         "dims": dict(model.inference.dims),
         "seed": seed,
         "inputs": [_drawn_input(name, model) for name in model.graph.inputs if name not in stored],
+        "files": files,
         "filled": _trip_counts(model),
         "random_weights": [_drawn_weight(one) for one in outside if not (folder / location_of(one)).exists()],
     }
@@ -514,7 +549,11 @@ class _Failed(Exception):
         if self.hint:
             return InvalidSchedule(f"the schedule could not be verified: {self.reason}", hint=self.hint)
         return kind(
-            f"{what}: {self.reason}", hint="does this version of onnxruntime have a kernel for each of its ops?"
+            f"{what}: {self.reason}",
+            hint="numbers are drawn for its inputs, and 0 or 1 for whole ones; give those that have to be others: "
+            "remat verify --execute --input NAME=5, or NAME=FILE.npy"
+            if _WHILE_RUNNING in self.reason
+            else "does this version of onnxruntime have a kernel for each of its ops?",
         )
 
 
@@ -620,7 +659,9 @@ def _out_of_order(rewritten: Rewritten, executed: Sequence[str]) -> tuple[int, s
     return None
 
 
-def _parted_at(child: _Child, rewritten: Rewritten, graph: Graph, schedule: Schedule, observe: Observer) -> str | None:
+def _parted_at(
+    child: _Child, rewritten: Rewritten, graph: Graph, schedule: Schedule, observe: Observer, *, at_most: bool
+) -> str | None:
     """Return the op by which the measured memory departs from the predicted one."""
     memory = simulate(graph, schedule).memory_bytes[1:]
     steps = zip(schedule.steps, memory, strict=True)
@@ -628,7 +669,7 @@ def _parted_at(child: _Child, rewritten: Rewritten, graph: Graph, schedule: Sche
 
     def departs(model: onnx.ModelProto, peak: int) -> bool:
         observe.phase(f"looking for the op at which memory departs: {len(model.graph.node)} nodes")
-        return not ProcessPeak(peak, child.run_proto(model)["peak_bytes"]).agrees
+        return not ProcessPeak(peak, child.run_proto(model)["peak_bytes"], at_most).agrees
 
     found = first_parting(rewritten, predicted, departs)
     return None if found is None else schedule.computes[found]

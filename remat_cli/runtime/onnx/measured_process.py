@@ -66,10 +66,11 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         asked: `model`, a path; `weights_folder`, for its external data; `dims`, sizes of symbols; `seed`; `inputs` and
-            `random_weights`, as lists of name, type and shape; `filled`, the number in all of an input, by name, where
-            it is not drawn; `profile_prefix`, a path or None; `runs`, how often it
-            is run with a profile; `measured_runs`, how often at most for its peak; `timed_runs`, how often at most it
-            is run again for its time; `as_it_comes`, whether with onnxruntime's own options instead of ours.
+            `random_weights`, as lists of name, type and shape; `files`, of the inputs that are in files, by name;
+            `filled`, the number in all of an input, by name, where it is not drawn; `profile_prefix`, a path or None;
+            `runs`, how often it is run with a profile; `measured_runs`, how often at most for its peak; `timed_runs`,
+            how often at most it is run again for its time; `as_it_comes`, whether with onnxruntime's own options
+            instead of ours.
 
     Returns:
         `version` of onnxruntime; `outputs` by name; `peak_bytes` beyond what is there before the run and `time_ns` of a
@@ -79,11 +80,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     runtime.set_default_logger_severity(4)
     session = _session(runtime, asked)
     feeds = {
-        name: runtime.OrtValue.ortvalue_from_numpy(
-            np.full(dims, asked["filled"][name], dtype)
-            if name in asked["filled"]
-            else _random_input(name, dtype, dims, asked["seed"])
-        )
+        name: runtime.OrtValue.ortvalue_from_numpy(_input(name, dtype, dims, asked))
         for name, dtype, dims in asked["inputs"]
     }
     said: dict[str, Any] = {"version": runtime.__version__}
@@ -163,6 +160,15 @@ def random_weight(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.n
         return source.uniform(0.5, 1.5, dims).astype(dtype)
     fan_in = max(1, prod(dims) // max(1, dims[0]))
     return (source.standard_normal(dims, dtype=np.float32) / np.float32(fan_in**0.5)).astype(dtype)
+
+
+def _input(name: str, dtype: str, dims: Sequence[int], asked: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    if name in asked["files"]:
+        fed: np.ndarray[Any, Any] = np.load(asked["files"][name])
+        return fed
+    if name in asked["filled"]:
+        return np.full(dims, asked["filled"][name], dtype)
+    return _random_input(name, dtype, dims, asked["seed"])
 
 
 def _random_input(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.ndarray[Any, Any]:

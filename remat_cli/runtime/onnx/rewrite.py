@@ -14,7 +14,7 @@ things take care:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from remat_cli.formats.onnx.expansion import NodeNames
 from remat_cli.formats.onnx.reader import SizedModel
 from remat_cli.formats.onnx.structure import captured_names, stored_names
 from remat_cli.formats.onnx.values import TensorType, Value, type_proto
-from remat_cli.formats.onnx.walk import bodies_of
+from remat_cli.formats.onnx.walk import all_nodes, bodies_of
 from remat_cli.runtime.onnx.node_order import NodeRun, runs_of
 
 if TYPE_CHECKING:
@@ -108,6 +108,9 @@ class _Instances:
         proto = type(node.proto)()
         proto.CopyFrom(node.proto)
         proto.name = node.name if number == 1 else self.names.fresh(f"{node.name}__remat{number}")
+        for inner in (one for body in bodies_of(proto) for one in all_nodes(body.node) if not one.name):
+            # onnxruntime would call it by type and number, as another node may be called.
+            inner.name = self.names.fresh(f"{proto.name}/{inner.op_type}")
         _rename_reads(proto, {name: self.latest[name] for name in node.reads if name in self.latest})
         for index, value in enumerate(proto.output):
             if value:
@@ -172,13 +175,33 @@ def _declare_types(model: SizedModel, value_of: Mapping[str, str]) -> None:
     graph, values = model.model.graph, model.graph.values
     declared = {info.name: info.type for info in (*graph.value_info, *graph.output)}
     results = {info.name for info in graph.output}
-    types = {name: _type(values[value], declared.get(value)) for name, value in value_of.items() if name not in results}
+    optional = _optional_names(graph)
+    types = {
+        name: _type(values[value], declared.get(value))
+        for name, value in value_of.items()
+        if name not in results and (name not in optional or value in declared)
+    }
     del graph.value_info[:]
     graph.value_info.extend(ValueInfoProto(name=name, type=kind) for name, kind in types.items() if kind is not None)
     for info in (*graph.input, *graph.output):
         known = _type(values[info.name], info.type)
         if known is not None:
             info.type.CopyFrom(known)
+
+
+def _optional_names(graph: onnx.GraphProto, outer: Set[str] = frozenset()) -> set[str]:
+    """Return the names of optional values, whose types look like those of what they hold."""
+    declared = (*graph.input, *graph.output, *graph.value_info)
+    names = set(outer) | {info.name for info in declared if info.type.HasField("optional_type")}
+    for node in graph.node:
+        if node.op_type == "Optional" or (node.op_type == "Identity" and node.input[0] in names):
+            names.update(node.output)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                results = attribute.g.output[1:] if node.op_type == "Loop" else attribute.g.output
+                inner = _optional_names(attribute.g, names)
+                names.update(name for name, info in zip(node.output, results, strict=False) if info.name in inner)
+    return names
 
 
 def _type(value: Value, declared: onnx.TypeProto | None) -> onnx.TypeProto | None:

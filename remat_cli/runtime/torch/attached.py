@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -61,6 +63,9 @@ def attach(module: nn.Module, call: PlannedCall) -> None:
     """Have a module's calls carried out by a plan."""
     module._compiled_call_impl = call
     module.__dict__[_NAME] = Attached(call)
+    if "forward" not in module.__dict__ and torch._dynamo.trace_rules.check(module.forward):
+        # torch.compile traces the forward of torch's own modules, whatever their call is; not one that is no method.
+        module.__dict__["forward"] = partial(type(module).forward, module)
     watch_gradients(module, call)
 
 
@@ -68,6 +73,15 @@ def detach(module: nn.Module) -> None:
     """Have a module's calls run as they are again."""
     module._compiled_call_impl = None
     del module.__dict__[_NAME]
+    forward = module.__dict__.get("forward")
+    if isinstance(forward, partial) and forward.args == (module,):
+        del module.__dict__["forward"]
+
+
+def attached_call(module: nn.Module) -> PlannedCall:
+    """Return what carries out the calls of a planned module."""
+    attached: Attached = module.__dict__[_NAME]
+    return attached.call
 
 
 def attached_record(module: nn.Module) -> PlanRecord | None:
@@ -107,4 +121,10 @@ class _Watch:
         if not record.gradients_unplanned:
             record.gradients_unplanned = True
             said = _NOT_CALLED if record.last is None else _NOT_ALL_CALLED
-            warnings.warn(said.format(kind=type(module).__name__), stacklevel=2)
+            _warn(said.format(kind=type(module).__name__))
+
+
+def _warn(text: str) -> None:
+    """Warn, also of another model of the same class: Python leaves out what it has said at the same line."""
+    caller = sys._getframe(2)
+    warnings.warn_explicit(text, UserWarning, caller.f_code.co_filename, caller.f_lineno, registry={})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,30 +14,32 @@ from torch import fx, nn
 from torch._dynamo import exc
 from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from remat_cli.errors import DoesNotFit, GraphError, RematError, UsageError
-from remat_cli.formats.torch.capture_errors import CAPTURE_ERRORS, call_without_data, explanation, raised_by_remat
+from remat_cli.formats.torch.capture_errors import (
+    CAPTURE_ERRORS,
+    call_without_data,
+    explanation,
+    raised_by_remat,
+    random_states,
+)
 from remat_cli.formats.torch.internals import (
     Captured,
-    boxed,
-    boxed_backward,
     captured_apart,
     compiled,
     is_passed_over,
-    leaving_out,
     mode_that_watches,
-    run_by,
     unsupported,
 )
-from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.model_state import ModelState
 from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.reader import callable_of
-from remat_cli.formats.torch.sizes import Sizes, input_shapes
+from remat_cli.formats.torch.sizes import Sizes
 from remat_cli.runtime.torch.choice import ScheduleSource
-from remat_cli.runtime.torch.fused import fused_plan
+from remat_cli.runtime.torch.fixed import FixedStep
 from remat_cli.runtime.torch.holding import Holding
-from remat_cli.runtime.torch.program import divided
-from remat_cli.runtime.torch.record import PlannedGraph, PlanRecord, told
+from remat_cli.runtime.torch.record import PlanRecord, told
 from remat_cli.runtime.torch.self_test import self_test
 from remat_cli.runtime.torch.shards import has_plain_parameters, is_distributed, is_sharded
 from remat_cli.runtime.torch.sized import SizedStep
@@ -53,6 +55,19 @@ _GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
 )
 _REGIONS = 'hint: or plan its blocks, and leave what lies between them to eager: planned(..., regions="auto")'
 
+_MANY = 4
+_SIZES_DIFFER = (
+    f"sizes that depend on data differ from call to call, and each is captured and planned by itself, {_MANY} by now: "
+    "a mask with torch.where, or padding to one size, needs one plan"
+)
+
+
+class _SizedByData(GraphError):
+    """A model whose blocks may be planned is not captured as a whole for the data of one call."""
+
+    def __init__(self) -> None:
+        super().__init__("sizes in it depend on data, and a plan of the whole would be for the data of one call")
+
 
 class PlannedCall:
     """A model's call, carried out by a schedule.
@@ -63,28 +78,38 @@ class PlannedCall:
         source: gives the schedule of each graph.
         record: what was planned, and how calls ran.
         fused: run inductor's kernels.
-        otherwise: has a model run in another way, where it cannot be captured; then the call is made again.
+        strict: refuse a step for which no plan fits, though others have run.
+        otherwise: has a model run in another way, where it cannot be captured; then the call is made again. It returns
+            what takes that back.
     """
 
     def __init__(
-        self, model: Callable[..., Any], source: ScheduleSource, budget: str = "a schedule", *, fused: bool = False
+        self,
+        model: Callable[..., Any],
+        source: ScheduleSource,
+        budget: str = "a schedule",
+        *,
+        fused: bool = False,
+        strict: bool = False,
     ) -> None:
         self.module = model if isinstance(model, nn.Module) else None
         self.function = callable_of(model)
         self.source = source
         self.record = PlanRecord(budget)
-        self.otherwise: Callable[[nn.Module, GraphError], None] | None = None
+        self.otherwise: Callable[[nn.Module, GraphError], Callable[[], None]] | None = None
         self._modules: list[nn.Module] = []
         self._has_called = False  # without data
+        self._before: ModelState | None = None  # before a trial
+        self._sizes_of_data = 0  # for so many the model was traced
         self._is_apart = False  # captured with no code that other modules share
-        self.fused = fused
+        self.fused, self.strict = fused, strict
         self._takes_sizes = source.takes_sizes and not fused
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks for all modules
         self._given: Any = ()
         self.gradients = OutputGradients(partial(told, logging.WARNING), self._runs_back_eagerly)
         self._watch = StepWatch()
-        self._holding = Holding(source, self._watch)
-        self._former: dict[tuple[int, ...], Callable[..., Any]] | None = None
+        self._holding = Holding(source, self._watch, strict=strict)
+        self._steps: weakref.WeakSet[FixedStep | SizedStep] = weakref.WeakSet()
         self.record.around_run = self._measured_run
         self.record.at_backward = self._watch.backward_begins
         self.record.waited_ns = source.waiting.spent_ns
@@ -106,31 +131,36 @@ class PlannedCall:
             return self.function(*args, **kwargs)
         self._modules, self._given = modules, (args, kwargs)
         try:
-            return self._within_reach(args, kwargs)
+            result = self._explained(args, kwargs)
+            self._holding.has_begun = True
+            return result
+        except DoesNotFit:
+            self.record.refused += 1
+            raise
         except GraphError as refusal:
             if self.otherwise is None or self.module is None or self.record.graphs:
                 raise
-            self.otherwise(self.module, refusal)
+            back = self.otherwise(self.module, refusal)
+            if isinstance(refusal, _SizedByData):
+                return self._by_blocks_or_whole(self.module, back, args, kwargs)
             return self.module(*args, **kwargs)
         finally:
-            self._former, self._given = None, ()
+            self._given = ()
 
-    def _within_reach(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model as planned; where no plan leaves free what measured steps took, leave less free.
-
-        Raises:
-            DoesNotFit: no plan fits the budget, either.
-        """
-        while True:
-            try:
-                return self._explained(args, kwargs)
-            except DoesNotFit as refusal:
-                if self._former is not None:
-                    self._compiled, self._former = self._former, None
-                elif not self.source.has_reserved:
-                    self.record.refused += 1
-                    raise
-                self._holding.gives_up(refusal.message)
+    def _by_blocks_or_whole(
+        self, module: nn.Module, back: Callable[[], None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module whose blocks are planned; where they cannot be, plan it as a whole for the data's sizes."""
+        generator, on_devices = torch.get_rng_state(), get_device_states(*pytree.tree_leaves((args, kwargs)))
+        try:
+            return module(*args, **kwargs)
+        except GraphError as refusal:
+            torch.set_rng_state(generator)
+            set_device_states(*on_devices)
+            back()
+            self.otherwise = None
+            told(logging.WARNING, f"it is planned as a whole after all, for these sizes of its data: {refusal.message}")
+            return module(*args, **kwargs)
 
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as planned; raise what remat and torch.compile say in words for the user."""
@@ -159,26 +189,48 @@ class PlannedCall:
         return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model as planned; raise what its own code raises as it is."""
+        """Run the model as planned; raise what its own code raises as it is, and leave no trace of trials then."""
         try:
-            return _planning(self._captured(), args, kwargs)
+            return self._tried(args, kwargs)
+        except BaseException:
+            if self._before is not None:
+                self._before.restore()
+            raise
+        finally:
+            self._before = None
+
+    def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before, put_back = self._first_state()
+        try:
+            result = _planning(self._captured(), args, kwargs)
+            if before is None or self.record.graphs or not _needs_gradient(result):
+                return result
         except exc.TorchDynamoException as error:
             own = raised_by_remat(error)
             if own is not None and not isinstance(own, GraphError):
                 raise
             if own is None:
-                call_without_data(self.function, self._modules, args, kwargs)
+                self._before = call_without_data(self.function, self._modules, args, kwargs)
             if self._takes_sizes and self.record.graphs:
                 return self._run_at_each_size(args, kwargs)
             if self._has_called or own is not None:
                 raise
-        except RuntimeError as error:
-            if self.module is None or self._is_apart or not is_passed_over(error):
+            self._has_called = True
+            return _planning(self._captured(), args, kwargs)
+        except (RuntimeError, UserWarning) as error:
+            if before is None or not is_passed_over(error):
                 raise
-            self._compiled, self._is_apart = {}, True
-            return self._run(args, kwargs)
-        self._has_called = True
-        return _planning(self._captured(), args, kwargs)
+        # torch ran the model without a capture.
+        before.restore()
+        put_back()
+        self._compiled, self._is_apart = {}, True
+        return self._tried(args, kwargs)
+
+    def _first_state(self) -> tuple[ModelState | None, Callable[[], None]]:
+        """Return the state before a run that torch may leave without a capture; None where it does not do that."""
+        if self.module is None or self._is_apart or self.record.graphs:
+            return None, lambda: None
+        return ModelState(self._modules), random_states()
 
     def _run_at_each_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as it is captured for the sizes of this call alone, from now on if that can be done."""
@@ -224,10 +276,12 @@ class PlannedCall:
         plan = self.record.last
         assert plan is not None
         plan.measured_peak_bytes.append(measured.peak_bytes)
+        self.record.without = self._watch.without
         if plan.budget_bytes is not None and self._holding.needs_another(
             measured, plan.predicted_peak_bytes, plan.budget_bytes, self._modules
         ):
-            self._former, self._compiled = self._compiled, {}
+            for step in self._steps:
+                step.is_stale = True
 
     def divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the two graphs of the plan for a joint graph, for `formats.torch.internals`."""
@@ -238,59 +292,24 @@ class PlannedCall:
         for part in (part for module in self._modules for part in module.modules()):
             if isinstance(other := part._compiled_call_impl, PlannedCall) and other is not self:
                 other.record.is_part = True
+        if captured.is_sized_by_data:
+            if self.otherwise is not None and not self.record.graphs:
+                raise _SizedByData
+            self._sizes_of_data += 1
+            if self._sizes_of_data == _MANY:
+                told(logging.WARNING, _SIZES_DIFFER)
         if (sizes := Sizes.of(captured)) is not None:
             if self.fused:
                 raise GraphError(
                     "fused kernels are planned for one shape of the inputs, and sizes are captured as symbols",
                     hint="torch.compile(..., dynamic=False), without mark_dynamic: each shape is planned by itself",
                 )
-            return SizedStep(sizes, captured, self.source, self.record, self._modules).interface()
-        captured = self.source.split(captured, self._modules)
-        joint = Joint.of(captured)
-        if self.fused:
-            fused = fused_plan(self.source, joint, captured, self._modules)
-            return self._noting(joint, captured, fused.planned, fused.forward.run, fused.backward.run)
-        try:
-            planned = self.source.planned(joint, captured, self._modules)
-        except DoesNotFit as refusal:
-            raise self.source.explained(refusal, captured, self._modules) from None
-        if planned.schedule.has_transfers and joint.device == "cpu":
-            told(logging.WARNING, "the plan moves tensors to the host, which is the device here: that saves no memory")
-        return self._noting(joint, captured, planned)
-
-    def _noting(
-        self,
-        joint: Joint,
-        captured: Captured,
-        planned: PlannedGraph,
-        run: Callable[[list[Any]], Any] | None = None,
-        run_back: Callable[[list[Any]], Any] | None = None,
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the two graphs of a plan, so that the record notes what runs.
-
-        Args:
-            joint: what is planned.
-            captured: the same as torch handed it over.
-            planned: the plan.
-            run: runs the forward pass; None: the graph as it is.
-            run_back: runs the backward pass; None: the graph as it is.
-        """
-        forward, backward = divided(joint, planned.schedule)
-        planned = self.record.add(replace(planned, inputs=input_shapes(captured)))
-        run = run or boxed(forward)
-        run_back = boxed_backward(backward) if run_back is None else leaving_out(backward, run_back)
-
-        def noted(args: list[Any]) -> Any:
-            with self.record.runs(planned):
-                return run(args)
-
-        def noted_back(args: list[Any]) -> Any:
-            self.record.runs_back()
-            return run_back(args)
-
-        run_by(forward, noted)
-        run_by(backward, noted_back)
-        return forward, backward
+            sized = SizedStep(sizes, captured, self._holding, self.record, self._modules)
+            self._steps.add(sized)
+            return sized.interface()
+        step = FixedStep(captured, self._holding, self.record, self._modules, fused=self.fused)
+        self._steps.add(step)
+        return step.interface()
 
 
 # Whether a planned call is under way: what torch traces then is for a plan.

@@ -26,7 +26,7 @@ from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.reader import callable_of, explaining_failure, modules_of
 from remat_cli.formats.torch.reference import checked_dims, load_function
 from remat_cli.formats.torch.split import split
-from remat_cli.formats.torch.step import Step, as_step
+from remat_cli.formats.torch.step import Step, as_step, losses_in
 from remat_cli.runtime.torch.choice import check_structure
 from remat_cli.runtime.torch.fused import compiled_plan
 from remat_cli.runtime.torch.measure import MEASURED_DEVICES, measure_once
@@ -365,7 +365,7 @@ class StepRuns:
         def divide(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
             from remat_cli.formats.torch.convert import graph_of
 
-            joint = Joint.of(split(captured, self.cuts))
+            joint = Joint.with_losses_alone(split(captured, self.cuts))
             check_structure(graph_of(joint, self.graph.name), structure, "the schedule")
             if self.measures:
                 self.measure(joint)
@@ -380,16 +380,23 @@ class StepRuns:
 
         return compiled(callable_of(self.step.model), divide, fused=self.fused)
 
-    def run(self, call: Callable[..., Any]) -> list[torch.Tensor]:
-        """Run forward and backward pass once; return what the step returned."""
+    def run(self, call: Callable[..., Any], see: Callable[[int, torch.Tensor], None] = lambda *_: None) -> None:
+        """Run forward and backward pass once.
+
+        Args:
+            call: runs the forward pass.
+            see: gets what it returned, with its number, before the backward pass.
+        """
         torch.manual_seed(self.seed)
-        outputs = call(*self.step.inputs, **self.step.keyword_inputs)
-        returned = [value for value in pytree.tree_leaves(_plain(outputs)) if isinstance(value, torch.Tensor)]
-        with_gradient = [value for value in returned if value.requires_grad]
-        if not with_gradient:
+        outputs = _plain(call(*self.step.inputs, **self.step.keyword_inputs))
+        returned = [value for value in pytree.tree_leaves(outputs) if isinstance(value, torch.Tensor)]
+        losses = losses_in(outputs, [value for value in returned if value.requires_grad])
+        if not losses:
             raise GraphError(f"{self.where}: nothing that the step returns needs a gradient")
-        torch.autograd.backward(with_gradient, [_tangent(value) for value in with_gradient])
-        return [value.detach() for value in returned]
+        for number in range(len(returned)):
+            see(number, returned[number].detach())
+        del outputs, returned
+        torch.autograd.backward(losses, [_tangent(value) for value in losses])
 
     def reset(self) -> None:
         """Bring back the state before the step."""
@@ -406,7 +413,8 @@ class StepRuns:
     def results(self, call: Callable[..., Any]) -> dict[str, torch.Tensor]:
         """Run once from the state before the step, and return copies of all results."""
         self.reset()
-        returned = {f"output {number}": value.clone() for number, value in enumerate(self.run(call))}
+        returned: dict[str, torch.Tensor] = {}
+        self.run(call, lambda number, value: returned.update({f"output {number}": value.clone()}))
         gradients = {
             f"gradient of {name}": parameter.grad.clone()
             for name, parameter in self.named("parameter").items()

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from remat_cli.formats.torch.ops import is_wrapper, local_part, storage_key
 from remat_cli.formats.torch.recurrent import CARRIED_OUT_BY
 from remat_cli.runtime.torch.resizes import tell_no_more, tell_of_resizes
+from remat_cli.runtime.torch.transfers import is_host_copy
 
 # Tensors with memory of their own. Those without data, and those that wrap others, are of other classes.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -104,7 +105,7 @@ class LiveOnCpu:
                 self._follow(tensor.untyped_storage())
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
-        if storage.device.type != self._device:
+        if storage.device.type != self._device or is_host_copy(storage):
             return
         address, size = storage._cdata, storage.nbytes()
         reference, before = self._followed.get(address, (None, 0))

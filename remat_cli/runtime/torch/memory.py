@@ -59,7 +59,9 @@ def allocations_of(call: Callable[[], object]) -> Allocations:
     """
     # Else it writes a line to stderr whenever it starts and stops; it looks here when it is first used.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    # Without `acc_events`, torch 2.11 and 2.12 warn that events of earlier cycles are lost; here is one cycle.
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
         call()
     results = getattr(profile.profiler, "kineto_results", None)
     if results is None:

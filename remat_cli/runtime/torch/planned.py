@@ -41,9 +41,10 @@ def planned(
     link_bandwidth: str | float | None = None,
     plans: str | Path | None = None,
     reserve: int | str = 0,
-    regions: str | Sequence[str | nn.Module] | None = None,
+    regions: str | Sequence[str | nn.Module] | None = "auto",
     fused: bool = False,
     split: bool = False,
+    strict: bool = False,
 ) -> Model:
     """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
 
@@ -62,7 +63,8 @@ def planned(
         optimizer: whose state is in memory: itself, or "sgd", "momentum" or "adam".
         accumulate: gradients are in memory before the step, which adds to them.
         planner: which planner makes the plan.
-        options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more.
+        options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more,
+            and a tenth of that for each plan that a search for "min" asks for.
         device: device profile that gives ops their times, such as "h100". By default each kernel is run twice before
             anything is planned, for its time and its workspace; with a profile, for its workspace.
         measurements: a file that `remat measure` has written for these sizes, to be used instead.
@@ -72,15 +74,18 @@ def planned(
         reserve: what is to be left free of the budget, as "2GB" or in bytes, for what the model does not see. The
             first steps measure that, too, and may make a new plan.
         regions: parts of the model that are captured and planned alone, such as "layers.*": paths, patterns of paths,
-            or modules. "auto": none where the whole step can be captured, else what the `ModuleList`s of the model
-            hold. What lies between them runs as eager. They share the budget; what else the step needs is seen in
-            a rehearsal of the first training call, which leaves nothing behind.
+            or modules. What lies between them runs as eager. They share the budget; what else the step needs is seen in
+            a rehearsal of the first training call, which leaves nothing behind. "auto": none where the whole step can
+            be captured, else what the `ModuleList`s of the model hold, and a warning says so. None: the whole step, or
+            a refusal.
         fused: run inductor's fused kernels, which torch.compile runs, instead of eager's. The plan is compiled before
             the first step, its peak is read from the kernels, and it is corrected: at most three compilations (one of
             a schedule, which must have been planned with `--fused`). Of regions, the plans that are chosen are
             compiled, once for each kind of region. Each shape of the inputs is planned and compiled by itself.
         split: run regions of the step, such as the loss head, in parts where the budget needs it or it takes less
             time. Results are those of the step to rounding. Each shape of the inputs is planned by itself.
+        strict: where no plan fits a later step, as layers are unfrozen or inputs grow, refuse it. Without it, the plan
+            of the least peak runs, and a warning says by how much it is above the budget.
 
     Raises:
         UsageError: neither or both of schedule and budget are given, or another argument is wrong; when called: this
@@ -122,10 +127,12 @@ def planned(
             "fused kernels do not go with offloading: inductor fuses copies with what makes them",
             hint="planned(model, budget='8GB', fused=True)",
         )
-    if regions is not None:
-        _plan_by_regions(within, regions, source, str(budget), fused=fused)
+    if regions is not None and regions != "auto":
+        _plan_by_regions(within, regions, source, str(budget), fused=fused, strict=strict)
         return model
-    call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused)
+    call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused, strict=strict)
+    if regions == "auto" and isinstance(source, WithinBudget) and not source.request.offload:
+        call.otherwise = partial(plan_blocks, source, str(budget), fused, strict)
     if isinstance(within, nn.Module):
         attach(within, call)
         return model
@@ -151,7 +158,7 @@ def _check_split(split: bool, schedule: object, *, fused: bool, regions: object)
             "fused kernels do not go with split: inductor lays out memory by itself, and writes no slices in place",
             hint="planned(model, budget='8GB', split=True)",
         )
-    if regions is not None:
+    if regions not in (None, "auto"):
         raise UsageError(
             "regions do not go with split: a part of the model has no loss, and its plans are shared by calls",
             hint="split the whole step: planned(model, budget='8GB', split=True)",
@@ -212,19 +219,20 @@ def source_within(
 
 
 def _plan_by_regions(
-    model: Any, regions: str | Sequence[str | nn.Module], source: ScheduleSource, budget: str, *, fused: bool
+    model: Any,
+    regions: str | Sequence[str | nn.Module],
+    source: ScheduleSource,
+    budget: str,
+    *,
+    fused: bool,
+    strict: bool,
 ) -> None:
     if not isinstance(model, nn.Module) or not isinstance(source, WithinBudget) or source.request.offload:
         raise UsageError(
             "regions are parts of one torch.nn.Module, planned for a budget, without offloading",
-            hint="planned(model, budget='8GB', regions='auto')",
+            hint="planned(model, budget='8GB', regions='layers.*')",
         )
-    if regions != "auto":
-        attach_regions(model, regions, source, budget, fused=fused)
-        return
-    call = PlannedCall(model, source, budget, fused=fused)
-    call.otherwise = partial(plan_blocks, source, budget, fused)
-    attach(model, call)
+    attach_regions(model, regions, source, budget, fused=fused, strict=strict)
 
 
 def _reserve(size: int | str) -> int:

@@ -72,13 +72,13 @@ def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None, *, fuse
         fused: a compiler is to run them, which lays out memory by itself.
 
     Raises:
-        UsageError: the schedule offloads what cannot be: on this kind of device, or after it was returned.
+        UsageError: the schedule offloads, which cannot be done on this kind of device.
         InvalidSchedule: it runs an op that is not in the joint graph, or before what it reads.
     """
     steps = _carried_out(joint, schedule.steps)
     boundary = steps.index(Compute(BOUNDARY))
     forward_steps, backward_steps = steps[:boundary], steps[boundary + 1 :]
-    _check_transfers(joint, steps, backward_steps)
+    _check_transfers(joint, steps)
     told = None if watch is None else _as_function(watch)
     moved = frozenset(step.tensor for step in steps if isinstance(step, Offload))
     forward, backward = _Half(joint, told, moved, fused), _Half(joint, told, moved, fused)
@@ -149,18 +149,12 @@ def _with_first_waits(steps: Iterable[Step]) -> Iterator[Step]:
         yield step
 
 
-def _check_transfers(joint: Joint, steps: Sequence[Step], backward: Sequence[Step]) -> None:
-    hint = "plan without transfers: leave out the planners and options that offload"
-    returned = {storage.name for storage in joint.returned}
-    for step in backward:
-        if isinstance(step, Prefetch) and step.tensor in returned:
-            raise UsageError(
-                f"the schedule has {step.tensor!r} on the host during the backward pass, but the step has returned it, "
-                "and the caller may hold it on the device",
-                hint=hint,
-            )
+def _check_transfers(joint: Joint, steps: Sequence[Step]) -> None:
     if joint.device not in transfers.COPIES and any(isinstance(step, Offload) for step in steps):
-        raise UsageError(f"the schedule offloads, which cannot be done from device {joint.device!r}", hint=hint)
+        raise UsageError(
+            f"the schedule offloads, which cannot be done from device {joint.device!r}",
+            hint="plan without transfers: leave out the planners and options that offload",
+        )
 
 
 def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[fx.Node]]:

@@ -8,11 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule
-from remat_cli.core.simulate import Trace
+from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import baseline_of, share_over
+from remat_cli.errors import UsageError
+from remat_cli.formats.writing import write_file
 from remat_cli.units import format_bytes, format_count, format_share, format_time
 
 _LOG = logging.getLogger("remat")
@@ -100,6 +103,7 @@ class PlanRecord:
         refused: how many calls did not run, as no plan fits at their sizes.
         is_part: another planned model has it as a part, and is planned as a whole.
         gradients_unplanned: gradients of the model's parameters arrived that no planned backward pass had made.
+        without: what measured peaks leave out, in words.
         waited_ns: time that calls waited before they ran as planned, by what it was for, in nanoseconds.
         around_run: entered while a planned call runs.
         at_backward: called where a planned backward pass begins.
@@ -113,6 +117,7 @@ class PlanRecord:
     refused: int = 0
     gradients_unplanned: bool = False
     is_part: bool = False
+    without: str = ""
     waited_ns: Counter[str] = field(default_factory=Counter)
     around_run: Callable[[], AbstractContextManager[None]] = nullcontext
     at_backward: Callable[[], None] = lambda: None
@@ -144,6 +149,23 @@ class PlanRecord:
         self.backward_passes += 1
         self.at_backward()
 
+    def snapshot(self, path: str | Path) -> None:
+        """Write the plan of the last planned call as a memory snapshot, for pytorch.org/memory_viz.
+
+        Args:
+            path: such as "plan.pickle".
+
+        Raises:
+            UsageError: nothing was planned yet, or the file cannot be written.
+        """
+        from remat_cli.allocation.snapshot import snapshot_bytes  # loads OR-tools
+
+        plan = self.last or next(reversed(self.graphs), None)
+        if plan is None:
+            raise UsageError("nothing is planned yet, which a snapshot could show", hint="call the model once before")
+        times = simulate(plan.graph, plan.schedule).times
+        write_file(Path(path), snapshot_bytes(plan.graph, plan.schedule, times))
+
     def __str__(self) -> str:
         """Return the report."""
         lines = [f"Planned for {self.budget}: {_calls(self.calls)} as planned, {_calls(self.unplanned.total())} not"]
@@ -159,7 +181,7 @@ class PlanRecord:
                 )
             if graph.measured_peak_bytes:
                 measured = ", ".join(map(format_bytes, graph.measured_peak_bytes))
-                lines.append(f"    measured peak of the first steps: {measured}")
+                lines.append(f"    measured peak of the first steps{self.without}: {measured}")
                 more = max(graph.measured_peak_bytes) - graph.predicted_peak_bytes
                 lines += beyond(more, graph.predicted_peak_bytes)
         lines += [f"  unplanned, {reason}: {_calls(count)}" for reason, count in self.unplanned.items()]

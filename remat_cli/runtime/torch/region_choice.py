@@ -6,7 +6,7 @@ what lies between regions is one op for each stretch. The judge says what that s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
@@ -99,12 +99,20 @@ class WholeStep:
         moments: bytes that are there beside that and the regions, at each moment in their order.
         paths: of the calls of regions.
         curves: plans of each, the plain one first.
+        old_gradients: bytes of gradients of the step before, which are there until the backward pass begins.
     """
 
     always: int
     moments: Mapping[Moment, int]
     paths: Sequence[str]
     curves: Sequence[Sequence[RegionPoint]]
+    old_gradients: int = 0
+
+    @property
+    def _levels(self) -> Iterator[tuple[Moment, int]]:
+        """Bytes that are there at each moment beside what is there always, and beside the regions."""
+        for moment, level in self.moments.items():
+            yield moment, level + (0 if moment.is_backward else self.old_gradients)
 
     @property
     def plain(self) -> tuple[RegionPoint, ...]:
@@ -126,7 +134,7 @@ class WholeStep:
         kept = [Tensor(f"kept by {path}", point.kept) for path, point in zip(self.paths, points, strict=True)]
         ops: list[Op] = []
         read: set[int] = set()
-        for number, (moment, level) in enumerate(self.moments.items()):
+        for number, (moment, level) in enumerate(self._levels):
             if moment.running is None:
                 phase = Phase.BACKWARD if moment.is_backward else Phase.FORWARD
                 ops.append(Op(f"between {number}", "Eager", (), (), 0, level, phase=phase, recomputable=False))
@@ -207,7 +215,7 @@ class WholeStep:
             model.add_exactly_one(literals)
         kept = [sum(p.kept * x for p, x in zip(c, t, strict=True)) for c, t in zip(self.curves, taken, strict=True)]
         peak = model.new_int_var(0, 2**60, "peak") if budget is None else budget
-        for moment, level in self.moments.items():
+        for moment, level in self._levels:
             used = level + self.always + free + sum(kept[place] for place in sorted(moment.holding))
             if moment.running is not None:
                 place, which = moment.running

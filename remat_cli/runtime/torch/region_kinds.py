@@ -39,6 +39,7 @@ from remat_cli.formats.torch.internals import (
     run_by,
 )
 from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.sizes import SizedJoint, Sizes, Values
 from remat_cli.formats.torch.step import Step
 from remat_cli.formats.torch.weightless import with_fake_tensors
@@ -135,22 +136,24 @@ class Captures:
         for place, call in enumerate(calls):
             twin, now, before = step.inputs[place]
             function = shared_forward(twin.forward, twin)
-            key = function, call.device, call.autocast
+            key = function, call.device, call.autocast, call.gradients.outputs
+            gradients = OutputGradients(known=call.gradients)
             reach = partial(_reached, call, mode, twin)
             found = None
             is_shared = function is getattr(twin.forward, "__func__", None)
             if self._takes_sizes and self._former and is_shared and not call.is_split:
-                likeness = self._likenesses.setdefault(key, Likeness(_called(function), takes_sizes=True))
+                likeness = self._likenesses.setdefault(key, Likeness(_called(function), gradients, takes_sizes=True))
                 with suppress(GraphError):  # then it is captured for these sizes alone
                     reach(likeness, *before)  # torch sees by it what differs
                     found = self._sized(likeness, reach(likeness, *now), _called(function))
             try:
                 if found is None:
                     self.hold_elsewhere = False
-                    likeness = static.setdefault(key, Likeness(_called(function), fused=self._fused))
+                    made = Likeness(_called(function), gradients, fused=self._fused)
+                    likeness = static.setdefault(key, made)
                     found = _captured(likeness, reach(likeness, *now), _called(function))
             except GraphError as error:
-                refused[place] = error
+                refused[place] = error.with_traceback(None)  # which keeps all frames of this call
                 continue
             if found is None:
                 refused[place] = GraphError(f"region {call.path!r}: nothing that it returns needs a gradient")
@@ -254,6 +257,7 @@ class RegionKind:
     Attributes:
         name: of the first of them.
         function: their forward method, which takes the module first.
+        gradients: which of their outputs get a gradient.
         points: their plans, the plain one first.
         sized: what runs them at many sizes; None where they were captured for theirs alone.
         captured: what was planned, where inductor's kernels are to run; None: eager's run.
@@ -266,6 +270,7 @@ class RegionKind:
 
     name: str
     function: Callable[..., Any]
+    gradients: OutputGradients
     points: tuple[RegionPoint, ...]
     sized: SizedKind | None = None
     captured: Captured | None = None
@@ -295,7 +300,7 @@ class RegionKind:
         """Return the same plans for regions of other sizes, as the judge finds them there."""
         assert self.sized is not None
         sized = replace(self.sized, values=values)
-        return RegionKind(self.name, self.function, sized.points_at(values), sized)
+        return RegionKind(self.name, self.function, self.gradients, sized.points_at(values), sized)
 
     def use(self, ways: frozenset[int]) -> None:
         """Note which plans calls run by from now on."""
@@ -351,7 +356,8 @@ class RegionKind:
             return partial(self.sized.run, way)
         if self._run is None:
             fused = self.captured is not None
-            self._run = compiled_in_ways(_called(self.function), self._ways, lambda: self._way, fused=fused)
+            function = _called(self.function)
+            self._run = compiled_in_ways(function, self._ways, lambda: self._way, self.gradients, fused=fused)
             self._known = set()
         self._way = way
         return self._run

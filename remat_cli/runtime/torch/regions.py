@@ -16,12 +16,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.core.schedule import Schedule, plain_run
@@ -29,19 +30,21 @@ from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, RematError
 from remat_cli.formats.torch.capture_errors import drawing_again
 from remat_cli.formats.torch.internals import Captured
 from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.model_state import ModelState
+from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.sizes import Values
-from remat_cli.formats.torch.step import loss_in
+from remat_cli.formats.torch.step import losses_in
 from remat_cli.prepare import Prepared
-from remat_cli.runtime.torch.attached import detach
+from remat_cli.runtime.torch.attached import attach, attached_call, detach
 from remat_cli.runtime.torch.call import check_not_sharded
-from remat_cli.runtime.torch.choice import WithinBudget
+from remat_cli.runtime.torch.choice import WithinBudget, larger_share
 from remat_cli.runtime.torch.described import Dimension, Inputs
 from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.live import bytes_in
 from remat_cli.runtime.torch.record import PlanRecord, beyond, told, waited
 from remat_cli.runtime.torch.region_choice import Choice, RegionPoint, WholeStep
 from remat_cli.runtime.torch.region_kinds import Alike, Captures, RegionKind, SizedKind, shared_forward
-from remat_cli.runtime.torch.rehearsal import RegionCall, Rehearsal, named_call
+from remat_cli.runtime.torch.rehearsal import RegionCall, Rehearsal, RunsOnce, checkpointed, named_call
 from remat_cli.runtime.torch.shards import (
     Ranks,
     arrived,
@@ -133,6 +136,15 @@ class RegionsRecord(PlanRecord):
     beyond_bytes: int = 0
     whole_calls: int = 0
 
+    def snapshot(self, path: str | Path) -> None:
+        """Say that there is no snapshot of a step whose blocks alone are planned.
+
+        Raises:
+            UsageError: always.
+        """
+        hint = "planned(..., regions=None) plans the whole, where that can be captured"
+        raise UsageError("a plan by blocks is no plan of the whole step, which a snapshot could show", hint=hint)
+
     @property
     def calls(self) -> int:
         """How many calls ran as planned."""
@@ -159,9 +171,8 @@ class RegionsRecord(PlanRecord):
         if self.overhead > self.least_overhead:
             lines.append(f"  no other choice among their plans takes less than {format_share(self.least_overhead)}")
         if self.measured_peak_bytes:
-            lines.append(
-                f"  measured peak of the first steps: {', '.join(map(format_bytes, self.measured_peak_bytes))}"
-            )
+            measured = ", ".join(map(format_bytes, self.measured_peak_bytes))
+            lines.append(f"  measured peak of the first steps{self.without}: {measured}")
         lines += beyond(self.beyond_bytes, self.predicted_peak_bytes)
         for path, point in self.points.items():
             lines.append(
@@ -209,7 +220,7 @@ class AttachedRegions:
 
 
 def _first_call(model: nn.Module, paths: Sequence[str], former: RegionsCall, *args: Any, **kwargs: Any) -> Any:
-    attach_regions(model, paths, former.source, former.record.budget, fused=former.fused)
+    attach_regions(model, paths, former.source, former.record.budget, fused=former.fused, strict=former.strict)
     return model(*args, **kwargs)
 
 
@@ -220,6 +231,7 @@ def attach_regions(
     budget: str,
     *,
     fused: bool = False,
+    strict: bool = False,
 ) -> None:
     """Have parts of a model run as planned, within one budget for the whole.
 
@@ -229,26 +241,33 @@ def attach_regions(
         source: what is asked for, and what else is in memory.
         budget: as it was asked for.
         fused: run inductor's kernels.
+        strict: refuse a step for which no plans fit, though others have run.
 
     Raises:
         UsageError: as `regions_of`.
     """
     if isinstance(former := model.__dict__.get(_NAME), AttachedRegions):
         former.call.let_go()
-    call = RegionsCall(model, regions_of(model, regions), source, budget, fused=fused)
+    call = RegionsCall(model, regions_of(model, regions), source, budget, fused=fused, strict=strict)
     model._compiled_call_impl = call
     model.__dict__[_NAME] = AttachedRegions(call)
 
 
-def plan_blocks(source: WithinBudget, budget: str, fused: bool, model: nn.Module, refusal: GraphError) -> None:
+def plan_blocks(
+    source: WithinBudget, budget: str, fused: bool, strict: bool, model: nn.Module, refusal: GraphError
+) -> Callable[[], None]:
     """Have the repeated blocks of a model run as planned, as the whole cannot be captured.
 
     Args:
         source: what is asked for, and what else is in memory.
         budget: as it was asked for.
         fused: run inductor's kernels.
+        strict: refuse a step for which no plans fit, though others have run.
         model: is planned as a whole, and is changed.
         refusal: why it cannot be captured.
+
+    Returns:
+        What plans the model as a whole again.
 
     Raises:
         GraphError: the refusal, as the model has no repeated blocks.
@@ -256,14 +275,22 @@ def plan_blocks(source: WithinBudget, budget: str, fused: bool, model: nn.Module
     blocks = repeated_blocks(model)
     if not blocks:
         raise refusal
+    whole = attached_call(model)
     detach(model)
-    attach_regions(model, [block for paths in blocks.values() for block in paths], source, budget, fused=fused)
+    paths = [block for found in blocks.values() for block in found]
+    attach_regions(model, paths, source, budget, fused=fused, strict=strict)
     count = sum(map(len, blocks.values()))
     named = ", ".join(f"{path}.*" for path in blocks)
     told(
         logging.WARNING,
         f"the step is not planned as a whole, but by its {count} repeated blocks, {named}: {refusal.message}",
     )
+
+    def back() -> None:
+        model.__dict__.pop(_NAME).call.let_go()
+        attach(model, whole)
+
+    return back
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
@@ -297,6 +324,7 @@ class RegionsCall:
         record: what was planned, and how calls ran.
         regions: the parts, by path.
         fused: run inductor's kernels.
+        strict: refuse a step for which no plans fit, though others have run.
     """
 
     def __init__(
@@ -307,10 +335,11 @@ class RegionsCall:
         budget: str,
         *,
         fused: bool = False,
+        strict: bool = False,
     ) -> None:
         self.module = model
         self.source = source
-        self.fused = fused
+        self.fused, self.strict = fused, strict
         self.record = RegionsRecord(budget)
         self.regions = dict(regions)
         self._captures: Captures | None = None
@@ -328,7 +357,7 @@ class RegionsCall:
         self._times: Counter[str] = Counter()  # how often a region was called in this step
         self._rehearsal: Rehearsal | None = None
         self._watch = StepWatch()
-        self._holding = Holding(source, self._watch)
+        self._holding = Holding(source, self._watch, strict=strict)
         for path, part in regions.items():
             part.forward = _Forward(self, path)
 
@@ -345,7 +374,8 @@ class RegionsCall:
         forward, module = self._forwards[path], self.regions[path]
         if not module.training or not torch.is_grad_enabled() or path in self._left or torch.compiler.is_compiling():
             return forward(*args, **kwargs)
-        args, kwargs = pytree.tree_map(arrived, (args, kwargs))
+        if self._ranks.groups:
+            args, kwargs = pytree.tree_map(arrived, (args, kwargs))
         if self._rehearsal is not None:
             return self._rehearsal.call(path, module, forward, *args, **kwargs)
         self._times[path] += 1
@@ -355,7 +385,7 @@ class RegionsCall:
             return forward(*args, **kwargs)
         if name not in plan.chosen:
             self.record.unplanned[f"{name}, which the rehearsal did not call: it runs in a checkpoint"] += 1
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+            return checkpointed(path, module, forward, args, kwargs)
         kind, way = plan.chosen[name]
         if not self._watch.left:
             return kind.run(way, module, args, kwargs)
@@ -414,14 +444,24 @@ class RegionsCall:
         plan = self._plan
         assert plan is not None
         self.record.measured_peak_bytes.append(measured.peak_bytes)
+        self.record.without = self._watch.without
         self.record.beyond_bytes = max(self.record.beyond_bytes, measured.peak_bytes - plan.peak)
-        if self._holding.needs_another(measured, plan.peak, plan.budget, [self.module]):
+        old = measured.gradient_bytes - plan.standing
+        if old > plan.step.old_gradients and self._holding.is_above(measured, plan.budget):
+            for other in self._made_plans:
+                other.step = replace(other.step, old_gradients=max(other.step.old_gradients, old))
+            self._wants_another = True
+            self._holding.note_old_gradients(measured, plan.budget, old)
+        elif self._holding.needs_another(replace(measured, gradient_bytes=0), plan.peak, plan.budget, [self.module]):
             self._wants_another = True
 
     def _choose_again(self) -> None:
         self._wants_another, self.record.beyond_bytes = False, 0
+        chosen = [plan.chosen for plan in self._made_plans]
         for plan in self._made_plans:
             self._choose(plan)
+        if chosen != [plan.chosen for plan in self._made_plans]:
+            self._holding.tell_again()
 
     def _take(self, plan: _Plan) -> None:
         self._plan, record = plan, self.record
@@ -493,9 +533,18 @@ class RegionsCall:
     def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
         if self._captures is None:
             self._captures = Captures(takes_sizes=self.source.takes_sizes, fused=self.fused)
+        groups: list[Alike] = []
         refused: dict[int, GraphError] = {}
         while True:
-            rehearsal, always = self._rehearse(args, kwargs)
+            try:
+                rehearsal, always = self._rehearse(args, kwargs)
+            except RunsOnce as error:
+                if self._ranks.groups:
+                    raise
+                self._leave({error.path: error.message})
+                continue
+            if not rehearsal.calls and rehearsal.untrained and not refused:  # they are frozen, for now
+                break
             if not rehearsal.calls:
                 raise next(iter(refused.values()), None) or UsageError(
                     "regions: none of them was called in the first training step",
@@ -506,11 +555,7 @@ class RegionsCall:
             left = {path: why for others in self._ranks.all(left) for path, why in others.items()}
             if not left:
                 break
-            for path, why in left.items():
-                if path not in self._left:
-                    self._left.add(path)
-                    self.record.left[path] = why
-                    told(logging.WARNING, f"{path} is left to eager: {why}")
+            self._leave(left)
         kinds: dict[int, RegionKind] = {}
         for group in groups:
             kind = self._kind(rehearsal.calls[group.calls[0]], group)
@@ -521,7 +566,16 @@ class RegionsCall:
         for former in self._made_plans:
             self._dimensions |= inputs.differing(former.inputs) or frozenset()
         dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
-        return _Plan(inputs, dimensions, step, step.plain, ordered, frozenset(rehearsal.untrained))
+        untrained = frozenset(rehearsal.untrained)
+        return _Plan(inputs, dimensions, step, step.plain, ordered, untrained, self.source.standing([self.module]))
+
+    def _leave(self, reasons: Mapping[str, str]) -> None:
+        """Leave regions to eager from now on, and say why."""
+        for path, why in reasons.items():
+            if path not in self._left:
+                self._left.add(path)
+                self.record.left[path] = why
+                told(logging.WARNING, f"{path} is left to eager: {why}")
 
     def _choose(self, plan: _Plan) -> None:
         """Choose among the plans of each region; what steps took beyond a plan is left free as far as that can be.
@@ -539,15 +593,19 @@ class RegionsCall:
             found = step.within(budget, free)
             if found is None and free > reserved and (plan.chosen or step.within(budget, reserved) is not None):
                 return step.tightest(free)
+            if found is None and self._made_plans and not self.strict:
+                return step.tightest(free)
             return found
 
         found, refusal = self._compiled_choice(plan, choose, free)
         step = plan.step
         if refusal is None and found is None:
+            least, beside = step.least(free), step.always + free
+            share = larger_share(least, beside, step.judged(plan.plain, free).peak_bytes - beside)
             refusal = DoesNotFit(
                 f"no plans of the regions fit a budget of {format_bytes(budget)} together: the least peak of the step "
-                f"that was found is {format_bytes(step.least(free))}",
-                hint='give a larger budget (budget="min" takes the smallest that is found), or more regions',
+                f"that was found is {format_bytes(least)}",
+                hint=f'give a larger budget ({share}budget="min" takes the smallest that is found), or more regions',
             )
         self._ranks.all_or_none(refusal)
         assert found is not None
@@ -555,15 +613,18 @@ class RegionsCall:
         points = step.at(places)
         trace = step.judged(points, free)
         is_above = trace.peak_bytes > budget
-        if is_above and (free == reserved or step.within(budget, free) is not None):
+        may_be_above = free > reserved or (bool(self._made_plans) and not self.strict)
+        if is_above and (not may_be_above or step.within(budget, free) is not None):
             refusal = InvalidSchedule(
                 f"the plans that were chosen peak at {format_bytes(trace.peak_bytes)}, above the budget of "
                 f"{format_bytes(budget)}",
                 hint="please report it, with the model",
             )
         self._ranks.all_or_none(refusal)
-        if is_above:
+        if is_above and free > reserved:
             self._holding.warn_of_tightest(trace.peak_bytes, budget, free - reserved)
+        elif is_above:
+            self._holding.tell_of_least(trace.peak_bytes, budget)
         plain = sum(point.time for point in plan.plain)
         plan.peak, plan.budget = trace.peak_bytes, budget
         plan.overhead = trace.time / plain - 1 if plain else 0.0
@@ -599,7 +660,7 @@ class RegionsCall:
                 for kind, way in new if refusal is None else ():
                     self._compile(kind, way)
             except RematError as error:
-                refusal = error
+                refusal = error.with_traceback(None)
             if not self._ranks.most(bool(new) and refusal is None)[0]:
                 return found, refusal
             plan.step = replace(plan.step, curves=[kind.points for kind in plan.kinds])
@@ -639,7 +700,7 @@ class RegionsCall:
         copies = OPTIMIZERS[options.optimizer or "sgd"] + options.accumulate
         named = copies * bytes_in(part for part in parameters if part.requires_grad)
         always = there + named + self.source.state_bytes() + self.source.standing([module])
-        buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+        before = ModelState([module])
         self._rehearsal = rehearsal
         rehearsal.follow(gathered_parameters(module))
         try:
@@ -647,8 +708,8 @@ class RegionsCall:
                 returned = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 leaves = pytree.tree_leaves(_plain(returned))
                 ends = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-                ends = loss_in(returned) or ends
-                rehearsal.begin_backward()
+                ends = losses_in(returned, ends)
+                rehearsal.begin_backward(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
                 if not ends:
                     raise UsageError(
                         "regions: nothing that the model returns needs a gradient",
@@ -663,11 +724,11 @@ class RegionsCall:
                     made = torch.autograd.grad(ends, inputs, begins, allow_unused=True)
                     del made
                 del ends, leaves, returned
+        except CheckpointError as error:
+            raise rehearsal.runs_once(error) from None
         finally:
             self._rehearsal = None
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+            before.restore()
             torch.clear_autocast_cache()  # which holds what the rehearsal has cast
         return rehearsal, always
 
@@ -675,7 +736,7 @@ class RegionsCall:
         """Return what runs regions of one kind, with plans that keep less and less, the plain one first."""
         region, sized = None, None
         if group.sizes is not None:
-            region = self._sized_region(call.path, group)
+            region = self._sized_region(call, group)
             if (former := self._former_kind(region, group.values)) is not None:
                 return former
             sized = group.sizes.at(group.values)
@@ -693,7 +754,7 @@ class RegionsCall:
             if schedule is not None:
                 found.append(RegionPoint.of(prepared.graph, schedule, outputs))
         function = shared_forward(self._forwards[call.path], call.module)
-        kind = RegionKind(call.path, function, tuple(found))
+        kind = RegionKind(call.path, function, self._gradients(call), tuple(found))
         if group.sizes is not None and sized is not None and region is not None:
             plans = tuple(SizedPlan(group.values, prepared.graph, point.planned.schedule) for point in found)
             kind.sized = SizedKind(region, group.sizes, sized, plans, group.values)
@@ -704,13 +765,17 @@ class RegionsCall:
         kind.otherwise = partial(self._ran_otherwise, call.path)
         return kind
 
-    def _sized_region(self, path: str, group: Alike) -> SizedRegion:
+    def _gradients(self, call: RegionCall) -> OutputGradients:
+        """Return which outputs of a region get a gradient."""
+        return OutputGradients(at_rerun=self._watch.backward_begins, known=call.gradients)
+
+    def _sized_region(self, call: RegionCall, group: Alike) -> SizedRegion:
         """Return what runs regions of one capture at many sizes."""
         if group.captured not in self._sized:
-            region = SizedRegion(path, group.function, group.seen)
+            region = SizedRegion(call.path, group.function, self._gradients(call), group.seen)
             region.around, region.at_backward = self._watch.looking, self._watch.backward_begins
-            region.otherwise = partial(self._ran_otherwise, path)
-            region.beyond = partial(self._ran_beyond, path)
+            region.otherwise = partial(self._ran_otherwise, call.path)
+            region.beyond = partial(self._ran_beyond, call.path)
             self._sized[group.captured] = region
         return self._sized[group.captured]
 
@@ -746,6 +811,7 @@ class _Plan:
         plain: the plain plan of each region, before anything is compiled.
         kinds: of the calls of regions.
         untrained: names of calls in which nothing needs a gradient.
+        standing: bytes of gradients and buckets that were there in the rehearsal.
         is_common: all ranks have the same plans, and the same choice.
         chosen: what runs each call, and the place of its plan, by name.
         peak: predicted, in bytes.
@@ -760,6 +826,7 @@ class _Plan:
     plain: Sequence[RegionPoint]
     kinds: Sequence[RegionKind]
     untrained: frozenset[str]
+    standing: int
     is_common: bool = False
     chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
     peak: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import UsageError
+from remat_cli.formats.torch.model_state import ModelState
 from remat_cli.formats.torch.ops import is_wrapper, local_part, storage_key, tensors_of
+from remat_cli.formats.torch.outputs import KnownGradients
 from remat_cli.runtime.torch.described import Described, DescribedShard, described
 from remat_cli.runtime.torch.resizes import tell_no_more, tell_of_resizes
 
@@ -33,6 +35,7 @@ class RegionCall:
         parameters: those that it has in the call, whole, described, by name.
         device: kind of device.
         autocast: element type of autocast on that device, and whether it is on.
+        gradients: which of the outputs can get a gradient: those that something comes of that the model returns.
     """
 
     path: str
@@ -43,6 +46,7 @@ class RegionCall:
     parameters: Mapping[str, Described | DescribedShard]
     device: str
     autocast: tuple[torch.dtype, bool]
+    gradients: KnownGradients
 
     @property
     def is_split(self) -> bool:
@@ -66,6 +70,22 @@ class Moment:
     is_backward: bool = False
 
 
+class RunsOnce(UsageError):
+    """A region cannot run twice, as it does in the rehearsal.
+
+    Attributes:
+        path: of the region.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"regions: {path!r} does not do the same when it runs again with what it was given ({reason})",
+            hint="leave it out of the regions; or let its forward pass depend on nothing but inputs, parameters and "
+            "attributes",
+        )
+        self.path = path
+
+
 class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees how much is in memory between regions, beside what was there before.
 
@@ -85,20 +105,35 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.untrained: set[str] = set()
         self.moments: dict[Moment, int] = {}
         self._numbers: list[tuple[int, int]] = []  # of autograd's nodes
+        self._made: list[list[tuple[int, torch.dtype, int]]] = []  # differentiable outputs, with their nodes' numbers
         self._times: dict[str, int] = {}
         self._there: dict[int, int] = {}  # bytes by storage
         self._open: int | None = None
         self._holding: frozenset[int] = frozenset()
         self._went_back: set[int] = set()
         self._is_backward = False
+        self._ran_again = 0  # the number of the call that ran again last
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are there before the step, and may be freed in it."""
         for tensor in tensors:
             self._follow(local_part(tensor).untyped_storage())
 
-    def begin_backward(self) -> None:
-        """Note that the backward pass begins."""
+    def runs_once(self, error: Exception) -> RunsOnce:
+        """Return what to say of a region whose second run has made other tensors than the first."""
+        return RunsOnce(self.calls[self._ran_again].path, str(error).strip().splitlines()[0])
+
+    def begin_backward(self, returned: Iterable[torch.Tensor]) -> None:
+        """Note that the backward pass begins.
+
+        Args:
+            returned: what the model returned.
+        """
+        numbers = _nodes_behind(returned)
+        for place, made in enumerate(self._made):
+            outputs = tuple((dimensions, dtype, number in numbers) for dimensions, dtype, number in made)
+            call = self.calls[place]
+            self.calls[place] = replace(call, gradients=KnownGradients(call.gradients.of, outputs))
         self._is_backward = True
 
     def __torch_dispatch__(
@@ -162,7 +197,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def _again(self, place: int) -> Iterator[None]:
         before, was_backward = self._open, self._is_backward
-        self._is_backward = True
+        self._is_backward, self._ran_again = True, place
         self._begin_back(place)
         self._mark((place, "backward"))  # now with the parameters that FSDP2 has gathered for it
         self._open, self._is_backward = place, False
@@ -195,7 +230,8 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         place = len(self.calls)
         parameters = {part: described(value) for part, value in module.named_parameters()}
-        self.calls.append(RegionCall(path, name, module, given, named, parameters, device, cast))
+        gradients = KnownGradients(f"region {path!r}", ())
+        self.calls.append(RegionCall(path, name, module, given, named, parameters, device, cast, gradients))
         self._mark((place, "forward"))
         self._open = place
         first = torch._C._autograd._get_sequence_nr()
@@ -204,13 +240,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a planned region casts its weights itself, and lets go of them
         try:
-            result = checkpoint(
-                forward,
-                *args,
-                use_reentrant=False,
-                context_fn=lambda: (contextlib.nullcontext(), self._again(place)),
-                **kwargs,
-            )
+            result = checkpointed(path, module, forward, args, kwargs, lambda: self._again(place))
         finally:
             self._open = None
             torch.set_autocast_cache_enabled(is_cached)
@@ -222,9 +252,28 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     hint="give it none in training: of a cache of keys and values, model.config.use_cache = False",
                 )
         self._numbers.append((first, torch._C._autograd._get_sequence_nr()))
+        self._made.append(
+            [
+                (leaf.dim(), leaf.dtype, leaf.grad_fn._sequence_nr())
+                for leaf in pytree.tree_leaves(result)
+                if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+            ]
+        )
         self._holding |= {place}
         self._mark()
         return result
+
+
+def _nodes_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Return the numbers of the nodes of autograd that tensors come of."""
+    ahead = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    numbers = set[int]()
+    while ahead:
+        node = ahead.pop()
+        if (number := node._sequence_nr()) not in numbers:
+            numbers.add(number)
+            ahead += [following for following, _ in node.next_functions if following is not None]
+    return numbers
 
 
 def _tensors_held(value: Any, depth: int = 4) -> frozenset[int]:
@@ -236,6 +285,53 @@ def _tensors_held(value: Any, depth: int = 4) -> frozenset[int]:
     else:
         parts = value if isinstance(value, list | tuple) else getattr(value, "__dict__", {}).values()
     return frozenset().union(*(_tensors_held(part, depth - 1) for part in parts)) if depth else frozenset()
+
+
+def checkpointed(
+    path: str,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    around_rerun: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Any:
+    """Run a module in a checkpoint; its second run begins with the attributes and lists that the first began with.
+
+    Args:
+        path: of the module, for messages.
+        module: what is run.
+        forward: runs it.
+        args: what it is called with.
+        kwargs: the same.
+        around_rerun: entered while it runs again.
+
+    Raises:
+        RunsOnce: in the backward pass, where it fails in its second run.
+    """
+    state = ModelState([module], values=False)
+    given = pytree.tree_map(lambda leaf: leaf, (args, kwargs))
+    has_run = False
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal has_run
+        if not has_run:
+            has_run = True
+            return forward(*args, **kwargs)
+        now = ModelState([module], values=False)
+        state.restore()
+        again = pytree.tree_map(lambda leaf: leaf, given)
+        try:
+            return forward(*again[0], **again[1])
+        except Exception as error:
+            if type(error).__module__.startswith("torch.utils.checkpoint"):  # it has all that it needs by now
+                raise
+            raise RunsOnce(path, f"{type(error).__name__}: {error}") from error
+        finally:
+            now.restore()
+
+    return checkpoint(
+        run, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), around_rerun()), **kwargs
+    )
 
 
 def named_call(path: str, times: int) -> str:

@@ -20,12 +20,15 @@ from torch import fx, nn
 
 from remat_cli.core.graph import Graph, Op
 from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit
 from remat_cli.formats.torch.internals import Captured
+from remat_cli.formats.torch.joint import Joint
 from remat_cli.formats.torch.sizes import SizedJoint, Sizes, Values
 from remat_cli.runtime.torch.choice import ScheduleSource
+from remat_cli.runtime.torch.holding import Holding
 from remat_cli.runtime.torch.record import PlannedGraph, PlanRecord
-from remat_cli.runtime.torch.slots import Entry, Slots, Written
+from remat_cli.runtime.torch.slots import Entry, Slots, Written, written
 from remat_cli.runtime.torch.waiting import DIVIDING
 
 # A plan within bytes is made for sizes this much larger than those that ask for it.
@@ -57,18 +60,25 @@ class _Program:
 
 
 class SizedStep:
-    """A captured graph that is called with many sizes."""
+    """A captured graph that is called with many sizes.
+
+    Attributes:
+        is_stale: it is to be planned again before it runs.
+    """
 
     def __init__(
         self,
         sizes: Sizes,
         given: Captured,
-        source: ScheduleSource,
+        holding: Holding,
         record: PlanRecord,
         modules: Sequence[nn.Module],
     ) -> None:
+        self.is_stale = self._again = False
         self._sizes = sizes
-        self._source = source
+        self._outputs = given.released
+        self._released = given.released.known
+        self._holding, self._source = holding, holding.source
         self._record = record
         self._modules = modules
         self._programs: list[_Program] = []
@@ -93,6 +103,11 @@ class SizedStep:
         Raises:
             DoesNotFit: no plan fits at these sizes.
         """
+        if self.is_stale or self._outputs.known != self._released:
+            if self._released != (released := self._outputs.known):
+                self._source.regrant()
+            self.is_stale, self._released = False, released
+            self._programs, self._numbers, self._again = [], {}, True
         number = self._number(self._sizes.values(args))
         with self._record.runs(self._judged[number]):
             return self._slots.forward(number, args)
@@ -109,6 +124,8 @@ class SizedStep:
             if carried is None:
                 with self._source.waiting.phase(DIVIDING):
                     carried = self._made(values)
+                self._holding.tell_again()
+            self._again = False
             program, planned = carried
             planned.inputs = self._sizes.input_shapes(values)
             self._numbers[values] = self._slots.add(Entry(program.written, self._sizes.numbers(values)))
@@ -141,7 +158,13 @@ class SizedStep:
         given = program.planned.graph
         if given not in graphs:
             graphs[given] = resized(given, self._sizes.bytes_at(program.sized, values))
-        return self._source.carried(program.planned, graphs[given], program.schedule)
+        carried = self._source.carried(program.planned, graphs[given], program.schedule)
+        budget, peak = program.planned.budget_bytes, program.planned.predicted_peak_bytes
+        if carried is None and budget is not None and peak > budget:  # the plan of the least peak, where none fits
+            trace = simulate(graphs[given], program.schedule)
+            if trace.peak_bytes <= peak:
+                return PlannedGraph.of(graphs[given], program.schedule, trace, budget)
+        return carried
 
     def _made(self, values: Values) -> tuple[_Program, PlannedGraph]:
         """Make a plan that fits at these sizes, for larger ones if it can be."""
@@ -154,18 +177,34 @@ class SizedStep:
             with suppress(DoesNotFit):  # then less room is left
                 if (found := self._made_for(asked, values)) is not None:
                     return found
-        found = self._made_for(values, values)
+        found = self._made_for(values, values, is_last=True)
         assert found is not None
         return found
 
-    def _made_for(self, asked: Values, values: Values) -> tuple[_Program, PlannedGraph] | None:
+    def _made_for(
+        self, asked: Values, values: Values, *, is_last: bool = False
+    ) -> tuple[_Program, PlannedGraph] | None:
         """Make a plan for some sizes, and return it as it is at others; None where it does not fit there.
+
+        Args:
+            asked: the sizes that it is made for.
+            values: the others.
+            is_last: where none fits, make the one of the least peak, if a step has run already.
 
         Raises:
             DoesNotFit: there is none.
         """
         sized = self._first if asked == self._largest else self._sizes.at(asked)
-        planned = self._source.planned(sized.joint, sized.captured, self._modules)
+        captured, joint = sized.captured, sized.joint.releasing(self._released)
+
+        def make(source: ScheduleSource, joint: Joint) -> tuple[Joint, PlannedGraph]:
+            return joint, source.planned(joint, captured, self._modules)
+
+        if is_last:
+            joint, planned = self._holding.planned(joint, self._outputs.possible, make, again=self._again)
+        else:
+            joint, planned = make(self._source, joint)
+        sized = replace(sized, joint=joint)
         planned = replace(planned, inputs=self._sizes.input_shapes(asked))
         program = self._written(planned, sized, planned.schedule, planned.overhead)
         at_values = planned if asked == values else self._at(program, values, {})
@@ -184,7 +223,7 @@ class SizedStep:
         return program, at_values
 
     def _written(self, planned: PlannedGraph, sized: SizedJoint, schedule: Schedule, overhead: float) -> _Program:
-        return _Program(planned, sized, schedule, overhead, self._slots.written(sized.joint, schedule))
+        return _Program(planned, sized, schedule, overhead, written(sized.joint, schedule))
 
     def _largest_so_far(self) -> Values:
         """Return the largest sizes that calls have had; larger ones yet, where a plan is made for such."""

@@ -14,10 +14,11 @@ from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.formats.torch.convert import graph_of
 from remat_cli.formats.torch.internals import Captured, SeenSizes, boxed, boxed_backward, compiled, run_by
 from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.outputs import OutputGradients
 from remat_cli.formats.torch.sizes import Sizes, Values
 from remat_cli.runtime.torch.choice import structure_fault
 from remat_cli.runtime.torch.program import divided
-from remat_cli.runtime.torch.slots import Entry, Slots, Written
+from remat_cli.runtime.torch.slots import Entry, Slots, Written, written
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +47,13 @@ class SizedRegion:
         beyond: called where a region is larger than what was rehearsed.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], seen: SeenSizes) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], gradients: OutputGradients, seen: SeenSizes) -> None:
         """Begin with no plan.
 
         Args:
             name: of the first region.
             function: their forward method, which takes the module first.
+            gradients: which of their outputs get a gradient.
             seen: the sizes that torch has seen in calls of it.
         """
         self.name = name
@@ -59,7 +61,7 @@ class SizedRegion:
         self.at_backward: Callable[[], None] = lambda: None
         self.otherwise: Callable[[], None] = lambda: None
         self.beyond: Callable[[], None] = lambda: None
-        self._run = compiled(function, self._divide, takes_sizes=True, seen=seen.copy())
+        self._run = compiled(function, self._divide, gradients=gradients, takes_sizes=True, seen=seen.copy())
         self._asked: tuple[SizedPlan, Values] | None = None
 
     def run(
@@ -128,8 +130,8 @@ class _Runs:
             self._written[plan] = self._as_written(plan)
         number = self._numbers.get((plan, values))
         if number is None:
-            written = self._written[plan] or self._written_plain()
-            number = self._numbers[plan, values] = self._slots.add(Entry(written, self._sizes.numbers(values)))
+            runs = self._written[plan] or self._written_plain()
+            number = self._numbers[plan, values] = self._slots.add(Entry(runs, self._sizes.numbers(values)))
         if self._written[plan] is None:
             self._region.otherwise()
         elif not self._fits(values, most):
@@ -157,10 +159,10 @@ class _Runs:
         structure = {op.name: op.signature or "" for op in plan.graph.ops}
         if structure_fault(graph_of(sized.joint, self._region.name), structure) is not None:
             return None
-        return self._slots.written(sized.joint, plan.schedule)
+        return written(sized.joint, plan.schedule)
 
     def _written_plain(self) -> Written:
         if self._plain is None:
             graph = graph_of(self._first.joint, self._region.name)
-            self._plain = self._slots.written(self._first.joint, plain_run(graph))
+            self._plain = written(self._first.joint, plain_run(graph))
         return self._plain

@@ -1,12 +1,13 @@
 """Several plans behind two graphs that torch captures once.
 
-What may be handed over to the backward pass has a *slot* each, and a plan that does not hand it over leaves the slot
-empty. The first slot is a *ticket*: an empty tensor whose shape tells what ran.
+Plans hand over different tensors to the backward pass. torch's runtime keeps any number of these, apart from tensors
+whose memory changes in the step, which it does not check: their number is fixed, so missing ones are empty. The first
+tensor handed over is a *ticket*: an empty one whose shape tells what ran.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,12 +38,12 @@ class Written:
     Attributes:
         forward: runs the forward pass; takes primals and sizes.
         backward: runs the backward pass; takes sizes, what was handed over, and the gradients that come in.
-        slots: where what is handed over stands among the slots, in its order.
+        unchecked: how many of the tensors that are handed over change in the step; they come last.
     """
 
     forward: Callable[[list[Any]], Any]
     backward: Callable[[list[Any]], Any]
-    slots: tuple[int, ...]
+    unchecked: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,18 +56,34 @@ class Entry:
     """
 
     written: Written
-    numbers: Sequence[int | float]
+    numbers: Sequence[int | float] = ()
+
+
+def written(joint: Joint, schedule: Schedule) -> Written:
+    """Return a schedule as it runs.
+
+    Args:
+        joint: the graph at the sizes that the schedule was verified for.
+        schedule: what is carried out.
+    """
+    made = halves(joint, schedule)
+    return Written(boxed(made.forward), boxed_backward(made.backward), unchecked(joint, made.saved))
+
+
+def unchecked(joint: Joint, values: Sequence[fx.Node]) -> int:
+    """Return how many of these values are in memory that the step changes."""
+    return sum(bool(tensors_of(node.meta.get("val"))) and joint.storage(node) in joint.changed for node in values)
 
 
 class Slots:
-    """The slots of a captured graph, and what fills them.
+    """What runs a captured graph, and what it hands over.
 
     Attributes:
         entries: what can run, by the number on the ticket.
     """
 
     def __init__(self, given: Captured, joint: Joint) -> None:
-        """Make the slots.
+        """Make room for all tensors that change in the step.
 
         Args:
             given: the graph as torch handed it over.
@@ -74,19 +91,9 @@ class Slots:
         """
         self.entries: list[Entry] = []
         self._given = replace(given, primals=())  # what the first call has brought would stay in memory
-        self._checked = _all_slots(joint)
-        self._places = {name: place for place, name in enumerate(self._checked)}
-
-    def written(self, joint: Joint, schedule: Schedule) -> Written:
-        """Return a schedule as it runs.
-
-        Args:
-            joint: the graph at the sizes that the schedule was verified for.
-            schedule: what is carried out.
-        """
-        made = halves(joint, schedule)
-        slots = tuple(self._places[node.name] for node in made.saved)
-        return Written(boxed(made.forward), boxed_backward(made.backward), slots)
+        self._tangents = len(tangents_of(given.module.graph))
+        forward = (value for op in joint.ops if op.phase is Phase.FORWARD for value in op.values)
+        self._unchecked = unchecked(joint, [*joint.inputs, *forward])
 
     def add(self, entry: Entry) -> int:
         """Add what can run; return its number."""
@@ -94,22 +101,21 @@ class Slots:
         return len(self.entries) - 1
 
     def forward(self, number: int, args: list[Any]) -> tuple[Any, ...]:
-        """Run the forward pass of an entry on the primals; return its outputs, the ticket and the slots."""
+        """Run the forward pass of an entry on the primals; return its outputs, the ticket and what it hands over."""
         entry = self.entries[number]
         given = [*args, *entry.numbers]
         args.clear()
         made = entry.written.forward(given)
-        outputs = self._given.forward_outputs
-        slots = [torch.empty(0)] * len(self._checked)
-        for place, value in zip(entry.written.slots, made[outputs:], strict=True):
-            slots[place] = value
-        return *made[:outputs], torch.empty(0, number), *slots
+        outputs, last = self._given.forward_outputs, len(made) - entry.written.unchecked
+        missing = [torch.empty(0)] * (self._unchecked - entry.written.unchecked)
+        return *made[:outputs], torch.empty(0, number), *made[outputs:last], *missing, *made[last:]
 
     def backward(self, args: list[Any]) -> Any:
-        """Run the backward pass on the ticket, the slots and the gradients that come in; return the gradients."""
+        """Run the backward pass on ticket, what was handed over, and gradients that come in; return the gradients."""
         entry = self.entries[args[0].shape[1]]
-        tangents = 1 + len(self._checked)
-        given = [*entry.numbers, *(args[1 + place] for place in entry.written.slots), *args[tangents:]]
+        tangents = len(args) - self._tangents
+        last = tangents - entry.written.unchecked
+        given = [*entry.numbers, *args[1 : tangents - self._unchecked], *args[last:]]
         args.clear()
         return entry.written.backward(given)
 
@@ -123,40 +129,29 @@ class Slots:
         return forward, backward
 
     def _forward_interface(self) -> fx.GraphModule:
-        """Return the forward pass: primals, to outputs, ticket and slots."""
+        """Return the forward pass: primals, to outputs, ticket and what changes in the step."""
         given, graph = self._given, fx.Graph()
         for primal in primals_of(given.module.graph):
             _input(graph, primal)
         outputs = [_output(graph, value) for value in outputs_of(given.module.graph)[: given.forward_outputs]]
-        for checked in (True, *self._checked.values()):
+        for place in range(1 + self._unchecked):
             slot = graph.call_function(_stand_in)
             slot.meta = {"val": _empty(given)}
-            if not checked:
+            if place:
                 save_without_version_check(slot)
             outputs.append(slot)
         graph.output(tuple(outputs))
         return fx.GraphModule(given.module, graph)
 
     def _backward_interface(self) -> fx.GraphModule:
-        """Return the backward pass: ticket, slots and tangents, to gradients."""
+        """Return the backward pass: ticket, what changes in the step, and tangents, to gradients."""
         given, graph = self._given, fx.Graph()
-        for name in ("ticket", *(f"slot_{name}" for name in self._checked)):
+        for name in ("ticket", *(f"changed_{place}" for place in range(self._unchecked))):
             graph.placeholder(name).meta = {"val": _empty(given)}
         for tangent in tangents_of(given.module.graph):
             _input(graph, tangent)
         graph.output(tuple(_output(graph, value) for value in outputs_of(given.module.graph)[given.forward_outputs :]))
         return fx.GraphModule(given.module, graph)
-
-
-def _all_slots(joint: Joint) -> Mapping[str, bool]:
-    """Return the names of what a plan may hand over, and whether torch is to check that it does not change.
-
-    What torch is not to check comes last.
-    """
-    forward = (value for op in joint.ops if op.phase is Phase.FORWARD for value in op.values)
-    inputs = (node for node in joint.inputs if node.op == "placeholder")
-    slots = {node.name: joint.storage(node) not in joint.changed for node in (*inputs, *forward)}
-    return dict(sorted(slots.items(), key=lambda slot: not slot[1]))
 
 
 def _stand_in() -> None:

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, Protocol
 
@@ -52,6 +53,12 @@ def beside(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return _laid_out(one, other)
 
 
+def is_host_copy(storage: torch.UntypedStorage) -> bool:
+    """Tell whether memory is the host's, taken for a copy of what is on a device."""
+    address = storage.data_ptr()
+    return any(address in copies.memory.taken for copies in COPIES.values())
+
+
 def _bytes_of(value: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
 
@@ -68,11 +75,13 @@ class HostMemory:
     Attributes:
         make: gives new memory of a size in bytes.
         free: what no tensor is in, by its size in bytes.
+        taken: addresses of memory that tensors are in.
     """
 
     def __init__(self, make: Callable[[int], HostBytes]) -> None:
         self.make = make
         self.free: defaultdict[int, list[HostBytes]] = defaultdict(list)
+        self.taken: set[int] = set()
         self._taking = threading.Lock()  # autograd has a thread for each device
 
     def take(self, size: int) -> torch.Tensor:
@@ -80,15 +89,30 @@ class HostMemory:
         with self._taking:
             fitting = min((free for free in self.free if size <= free <= 2 * size and self.free[free]), default=None)
             memory = self.make(size) if fitting is None else self.free[fitting].pop()
-            given_back = self.free[memory.nbytes].append
+            self.taken.add(memory.ctypes.data)
         # The tensor, and all that shares its memory, keeps this array; when it goes, they have all gone.
         taken = memory[:size]
-        weakref.finalize(taken, given_back, memory).atexit = False
+        weakref.finalize(taken, self._given_back, memory).atexit = False
         return torch.from_numpy(taken)
+
+    def _given_back(self, memory: HostBytes) -> None:
+        self.taken.discard(memory.ctypes.data)
+        self.free[memory.nbytes].append(memory)
+
+    def free_bytes(self) -> int:
+        """Return the bytes of memory that no tensor is in."""
+        with self._taking:
+            return sum(memory.nbytes for free in self.free.values() for memory in free)
 
 
 class Copies(Protocol):
-    """Copies bytes between a kind of device and the host."""
+    """Copies bytes between a kind of device and the host.
+
+    Attributes:
+        memory: of the host.
+    """
+
+    memory: HostMemory
 
     def out(self, source: torch.Tensor) -> torch.Tensor:
         """Start copying [N] bytes to the host; return the copy."""
@@ -108,11 +132,11 @@ class CopiesAtOnce:
 
     def __init__(self) -> None:
         # Not torch's memory: the host's share must not count where a step's memory is measured.
-        self._memory = HostMemory(lambda size: numpy.empty(size, numpy.uint8))
+        self.memory = HostMemory(lambda size: numpy.empty(size, numpy.uint8))
 
     def out(self, source: torch.Tensor) -> torch.Tensor:
         """Copy [N] bytes; return the copy."""
-        return self._memory.take(source.numel()).copy_(source)
+        return self.memory.take(source.numel()).copy_(source)
 
     def back(self, host: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Copy [N] bytes back; return the copy."""
@@ -129,6 +153,38 @@ class Way(Enum):
     BACK = "from the host"
 
 
+class DeviceStream(Protocol):
+    """A queue of work on a device, as `torch.cuda.Stream`."""
+
+    def wait_stream(self, other: Any) -> None:
+        """Have what is issued from now on wait for all that was issued to another stream."""
+        ...
+
+    def wait_event(self, event: Any) -> None:
+        """Have what is issued from now on wait for an event."""
+        ...
+
+    def record_event(self) -> Any:
+        """Return the event that all that was issued so far is done."""
+        ...
+
+
+class Streams(Protocol):
+    """The streams of a kind of device, as `torch.cuda` has them."""
+
+    def Stream(self, device: torch.device) -> DeviceStream:
+        """Return a new stream."""
+        ...
+
+    def current_stream(self, device: torch.device) -> DeviceStream:
+        """Return the stream to which work is issued."""
+        ...
+
+    def stream(self, stream: Any) -> AbstractContextManager[object]:
+        """Have work issued to a stream while the context is entered."""
+        ...
+
+
 class CopiesOnStreams:
     """Copies between CUDA and pinned memory, on a stream for each direction (untried on a GPU).
 
@@ -141,13 +197,14 @@ class CopiesOnStreams:
     What comes back is kept here until the next wait for that host memory.
 
     Attributes:
-        cuda: what has the streams: `torch.cuda`.
+        streams: of the device.
+        memory: of the host.
     """
 
-    def __init__(self, cuda: Any = torch.cuda) -> None:
-        self.cuda = cuda
-        self._memory = HostMemory(self.host_memory)
-        self._streams: dict[tuple[torch.device, Way], Any] = {}
+    def __init__(self, streams: Streams = torch.cuda) -> None:
+        self.streams = streams
+        self.memory = HostMemory(self.host_memory)
+        self._copying: dict[tuple[torch.device, Way], DeviceStream] = {}
         # By the address of host memory, the end of the last copy from or to it. Its next copy, perhaps that of another
         # step that has this memory next, comes after that.
         self._ends: dict[int, Any] = {}
@@ -155,7 +212,7 @@ class CopiesOnStreams:
 
     def out(self, source: torch.Tensor) -> torch.Tensor:
         """Start copying [N] bytes to the host; return the copy."""
-        host = self._memory.take(source.numel())
+        host = self.memory.take(source.numel())
         self._copy(host, source, host, source.device, Way.OUT)
         return host
 
@@ -168,19 +225,19 @@ class CopiesOnStreams:
 
     def wait(self, host: torch.Tensor, device: torch.device) -> None:
         """Have the stream that computes wait for the last copy that a host copy had part in."""
-        self.cuda.current_stream(device).wait_event(self._ends[host.data_ptr()])
+        self.streams.current_stream(device).wait_event(self._ends[host.data_ptr()])
         self._arriving.pop(host.data_ptr(), None)
 
     def _copy(
         self, target: torch.Tensor, source: torch.Tensor, host: torch.Tensor, device: torch.device, way: Way
     ) -> None:
-        if (device, way) not in self._streams:
-            self._streams[device, way] = self.cuda.Stream(device)
-        stream = self._streams[device, way]
-        stream.wait_stream(self.cuda.current_stream(device))
+        if (device, way) not in self._copying:
+            self._copying[device, way] = self.streams.Stream(device)
+        stream = self._copying[device, way]
+        stream.wait_stream(self.streams.current_stream(device))
         if host.data_ptr() in self._ends:
             stream.wait_event(self._ends[host.data_ptr()])
-        with self.cuda.stream(stream):
+        with self.streams.stream(stream):
             self.start(target, source)
         self._ends[host.data_ptr()] = stream.record_event()
 

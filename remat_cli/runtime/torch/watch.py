@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils import _pytree as pytree
 
 from remat_cli.formats.torch.optimizer import kept_state
-from remat_cli.runtime.torch.live import LiveBytes, bytes_in, live_on
+from remat_cli.runtime.torch.live import LiveBytes, LiveOnCpu, bytes_in, live_on
 from remat_cli.runtime.torch.memory import profiler_runs
 from remat_cli.runtime.torch.shards import gathered_parameters, parameters_at_rest
 
@@ -56,22 +56,30 @@ class StepWatch:
     Attributes:
         left: how many steps are still to be measured.
         state_bytes: of the state that optimizers had when the last measured step began.
+        calls: how many came before the last measured backward pass, or since.
     """
 
     def __init__(self) -> None:
         self.left = _FIRST_STEPS
         self.state_bytes = 0
+        self.calls = 0
         self._gradient_bytes = 0
         self._live: LiveBytes | None = None
         self._is_begun = False
         self._step = 0
         self._is_in_optimizer = False
         self._is_dropped = False
+        self._has_gone_back = False
         self._measured: MeasuredStep | None = None
         self._awaits_optimizer = True
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._parameters: set[int] = set()
         self._hooks: list[Any] = []
+
+    @property
+    def without(self) -> str:
+        """What measured peaks leave out, in words: on the CPU nobody tells of the memory of kernels."""
+        return ", without the workspace of kernels" if isinstance(self._live, LiveOnCpu) else ""
 
     def again(self) -> None:
         """Measure as many steps as at first, as another plan runs now."""
@@ -89,6 +97,8 @@ class StepWatch:
             modules: whose parameters are in memory.
             given: what the model is called with.
         """
+        self.calls = 1 if self._has_gone_back else self.calls + 1
+        self._has_gone_back = False
         if not self.left or profiler_runs():
             return
         if self._live is None and (live := live_on(device)) is not None:
@@ -145,6 +155,7 @@ class StepWatch:
 
     def backward_begins(self) -> None:
         """Look away where this backward pass ends: a mode that stays on would be in the way of what comes then."""
+        self._has_gone_back = True
         if self._is_begun:
             torch.autograd.Variable._execution_engine.queue_callback(_AtEnd(partial(self._pause_in, self._step)))
 

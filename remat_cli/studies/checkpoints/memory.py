@@ -20,7 +20,7 @@ from remat_cli.core.graph import Graph
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from remat_cli.formats.torch.eager import EagerStep
+    from remat_cli.formats.torch.eager import EagerStep, ModuleCall
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,13 @@ class Condition:
 class Memory:
     """What any choice of modules does to the memory of a step. Positions count its ops."""
 
-    def __init__(self, step: EagerStep, graph: Graph) -> None:
+    def __init__(self, step: EagerStep, graph: Graph, left_out: Iterable[str] = ()) -> None:
         """Work out what each module keeps.
 
         Args:
             step: was looked at while it ran.
             graph: the same step, with times and workspace.
+            left_out: paths of modules that are not to be wrapped.
         """
         self._step = step
         self._ops = len(step.ops)
@@ -107,7 +108,15 @@ class Memory:
         self._workspace = np.fromiter((op.workspace_bytes for op in graph.ops), np.int64, self._ops)
         self._times = [op.time for op in graph.ops]
         self._born = {name: at for at, op in enumerate(step.ops) for name in op.makes}
-        self.candidates = self._candidates()
+        self._writes = [(at, name) for at, op in enumerate(step.ops) for name in op.writes]
+        found = self._candidates()
+        asked = {candidate.path: candidate.asked for candidate in found}
+        # Modules that cannot run again: by then, an op has written into what they read.
+        self.overwritten = tuple(
+            call.path for call in step.calls if call.path in asked and self._is_overwritten(call, asked[call.path])
+        )
+        self.left_out = (*self.overwritten, *left_out)
+        self.candidates = tuple(item for item in found if item.path not in self.left_out)
         paths = {candidate.path for candidate in self.candidates}
         # By storage: the wrapped modules that would drop it (any of them), and the last op that needs it.
         self._held: dict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
@@ -156,6 +165,17 @@ class Memory:
                 )
             )
         return tuple(found)
+
+    def _is_overwritten(self, call: ModuleCall, asked: int) -> bool:
+        """Tell whether an op writes into what a module was given or reads from outside before the module runs again.
+
+        Its second run would read something else, which torch refuses. What was there before the step and is not given
+        to the module is its own state, such as running statistics.
+        """
+        first, after = call.ops
+        read = {name for op in self._step.ops[first:after] for name in op.reads}
+        outside = {name for name in read if self._born.get(name, after) < first}.union(call.given)
+        return any(first <= at < asked and name in outside for at, name in self._writes)
 
     def _peak_again(self, first: int, last: int, kept: Mapping[str, int]) -> int:
         """Return the most that the ops from `first` to before `last` have in memory at one time when they run again."""

@@ -13,7 +13,7 @@ from remat_cli.core.problem import Observer
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import share_over
 from remat_cli.costs.measured import Measurements
-from remat_cli.errors import ExitCode, UsageError
+from remat_cli.errors import ExitCode, GraphError, UsageError
 from remat_cli.formats import read_graph
 from remat_cli.formats.reader import Reading
 from remat_cli.formats.torch import names_function
@@ -22,6 +22,7 @@ from remat_cli.planning import Planning, Request, plan
 from remat_cli.planning.given import file_of_given
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
 from remat_cli.prepare import Prepared, prepare_reading
+from remat_cli.settings import option_of
 from remat_cli.studies.checkpoints.captured import captured_schedule
 from remat_cli.studies.checkpoints.choice import Choice, choose
 from remat_cli.studies.checkpoints.memory import Memory
@@ -32,6 +33,10 @@ _TRIES = 3  # of choices whose run takes more than was worked out
 # What layers of these kernels keep for the backward pass is known to the kernels only.
 _UNTOLD = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 _MANY = 3
+# Of a request, what a choice of checkpoints heeds, and what alone asks for nothing; of the options of a graph, what is
+# not for steps in eager mode.
+_OF_CHECKPOINTS = ("budget", "planner", "alignment")
+_OF_NO_CHECKPOINTS = ("ranks", "fused")
 # Ops of a captured step that do the work of one in eager mode.
 _CAPTURED_AS = {
     "aten._native_batch_norm_legit_functional": "aten.native_batch_norm",
@@ -200,6 +205,14 @@ class _Eager:
         step, prepared = self.run(checkpoints)
         return simulate(prepared.graph, step.schedule), prepared
 
+    def fails_with(self, path: str) -> bool:
+        """Tell whether the step fails with a checkpoint of this module alone."""
+        try:
+            run_eagerly(self._reference, self._options, checkpoints=(path,), accumulate=self._options.accumulate)
+        except GraphError:
+            return True
+        return False
+
 
 def _by_kind(measured: Mapping[str, int], captured: Reading) -> Mapping[object, int]:
     """Return what was measured of captured ops by what they have in common."""
@@ -263,18 +276,18 @@ def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, o
     memory = Memory(step, looked_at.graph)
     plain, plain_prepared = eager.trace()
     observe.phase("choosing modules")
-    budget = request.budget_bytes(plain_prepared.graph)
-    least: Wrapped | None = None
+    asked = request.budget_bytes(plain_prepared.graph)
+    failing: tuple[str, ...] = ()
+    while True:
+        try:
+            wrapped, none_fits, least = _chosen(eager, memory, asked)
+            break
+        except _CannotRunAgain as found:
+            failing += found.paths
+            memory = Memory(step, looked_at.graph, failing)
+    budget = asked
     if budget is None:
-        choice = choose(memory, None)
-        wrapped, none_fits = _within(eager, memory, choice.peak)
         budget = plain.peak_bytes if wrapped is None else wrapped.trace.peak_bytes
-    else:
-        wrapped, none_fits = _within(eager, memory, budget)
-    if wrapped is None:
-        least = _confirmed(eager, memory, choose(memory, None))
-        if least is not None and least.trace.peak_bytes <= budget:  # what was worked out was a little too much
-            wrapped, least = replace(least, proven=False), None
     observe.phase("planning freely")
     free = plan(prepared, request.at(budget), observe)
     free_least = None
@@ -286,12 +299,12 @@ def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, o
         budget_bytes=budget,
         plain=plain,
         wrapped=wrapped,
-        none_fits=none_fits and wrapped is None,
+        none_fits=none_fits,
         least=least,
         settings=settings(memory, budget) if wrapped is not None and wrapped.paths else (),
         free=free,
         free_least=free_least,
-        notes=(*prepared.notes, *_notes(step, wrapped, options)),
+        notes=(*prepared.notes, *_notes(step, memory, failing, wrapped, options)),
     )
 
 
@@ -301,16 +314,35 @@ def _check(reference: Path, options: GraphOptions, request: Request) -> None:
             "--as checkpoints wraps modules of PyTorch, and this graph has none",
             hint="name the function that makes the model: train.py:step; or leave --as out",
         )
-    asked = {
-        "--max-overhead": request.max_overhead is not None,
-        "--addresses": request.arena,
-        "--offload": request.offload,
-        "--ranks": options.ranks is not None,
-        "--fused": options.fused,
-    }
-    for option, is_asked in asked.items():
-        if is_asked:
-            raise UsageError(f"{option} has no meaning for checkpoints", hint=f"leave {option} or --as out")
+    without_meaning = [name for name in request.not_default if name not in _OF_CHECKPOINTS]
+    without_meaning += [name for name in options.not_default if name in _OF_NO_CHECKPOINTS]
+    for option in map(option_of, without_meaning):
+        raise UsageError(f"{option} has no meaning for checkpoints", hint=f"leave {option} or --as out")
+
+
+class _CannotRunAgain(Exception):
+    """The step fails with checkpoints of some modules."""
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        super().__init__(paths)
+        self.paths = paths
+
+
+def _chosen(eager: _Eager, memory: Memory, budget: int | None) -> tuple[Wrapped | None, bool, Wrapped | None]:
+    """Return the choice for a budget, whether it is proven that there is none, and without one, the least peak.
+
+    Raises:
+        _CannotRunAgain: the step fails with the checkpoints of a choice.
+    """
+    limit = choose(memory, None).peak if budget is None else budget
+    wrapped, none_fits = _within(eager, memory, limit)
+    if wrapped is not None:
+        return wrapped, False, None
+    least = _confirmed(eager, memory, choose(memory, None))
+    if least is not None and budget is not None and least.trace.peak_bytes <= budget:
+        # What was worked out was a little too much.
+        return replace(least, proven=False), False, None
+    return None, none_fits, least
 
 
 def _within(eager: _Eager, memory: Memory, budget: int) -> tuple[Wrapped | None, bool]:
@@ -331,22 +363,39 @@ def _within(eager: _Eager, memory: Memory, budget: int) -> tuple[Wrapped | None,
 def _confirmed(eager: _Eager, memory: Memory, choice: Choice) -> Wrapped | None:
     if choice.paths is None:
         return None
-    trace, _ = eager.trace(choice.paths)
+    try:
+        trace, _ = eager.trace(choice.paths)
+    except GraphError:
+        failing = tuple(path for path in choice.paths if eager.fails_with(path))
+        if not failing:
+            raise
+        raise _CannotRunAgain(failing) from None
     kinds = tuple(memory.by_path[path].kind for path in choice.paths)
     return Wrapped(choice.paths, kinds, trace, choice.proven, choice.least_time)
 
 
-def _notes(step: EagerStep, wrapped: Wrapped | None, options: GraphOptions) -> tuple[str, ...]:
+def _notes(
+    step: EagerStep, memory: Memory, failing: Sequence[str], wrapped: Wrapped | None, options: GraphOptions
+) -> tuple[str, ...]:
     notes = []
+    if memory.overwritten:
+        notes.append(
+            f"not wrapped, as what they read is overwritten before they could run again: {_some(memory.overwritten)}"
+        )
+    if failing:
+        notes.append(f"not wrapped, as the step fails with their checkpoints: {_some(failing)}")
     if options.measurements is None:
         notes.append("the workspace of kernels is not counted: it is with --measurements FILE of 'remat measure'")
     if any(kernel in op.operator.type for op in step.ops for kernel in _UNTOLD):
         notes.append("what recurrent layers keep in eager mode is known to their kernels only: peaks are understated")
     normed = _with_batch_norm(step, () if wrapped is None else wrapped.paths)
     if normed:
-        shown = ", ".join(normed[:_MANY]) + (f" and {len(normed) - _MANY} more" if len(normed) > _MANY else "")
-        notes.append(f"checkpoints update the running statistics of batch norm twice a step: in {shown}")
+        notes.append(f"checkpoints update the running statistics of batch norm twice a step: in {_some(normed)}")
     return tuple(notes)
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:_MANY]) + (f" and {len(paths) - _MANY} more" if len(paths) > _MANY else "")
 
 
 def _with_batch_norm(step: EagerStep, paths: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from remat_cli.studies.checkpoints.memory import Candidate, Memory
+from remat_cli.studies.checkpoints.memory import Memory
 
 _WIDTH = 76  # of lines of code, as far as names allow
 # What Megatron calls parts of a layer, of those that a model may have under the same names.
@@ -68,7 +68,7 @@ def settings(memory: Memory, budget: int) -> tuple[TrainerSetting, ...]:
         memory: of the step.
         budget: in bytes.
     """
-    blocks = _blocks(memory.candidates)
+    blocks = _blocks(memory)
     kinds = (_every_nth(blocks), _first(blocks), _parts(memory, blocks)) if blocks else ()
     found = []
     for kind in kinds:
@@ -81,11 +81,13 @@ def settings(memory: Memory, budget: int) -> tuple[TrainerSetting, ...]:
     return tuple(found)
 
 
-def _blocks(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+def _blocks(memory: Memory) -> tuple[str, ...]:
+    """Return the largest group of blocks that all may be wrapped."""
+    broken = {path.rpartition(".")[0] for path in memory.left_out if path.rpartition(".")[2].isdecimal()}
     groups: dict[tuple[str, str], list[str]] = {}
-    for item in candidates:
+    for item in memory.candidates:
         parent, _, last = item.path.rpartition(".")
-        if last.isdecimal():
+        if last.isdecimal() and parent not in broken:
             groups.setdefault((parent, item.kind), []).append(item.path)
     most = max(groups.values(), key=len, default=[])
     return tuple(most) if len(most) > 1 else ()

@@ -52,7 +52,7 @@ def test_best_fit_takes_the_smallest_gap_and_joins_gaps_that_touch() -> None:
         (9, 10, 8, 0),  # all gaps have become one
     )
     lower, upper, sizes, expected = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-    assert best_fit(Instance(sizes, lower, upper, 10)).tolist() == expected.tolist()
+    assert best_fit(Instance(sizes, lower, upper, upper - lower, 10)).tolist() == expected.tolist()
 
 
 def test_many_buffers_are_placed_in_time_first(monkeypatch: pytest.MonkeyPatch) -> None:

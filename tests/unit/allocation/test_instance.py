@@ -47,3 +47,10 @@ def test_chosen_buffers_keep_their_load(buffers: tuple[Buffer, ...], last: int) 
 
 def test_sizes_are_rounded_up_to_units() -> None:
     assert Instance.of([Buffer(0, 1, 65), Buffer(0, 1, 64)], 64).sizes.tolist() == [2, 1]
+
+
+@given(drawn_buffers(most=9))
+def test_tightest_is_the_largest_load_while_a_buffer_lives(buffers: tuple[Buffer, ...]) -> None:
+    instance = Instance.of(buffers, 1)
+    spans = zip(instance.lower, instance.upper, strict=True)
+    assert instance.tightest.tolist() == [instance.loads[lower:upper].max() for lower, upper in spans]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_cli.allocation import portfolio
+from remat_cli.allocation import exact, portfolio
 from remat_cli.allocation.portfolio import Allocation, allocate
 from remat_cli.allocation.skyline import Beam
 from remat_cli.core.buffers import Buffer
@@ -177,7 +177,7 @@ def test_ctrl_c_before_anything_was_found_ends_the_search() -> None:
 
 def test_solver_alone_finds_and_proves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portfolio, "_MOST_FOR_BEAMS", 0)
-    monkeypatch.setattr(portfolio, "_MOST_FOR_PROOF", 0)
+    monkeypatch.setattr(exact, "MOST_OVERLAPS", 0)
     buffers = hard_buffers(40)
     found = allocate(buffers, Limits(work=20))
     check(buffers, found)

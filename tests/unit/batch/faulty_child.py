@@ -39,6 +39,10 @@ def _library_without_memory() -> None:
     os._exit(134)
 
 
+def _no_threads() -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def _stubborn() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _leave_a_stray()
@@ -61,6 +65,7 @@ FAULTS: Mapping[str, Callable[[], None]] = {
     "exit": lambda: os._exit(7),
     "bug": _bug,
     "hoard": _hoard,
+    "no_threads": _no_threads,
     "bad_alloc": _library_without_memory,
     "slow": lambda: time.sleep(600),
     "stubborn": _stubborn,

@@ -11,7 +11,7 @@ import pytest
 from remat_cli.batch.job import Job, JobOutcome
 from remat_cli.batch.requests import JobGroup, jobs_of
 from remat_cli.batch.run_job import carry_out
-from remat_cli.config import PlannerChoice, Request, RunConfig
+from remat_cli.config import PlannerChoice, RunConfig
 from remat_cli.units import parse_budget
 from tests.documents import chain_document
 
@@ -31,7 +31,7 @@ def write_graphs(folder: Path, *names: str, size: int = 100) -> list[Path]:
 
 def config_of(planner: str = "keep_all", **options: Any) -> RunConfig:
     """A planner with options."""
-    return RunConfig(planner, Request(planner=PlannerChoice(planner, options)))
+    return RunConfig(planner, {"planner": PlannerChoice(planner, options)})
 
 
 def jobs_on(*graphs: Path, budget: str = "100%", planner: str = "keep_all", **options: Any) -> list[Job]:

@@ -42,8 +42,8 @@ def test_the_sample_is_graphs_times_budgets_times_configs() -> None:
         ("gpt.onnx", "95%", "approx_dp"),
         ("gpt.onnx", "95%", "dtr"),
     ]
-    assert [dict(group.options.dims) for group in groups] == [{"batch": 4}, {"batch": 2, "seq": 256}]
-    assert [(group.options.optimizer, group.options.device) for group in groups] == [
+    assert [dict(group.said["dims"]) for group in groups] == [{"batch": 4}, {"batch": 2, "seq": 256}]
+    assert [(group.said["optimizer"], group.said["device"]) for group in groups] == [
         ("sgd", "a100"),
         ("adam", "a100"),
     ]

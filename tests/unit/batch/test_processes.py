@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from remat_cli.batch import processes
 from remat_cli.batch.job import Job, JobLimits, JobOutcome
 from remat_cli.batch.processes import Processes
 from remat_cli.batch.result_lines import Ending
+from remat_cli.errors import SystemRefuses
 from tests.places import ROOT
 from tests.unit.batch import faulty_child
 from tests.unit.batch.models import jobs_on, needs_proc, write_graphs
@@ -204,3 +207,42 @@ def test_a_graph_that_changes_while_the_batch_runs_is_not_taken_for_what_it_was(
     ended = run_all(jobs)["well"].ended
     assert (ended.status, ended.exit_code) == (Ending.ERROR, 6)
     assert "has changed since the batch began" in (ended.error or "")
+
+
+def test_where_the_system_allows_fewer_processes_jobs_wait_for_one_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = subprocess.Popen
+    executor = Processes(3, JobLimits())
+
+    def refuse_the_second(*given: Any, **more: Any) -> subprocess.Popen[bytes]:
+        if executor._children:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return started(*given, **more)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse_the_second)
+    ended = dict[str, Ending]()
+    waiting = jobs_on(*write_graphs(tmp_path, "one", "two", "three"))
+    try:
+        while len(ended) < 3:
+            while waiting and executor.has_room:
+                executor.submit(waiting.pop())
+            ended |= {job.graph.stem: outcome.ended.status for job, outcome in executor.finished(5)}
+    finally:
+        executor.close()
+    assert ended == dict.fromkeys(("one", "two", "three"), Ending.OPTIMAL)
+
+
+def test_where_the_system_allows_no_process_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **more: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(SystemRefuses, match="no more open files"):
+        run_all(jobs_on(*write_graphs(tmp_path, "well")))
+
+
+def test_a_job_to_which_the_system_refuses_threads_is_no_bug(tmp_path: Path) -> None:
+    ended = run_all(jobs_on(*write_graphs(tmp_path, "no_threads")))["no_threads"].ended
+    assert (ended.status, ended.exit_code) == (Ending.ERROR, 4)
+    assert ended.error == "the system allows no more threads or processes"

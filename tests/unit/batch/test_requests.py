@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 
 from remat_cli.batch.job import Job
 from remat_cli.batch.requests import JobGroup, jobs_of, matching_files, schedule_name
-from remat_cli.config import GraphOptions, Request
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.units import parse_budget
 from tests.places import ROOT
@@ -44,18 +44,18 @@ def test_everything_that_the_result_depends_on_is_in_the_identity(
         key(group),
         key(group, budgets=(parse_budget("81%"),)),
         key(group, budgets=(parse_budget("min"),)),
-        key(group, request=Request(max_overhead=Fraction(1, 10))),
-        key(group, request=Request(offload=True), configs=(config_of("pofo"),)),
+        key(group, said={"max_overhead": Fraction(1, 10)}),
+        key(group, said={"offload": True}, configs=(config_of("pofo"),)),
         key(group, configs=(config_of("pofo"),)),
         key(group, configs=(config_of("keep_all"),)),
         key(group, configs=(config_of("retention", seed=1),)),
-        key(group, options=GraphOptions(mode="inference")),
-        key(group, options=GraphOptions(measurements=str(table))),
-        key(group, options=GraphOptions(device=str(device))),
+        key(group, said={"mode": "inference"}),
+        key(group, said={"measurements": str(table)}),
+        key(group, said={"device": str(device)}),
         key(group, graphs=tuple(write_graphs(tmp_path, "other_name"))),
     ]
     table.write_text("Relu: 8\n")
-    keys.append(key(group, options=GraphOptions(measurements=str(table))))
+    keys.append(key(group, said={"measurements": str(table)}))
     write_graphs(tmp_path, "g", size=101)
     keys.append(key(group))
     monkeypatch.setattr("remat_cli.batch.requests.__version__", "99")
@@ -86,7 +86,7 @@ def test_a_missing_budget_and_a_missing_device_are_found_before_anything_runs(gr
     with pytest.raises(UsageError, match="retention has no budget"):
         jobs(replace(group, budgets=()))
     with pytest.raises(UsageError, match="no such file"):
-        jobs(replace(group, options=GraphOptions(device="a1000")))
+        jobs(replace(group, said={"device": "a1000"}))
 
 
 def test_a_file_that_cannot_be_read_is_left_for_its_job_to_tell(group: JobGroup) -> None:
@@ -106,13 +106,6 @@ def test_names_of_schedules_are_safe_and_tell_contents_apart(group: JobGroup, tm
     ]
 
 
-def test_above_wins_name_by_name() -> None:
-    below = GraphOptions(mode="training", dims={"a": 1, "b": 1}, strict=True)
-    assert below.under(GraphOptions(dims={"b": 2}, device="a100")) == GraphOptions(
-        mode="training", dims={"a": 1, "b": 2}, strict=True, device="a100"
-    )
-
-
 def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_graphs(tmp_path / "m", "b", "a", "[1]")
@@ -122,3 +115,9 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pattern, message in (("m/c.json", "no such file"), ("m/*.onnx", "no file matches"), ("m", "is a directory")):
         with pytest.raises(GraphError, match=message):
             matching_files(pattern)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
+def test_a_fifo_is_left_for_its_job_to_tell(group: JobGroup, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "endless.json")
+    assert len(jobs(replace(group, graphs=(tmp_path / "endless.json", Path("/dev/zero"))))) == 2

@@ -26,6 +26,7 @@ from remat_cli.core.simulate import simulate
 from remat_cli.formats.onnx import workspace
 from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planning import addresses
+from remat_cli.reports.check.forms import check_junit, check_markdown, check_text
 from remat_cli.units import format_share
 from tests.documents import chain_document, to_document
 from tests.graphs import training_chain
@@ -196,6 +197,37 @@ class TestUnderstated:
 
     def test_where_memory_is_not_that_of_onnxruntime_it_holds(self, check: Checks) -> None:
         assert check(path="half.onnx", mode="inference", aliasing="none", max_peak="1MB").verdict is Verdict.HOLDS
+
+
+class TestEstimated:
+    """A model with an op that remat does not know: its result is guessed to be as large as its input."""
+
+    @pytest.fixture(autouse=True)
+    def unknown(self, tmp_path: Path) -> None:
+        model = Model([node("Blur", ["x"], ["a"], "blur", domain="com.acme"), node("Exp", ["a"], ["y"], "exp")])
+        (tmp_path / "blur.onnx").write_bytes(model.proto().SerializeToString())
+
+    @pytest.mark.parametrize("limit", [{"budget": "1MB"}, {"max_peak": "1MB"}])
+    def test_what_is_guessed_to_fit_does_not_hold(self, limit: dict[str, object], check: Checks) -> None:
+        outcome = check(path="blur.onnx", mode="inference", **limit)
+        assert (outcome.verdict, outcome.exit_code, outcome.is_estimated) == (Verdict.WARNS, 3, True)
+        failure = only_failure(outcome)
+        assert (failure.limit, "'blur'" in failure.reason, "exp" in failure.reason) == ("estimated", True, False)
+        assert "value_shapes: {a: " in failure.remedies[0]
+
+    def test_with_the_shape_given_it_holds(self, check: Checks) -> None:
+        outcome = check(path="blur.onnx", mode="inference", max_peak="1MB", value_shapes={"a": [2, 30]})
+        assert (outcome.verdict, outcome.is_estimated) == (Verdict.HOLDS, False)
+
+    def test_what_is_guessed_not_to_fit_fails(self, check: Checks) -> None:
+        outcome = check(path="blur.onnx", mode="inference", max_peak="10B")
+        assert (outcome.verdict, outcome.is_estimated) == (Verdict.FAILS, True)
+
+    def test_every_form_says_so(self, tmp_path: Path, check: Checks) -> None:
+        outcome = check(path="blur.onnx", mode="inference", max_peak="1MB")
+        project = load_project(tmp_path / "remat.yaml")
+        for form in (check_junit, check_markdown, check_text):
+            assert b"B estimated" in form(project, [outcome])
 
 
 class TestExecution:

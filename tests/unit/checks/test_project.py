@@ -118,6 +118,13 @@ def test_a_config_that_asks_for_the_smallest_budget_is_refused(tmp_path: Path) -
         project(tmp_path, "models:\n- {path: a.onnx, config: own.yaml}")
 
 
+def test_the_file_of_a_value_is_named_relative_to_the_project(tmp_path: Path) -> None:
+    (model,) = project(
+        tmp_path, "models: [{path: a.onnx, budget: 80%, values: {sr: 16000, x: x.npy, ids: [1, 2]}}]"
+    ).models
+    assert model.graph.values == {"sr": 16000, "x": str(tmp_path / "x.npy"), "ids": [1, 2]}
+
+
 def test_a_device_profile_beside_the_project_goes_before_one_that_comes_with_remat(tmp_path: Path) -> None:
     written(tmp_path, "", "own.yaml")
     first, second = project(
@@ -206,7 +213,7 @@ FAULTS = {
     ),
     "an alignment of nothing": (
         f"{ONE}    max_peak: 8GB\n    alignment: 0\n",
-        "remat.yaml:2: an alignment of 0",
+        "remat.yaml:4: alignment: an alignment of 0",
         "give 64",
     ),
     "a wrong type": (f"{ONE}    dims: {{batch: many}}\n", "remat.yaml:3: dims.batch: ", "correct the value"),

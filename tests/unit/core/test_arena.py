@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from itertools import combinations
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from remat_cli.allocation.of_schedule import arena_of
-from remat_cli.core.arena import AT_START, Address, Arena, check_arena
+from remat_cli.core.arena import AT_START, Address, Arena, Bank, check_arena
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Wait, with_frees
 from remat_cli.core.simulate import simulate
@@ -46,7 +47,7 @@ def test_arena_in_which_nothing_overlaps_is_right() -> None:
         (Address(1, "b", 2), "step 1: tensor 'b' lies at 2 to before 4, tensor 'x' at 0 to before 3"),
         (Address(1, None, 8), "step 1: the workspace lies at 8 to before 13, tensor 'b' at 7 to before 9"),
         (Address(1, None, 10), "step 1: the workspace lies at 10 to before 15, outside the arena of 14 bytes"),
-        (Address(AT_START, "x", -1), "the start: tensor 'x' lies at -1 to before 2, outside the arena of 14 bytes"),
+        (Address(AT_START, "x", -1), "the start: tensor 'x' lies at -1, outside the arena of 14 bytes"),
         (Address(0, "a", 1), "step 0: tensor 'a' lies at 1 to before 5, tensor 'x' at 0 to before 3"),
     ],
 )
@@ -164,3 +165,58 @@ def test_arena_is_never_below_what_the_simulator_measures(graph: Graph, data: st
     assert good is not None
     assert good.bytes >= simulate(graph, schedule).peak_bytes - graph.resident_bytes
     assert found.bytes == good.bytes
+
+
+BANKS = (Bank("fast", 7, Fraction(1)), Bank("slow", 9, Fraction(1, 2)))
+IN_BANKS = (
+    Address(AT_START, "x", 0, "fast"),
+    Address(0, "a", 3, "fast"),
+    Address(1, "b", 0, "slow"),
+    Address(1, None, 2, "slow"),
+)
+
+
+def in_banks(*addresses: Address, size: int = 14, alignment: int = 1, banks: tuple[Bank, ...] = BANKS) -> Arena:
+    return Arena(size, alignment, addresses, banks)
+
+
+def test_banks_in_which_nothing_overlaps_are_right() -> None:
+    check_arena(GRAPH, SCHEDULE, in_banks(*IN_BANKS))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (
+            Address(1, "b", 3, "slow"),
+            "the workspace lies at 2 to before 7, tensor 'b' at 3 to before 5, both in bank 'slow'",
+        ),
+        (Address(1, None, 5, "slow"), "the workspace lies at 5 to before 10, outside bank 'slow' of 9 bytes"),
+        (Address(0, "a", 4, "fast"), "tensor 'a' lies at 4 to before 8, outside bank 'fast' of 7 bytes"),
+        (Address(0, "a", -1, "slow"), "tensor 'a' lies at -1, outside bank 'slow' of 9 bytes"),
+        (Address(0, "a", 7, "fast"), "tensor 'a' lies at 7, outside bank 'fast' of 7 bytes"),
+        (Address(0, "a", 0, "flash"), "tensor 'a' lies in no bank that there is: 'flash'"),
+        (Address(0, "a", 0), "tensor 'a' lies in no bank that there is: None"),
+    ],
+)
+def test_first_clash_in_banks_is_named(changed: Address, says: str) -> None:
+    addresses = [changed if (each.step, each.tensor) == (changed.step, changed.tensor) else each for each in IN_BANKS]
+    assert says in refused(in_banks(*addresses))
+
+
+def test_two_banks_of_one_name_are_refused() -> None:
+    assert "two banks are named 'fast'" in refused(in_banks(*IN_BANKS, banks=(*BANKS, BANKS[0])))
+
+
+def test_more_of_the_banks_than_the_arena_says_is_refused() -> None:
+    assert "14 bytes of the banks are used, not 13" in refused(in_banks(*IN_BANKS, size=13))
+
+
+def test_alignment_is_that_of_offsets_in_a_bank() -> None:
+    banks = (Bank("fast", 7, Fraction(1)), Bank("slow", 12, Fraction(1)))
+    aligned = [replace(each, offset=4 * at) for each, at in zip(IN_BANKS, (0, 1, 0, 1), strict=True)]
+    assert "tensor 'a' lies at 4 to before 8" in refused(in_banks(*aligned, size=20, alignment=4, banks=banks))
+    wider = (Bank("fast", 9, Fraction(1)), *banks[1:])
+    check_arena(GRAPH, SCHEDULE, in_banks(*aligned, size=20, alignment=4, banks=wider))
+    moved = [*aligned[:2], replace(aligned[2], offset=2), aligned[3]]
+    assert "lies at 2, no multiple of 4" in refused(in_banks(*moved, size=20, alignment=4, banks=wider))

@@ -307,6 +307,12 @@ def test_outputs_default_to_what_no_op_consumes() -> None:
     assert graph.outputs == ("y", "z")
 
 
+@pytest.mark.parametrize(("recomputable", "outputs"), [(True, ["x", "y"]), (False, ["y"])])
+def test_held_tensor_is_an_output_that_is_made_once(recomputable: bool, outputs: list[str]) -> None:
+    with pytest.raises(GraphError, match="tensor 'x' is held, but it is no output, or the op that makes it may run"):
+        graph_of(op("a", "", "x", recomputable=recomputable), op("b", "x", "y"), outputs=outputs, held=["x"])
+
+
 def test_outputs_may_be_none_at_all() -> None:
     assert graph_of(op("a", "", "x"), outputs=[]).outputs == ()
 

@@ -257,6 +257,15 @@ def test_link_serves_one_transfer_at_a_time_first_in_first_out() -> None:
     assert run(graph, "a, b, offload x, offload y, wait y", link=1).time == 9
 
 
+@pytest.mark.parametrize("step", ["offload big", "free big"])
+def test_tensor_that_is_held_from_outside_stays(step: str) -> None:
+    graph = graph_of(
+        op("a", "", "big", recomputable=False), op("b", "big", "end"), outputs=["big", "end"], held=["big"]
+    )
+    with pytest.raises(InvalidSchedule, match="'big' is held from outside of the graph"):
+        run(graph, f"a, {step}, b", link=1)
+
+
 def both_ways() -> tuple[Graph, str]:
     """x goes out from 1 to 4; y goes out from 4 to 8, and x is asked back meanwhile."""
     graph = graph_of(op("a", "", "x"), op("b", "", "y", time=3), sizes={"x": 3, "y": 4})

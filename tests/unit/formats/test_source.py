@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,38 @@ def test_nor_is_such_a_schedule(tmp_path: Path) -> None:
 def test_nor_is_a_baseline_of_more_than_ten_megabytes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="more than the"):
         read_baseline(hollow(tmp_path, LARGEST_CONFIG + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"time": 1, "time": 2}', "the key 'time' is given twice"),
+        ('{"a" :1,"a":2}', "the key 'a' is given twice"),
+        ('{"a\\": ":1,"a":2,"a":3}', "the key 'a' is given twice"),
+        ('{"ops": [{"name": "f", "time": 1, "time": 1}]}', "the key 'time' is given twice in the object named 'f'"),
+        ('{"ops": [{"name": "f:0", "x": {"b": 1, "b": 2}}]}', "the key 'b' is given twice"),
+        ('{"ops": [[{"b": 1, "b": 2}]], "x": "a:"}', "the key 'b' is given twice"),
+        ('{"ops": ["a", {"b": 1, "b": 2}]}', "the key 'b' is given twice"),
+        ('\ufeff{"b": 1, "b": 2}', "the key 'b' is given twice"),
+        ('{"\\u0062": 1, "b": 2}', "the key 'b' is given twice"),
+        ('{"name": "x", "name": "y"}', "the key 'name' is given twice"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(text: str, says: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        parse_json(Path("g.json"), text.encode())
+    assert caught.value.message == f"g.json: {says}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": {"b": 1}, "c": {"b": 1}, "d": [{"b": 1}, {"b": 2}], "e": [[{"b": 1}], [{"b": ":"}]]}',
+        '{"a:": 1, "a": "\\":", "b" : [1, {"a": 2}]}',
+        "[]",
+        '[{"a": 1}, {"a": 1}]',
+        '"a:"',
+    ],
+)
+def test_a_key_may_stand_in_many_objects(text: str) -> None:
+    assert parse_json(Path("g.json"), text.encode()) == json.loads(text)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from time import monotonic
 from typing import NamedTuple
 
@@ -14,7 +11,7 @@ import numpy as np
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Observer
-from remat_cli.cores import leave_ctrl_c_to_parent
+from remat_cli.cores import process_pool, run_in
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.orders.greedy import greedy_order
@@ -205,10 +202,9 @@ class _OrderSearch:
     def _anneal(self, start: Layout, loose: int, fewest: int) -> None:
         # Until something is gained, one anneal decides: in most training graphs the input order is as good as any.
         fruitless = 0 if self._pays(self._given) else _PATIENCE - 1
-        with ExitStack() as stack:
-            run_all = _runner(self._limits.cores, stack)
+        with process_pool(self._limits.cores) as pool:
             while fruitless < _PATIENCE and (coolings := self._coolings(loose, fewest)):
-                for annealed in run_all(partial(anneal, start), coolings):
+                for annealed in run_in(pool, partial(anneal, start), coolings):
                     fruitless = 0 if self._keep(annealed.order) else fruitless + 1
                     if self._best.excess == 0 or fruitless == _PATIENCE:
                         return
@@ -250,15 +246,3 @@ class _OrderSearch:
 
 def _rank(order: Order) -> tuple[int, int]:
     return order.excess, order.peak_bytes
-
-
-_RunAll = Callable[[Callable[[Cooling], Annealed], Iterable[Cooling]], Iterable[Annealed]]
-
-
-def _runner(cores: int, stack: ExitStack) -> _RunAll:
-    """Return what runs annealings: one by one as results are asked for, or in processes that end with `stack`."""
-    if cores == 1:
-        return map
-    # New processes rather than forks: a solver's threads may be running. Ctrl-C is for the one that started them.
-    pool = get_context("spawn").Pool(cores, initializer=leave_ctrl_c_to_parent)
-    return stack.enter_context(pool).imap

@@ -95,7 +95,7 @@ def test_what_was_added_up_before_a_normalization_is_a_result_too(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("op", "attributes"),
-    [("QLinearConcat", {}), ("FusedMatMul", {"transBatchA": 1}), ("MatMulNBits", {}), ("Upsample", {"domain": NCHWC})],
+    [("QLinearConcat", {}), ("Attention", {"num_heads": 1}), ("MatMulNBits", {}), ("Upsample", {"domain": NCHWC})],
 )
 def test_what_has_no_rule_or_does_not_fit_it_stays_an_estimate(
     tmp_path: Path, op: str, attributes: dict[str, Any]

@@ -9,9 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Kind
 from remat_cli.core.operators import Operand, Role
 from remat_cli.errors import GraphError
+from remat_cli.prepare import prepare
 from tests.unit.formats.onnx.models import Model, elsewhere, float_input, integers, node, tensor, value, weight
 
 
@@ -36,7 +38,7 @@ def test_unread_weights_are_resident_and_not_trained(tmp_path: Path) -> None:
     assert reading.parameters == ()
 
 
-def test_sparse_weight_counts_with_its_values_and_indices(tmp_path: Path) -> None:
+def test_sparse_weight_counts_as_the_dense_one_that_runtimes_make_of_it(tmp_path: Path) -> None:
     model = Model([node("Add", ["x", "s"], ["y"])]).proto()
     values = helper.make_tensor("s", TensorProto.FLOAT, [2], [1.0, 2.0])
     indices = helper.make_tensor("i", TensorProto.INT64, [2], [0, 4])
@@ -47,7 +49,7 @@ def test_sparse_weight_counts_with_its_values_and_indices(tmp_path: Path) -> Non
             return model
 
     reading = Given([]).read(tmp_path)
-    assert reading.graph.resident_bytes == 2 * 4 + 2 * 8
+    assert reading.graph.resident_bytes == 2 * 3 * 4
     assert tensor(reading, "y").shape == (2, 3)
     assert reading.parameters[0].shape == (2, 3)
 
@@ -182,3 +184,52 @@ def test_attributes_of_all_plain_kinds_are_carried_and_others_left_out(tmp_path:
         "numbers": (0.5, 1.5),
         "texts": ("a", "b"),
     }
+
+
+class TestWeightsThatAreConstantNodes:
+    """Paddle's exporter writes each weight as a Constant node."""
+
+    @staticmethod
+    def constant(name: str, *dims: int, dtype: type = np.float32) -> onnx.NodeProto:
+        return node("Constant", [], [name], value=numpy_helper.from_array(np.ones(dims, dtype=dtype)))
+
+    def model(self) -> Model:
+        kernels = [
+            self.constant("w", 4, 3, 1, 1),
+            self.constant("b", 4),
+            self.constant("half", 1),
+            self.constant("s", 9),
+        ]
+        steps = [
+            node("Conv", ["x", "w", "b"], ["h"]),
+            node("Mul", ["h", "half"], ["m"]),
+            node("Mul", ["m", "s"], ["y"]),
+        ]
+        return Model([*kernels, *steps], inputs=[float_input("x", 1, 3, 9, 9)])
+
+    def test_they_are_trained(self, tmp_path: Path) -> None:
+        reading = self.model().read(tmp_path)
+        assert [(one.name, one.bytes) for one in reading.parameters] == [("w", 48), ("b", 16)]
+        assert "2 weights are Constant nodes in the file, 64 B: they count as trained" in reading.training_notes
+        prepared = prepare(self.model().save(tmp_path), GraphOptions(mode="training", optimizer="sgd"))
+        assert prepared.parameter_bytes == 64
+        assert prepared.graph.resident_bytes == 64 + 64 + 4 + 36
+
+    def test_where_they_multiply_in_a_body(self, tmp_path: Path) -> None:
+        inner = [self.constant("w", 3, 3), node("MatMul", ["x", "w"], ["b"])]
+        branch = helper.make_graph(inner, "branch", [], [value("b")])
+        other = helper.make_graph([node("Relu", ["x"], ["r"])], "other", [], [value("r")])
+        chosen = node("If", ["c"], ["y"], then_branch=branch, else_branch=other)
+        model = Model([chosen], inputs=[float_input("x", 3, 3), value("c", [], TensorProto.BOOL)])
+        assert [one.name for one in model.read(tmp_path).parameters] == ["w"]
+
+    def test_whole_numbers_and_stored_weights_need_no_note(self, tmp_path: Path) -> None:
+        steps = [self.constant("i", 3, 3, dtype=np.int64), node("MatMul", ["x", "i"], ["h"])]
+        model = Model(
+            [*steps, node("Cast", ["h"], ["f"], to=TensorProto.FLOAT), node("MatMul", ["f", "w"], ["y"])],
+            inputs=[value("x", [3, 3], TensorProto.INT64)],
+            stored=[weight("w", 3, 3)],
+        )
+        reading = model.read(tmp_path)
+        assert [one.name for one in reading.parameters] == ["w"]
+        assert not [note for note in reading.training_notes if "Constant" in note]

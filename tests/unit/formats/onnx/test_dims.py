@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from string import ascii_letters
+from typing import Any
 
 import pytest
 
@@ -100,8 +101,94 @@ def test_shapes_that_contradict_each_other(tmp_path: Path) -> None:
 
 
 def test_negative_size_in_the_file(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"input 'x' has shape \[-1,3\], with a negative dimension"):
-        adder([-1, 3]).read(tmp_path)
+    with pytest.raises(GraphError, match=r"input 'x' has shape \[-2,3\], with a negative dimension"):
+        adder([-2, 3]).read(tmp_path)
+
+
+@pytest.mark.parametrize("placeholder", ["?", "", "-1", -1, None])
+def test_placeholders_are_sizes_of_their_own(tmp_path: Path, placeholder: str | int | None) -> None:
+    reading = adder([placeholder, 3, placeholder], [placeholder]).read(
+        tmp_path, input_shapes={"x": (6, 3, 48), "z": (1,)}
+    )
+    assert tensor(reading, "y").shape == (6, 3, 48)
+
+
+def test_counted_placeholders_are_no_names_for_each_other(tmp_path: Path) -> None:
+    model = adder(["unk__1", 3], ["unk__1"])
+    assert tensor(model.read(tmp_path, input_shapes={"x": (6, 3), "z": (1,)}), "y").shape == (6, 3)
+    assert tensor(model.read(tmp_path, input_shapes={"x": (6, 3)}, dims={"unk__1": 3}), "z").shape == (3,)
+
+
+@pytest.mark.parametrize("dims", [{}, {"*": 8}, {"?": 8}])
+def test_the_hint_for_a_placeholder_names_the_shape(tmp_path: Path, dims: dict[str, int]) -> None:
+    with pytest.raises(UsageError) as caught:
+        adder(["?", 3, "?"]).read(tmp_path, dims=dims)
+    assert "--input-shape x:8,3,8" in caught.value.hint
+    assert "--dim" not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2*N", 16),
+        ("floor(L/2)", 3),
+        ("N + 1", 9),
+        ("N - 1", 7),
+        ("-N + 20", 12),
+        ("N//3", 2),
+        ("(N + L)/3", 5),
+        ("N**2", 64),
+        ("Max(1, N, L)", 8),
+        ("Min(512, N)", 8),
+        ("ceiling(L/2)", 4),
+        ("Mod(L, 4)", 3),
+        ("FloorDiv(N*L, 10)", 5),
+        ("6", 6),
+    ],
+)
+def test_an_expression_follows_from_its_symbols(tmp_path: Path, text: str, size: int) -> None:
+    named = {"N": 8, "L": 7}
+    model = adder(["N", "L", text], [text])
+    assert tensor(model.read(tmp_path, dims=named), "x").shape == (8, 7, size)
+    model.read(tmp_path, dims=named | ({} if text.isdecimal() else {text: size}))
+
+
+@pytest.mark.parametrize("text", ["batch-size", "a.b", "f(N)", "N +", "__import__('os')", "x y", "N if N else 1", "é"])
+def test_other_texts_are_names(tmp_path: Path, text: str) -> None:
+    assert tensor(adder([text]).read(tmp_path, dims={text: 4}), "x").shape == (4,)
+
+
+def test_an_expression_alone_takes_a_size_of_its_own(tmp_path: Path) -> None:
+    assert tensor(adder(["past + seq"]).read(tmp_path, dims={"past + seq": 4}), "x").shape == (4,)
+    assert tensor(adder(["2*N"]).read(tmp_path, input_shapes={"x": (5,)}), "x").shape == (5,)
+
+
+def test_the_symbols_of_an_expression_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        adder(["2*N + M"], ["N"]).read(tmp_path)
+    assert "N (input 'x', axis 0: 2*N + M; input 'z', axis 0), M (" in caught.value.message
+    assert caught.value.hint == "bind them: --dim N=8 --dim M=8"
+
+
+@pytest.mark.parametrize("given", [{"dims": {"N": 64, "2*N": 100}}, {"dims": {"N": 64}, "input_shapes": {"x": (100,)}}])
+def test_an_expression_that_contradicts_its_symbols(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"'2\*N' is given as 100, but it is 128 where N is 64"):
+        adder(["2*N"], ["N"]).read(tmp_path, **given)
+
+
+@pytest.mark.parametrize("text", ["N/2", "N - 5", "3/(N - 3)", "(10**9*N)**9"])
+def test_an_expression_that_is_no_size(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match="is no size where N is 3"):
+        adder([text]).read(tmp_path, dims={"N": 3})
+
+
+def test_an_expression_sizes_what_an_unknown_op_makes(tmp_path: Path) -> None:
+    model = Model(
+        [node("Mystery", ["x"], ["h"], domain="mine"), node("Neg", ["h"], ["y"])],
+        inputs=[float_input("x", "N")],
+        declared=[value("h", ["2*N"])],
+    )
+    assert tensor(model.read(tmp_path, dims={"N": 8}), "y").shape == (16,)
 
 
 def test_negative_size_in_the_file_is_settled_by_a_given_shape(tmp_path: Path) -> None:

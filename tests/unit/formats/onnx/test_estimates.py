@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto
 
-from remat_cli.errors import GraphError
-from tests.unit.formats.onnx.models import Model, float_input, node, tensor, value, weight
+from remat_cli.errors import GraphError, UsageError
+from tests.unit.formats.onnx.models import Model, body, float_input, node, tensor, value, weight
 
 ACME = {"com.acme": 1}
 
@@ -46,7 +46,7 @@ def test_unknown_op_without_activations_is_sized_like_its_largest_input(tmp_path
 
 def test_unknown_op_without_inputs_needs_a_shape(tmp_path: Path) -> None:
     model = Model([node("Make", [], ["h"], domain="com.acme"), node("Add", ["h", "x"], ["y"])], other_opsets=ACME)
-    with pytest.raises(GraphError, match=r"'h' .* Make"):
+    with pytest.raises(UsageError, match=r"'h' .* Make"):
         model.read(tmp_path)
     assert tensor(model.read(tmp_path, value_shapes={"h": (2, 1)}), "h").bytes == 8
 
@@ -136,3 +136,15 @@ def test_many_estimates_are_shortened_in_the_note(tmp_path: Path) -> None:
     nodes = [node("Frobnicate", [source], [result], domain="com.acme") for source, result in pairwise(names)]
     (note,) = Model(nodes, other_opsets=ACME).read(tmp_path).notes
     assert "'Frobnicate_4' and 4 more" in note
+
+
+def test_guesses_name_the_ops_that_are_not_known_also_in_bodies(tmp_path: Path) -> None:
+    branches = {
+        f"{name}_branch": body([node(op_type, ["x"], [name], op_type, domain=domain)], outputs=[name])
+        for name, op_type, domain in (("then", "Blur", "com.acme"), ("else", "Exp", ""))
+    }
+    model = Model([node("If", ["c"], ["y"], "if", **branches)], inputs=[float_input("x", 2, 3), value("c", [], 9)])
+    guessed = model.read(tmp_path).guessed
+    assert guessed is not None
+    assert "'if/Blur'" in guessed[0]
+    assert "Exp" not in guessed[0]

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import onnx
 import pytest
@@ -145,13 +145,13 @@ def test_name_that_is_not_text(tmp_path: Path) -> None:
 def test_external_data_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str) -> None:
     path = Model([node("Add", ["x", "w"], ["y"])], stored=[elsewhere("w", [2, 3], location)]).save(tmp_path)
     opened: list[Path] = []
-    read_bytes = Path.read_bytes
+    open_path = Path.open
 
-    def watched(self: Path) -> bytes:
+    def watched(self: Path, mode: str) -> IO[Any]:
         opened.append(self)
-        return read_bytes(self)
+        return open_path(self, mode)
 
-    monkeypatch.setattr(Path, "read_bytes", watched)
+    monkeypatch.setattr(Path, "open", watched)
     monkeypatch.setattr("builtins.open", lambda file, *_, **__: opened.append(Path(file)))
     assert read(Source(path), ReadOptions()).graph.resident_bytes == 24
     assert opened == [path]

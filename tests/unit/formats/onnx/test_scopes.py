@@ -44,7 +44,15 @@ def test_the_older_exporter_names_its_nodes_by_module(name: str, module: str | N
     [
         ("['', 'layer1', 'layer1.0', 'layer1.0.act', 'relu_3']", "layer1.0.act"),
         ("['', 'relu']", ""),
+        ("['', \"it's\", 'a\\'b', 'x']", "a'b"),
         ("[", None),
+        ("['', 'a' 'b']", None),
+        ("['', 1]", None),
+        (r"['', '\x', 'y']", None),
+        ("-" * 9000 + "1", None),
+        ("[" * 9000, None),
+        ("['', " * 1500, None),
+        ("['" + "\\" * 9001 + "', 'x']", None),
     ],
 )
 def test_the_newer_exporter_notes_the_module(note: str, module: str | None) -> None:
@@ -57,6 +65,8 @@ def test_the_line_is_that_of_the_innermost_code_that_is_not_of_torch(tmp_path: P
     relu = node("Relu", ["x"], ["y"], "/net/act/Relu")
     assert source_of(relu) is None
     relu.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=TRACE)
+    assert source_of(relu) == "mylib/net.py:7"
+    relu.metadata_props[0].value = TRACE + 'File "/x.py", line ' + 5000 * "9"
     assert source_of(relu) == "mylib/net.py:7"
     read = op(Model([relu]).read(tmp_path), "Relu")
     assert (read.module, read.source) == ("net.act", "mylib/net.py:7")

@@ -215,7 +215,7 @@ def test_overridable_initializer_is_not_relied_on(tmp_path: Path) -> None:
         inputs=[float_input("x", 2, 3), value("target", [2], TensorProto.INT64)],
         stored=[integers("target", 3, 2)],
     )
-    with pytest.raises(GraphError, match=r"'y' .* Reshape"):
+    with pytest.raises(UsageError, match=r"'y' .* Reshape"):
         model.read(tmp_path)
     assert shape_of_y(model.read(tmp_path, value_shapes={"y": (3, 2)})) == (3, 2)
 
@@ -291,7 +291,7 @@ def test_shapes_that_depend_on_data_are_all_listed(tmp_path: Path) -> None:
     model = Model(
         [node("NonZero", ["x"], ["a"]), node("Neg", ["a"], ["b"]), node("Unique", ["x"], ["y"])], outputs=["b", "y"]
     )
-    with pytest.raises(GraphError) as caught:
+    with pytest.raises(UsageError) as caught:
         model.read(tmp_path)
     assert "'a' (op 'NonZero_0', NonZero), 'y' (op 'Unique_2', Unique)" in caught.value.message
     assert "'b'" not in caught.value.message
@@ -334,6 +334,17 @@ def test_negative_given_shape(tmp_path: Path) -> None:
         node("Split", ["x"], ["y", "z", "u"], name="faulty", num_outputs=2),
         node("GatherND", ["x", "w"], ["y"], name="faulty", batch_dims=-1),
         node("LayerNormalization", ["x", "w"], ["y"], name="faulty", axis=2**62),
+        *(
+            node("Einsum", ["x", "w"], ["y"], name="faulty", equation=equation)
+            for equation in (
+                "ij,\njk->ik",
+                "ij,jk-",
+                "i.j,jk->ik",
+                "...i...,jk->ik",
+                "...," * 4000,
+                "a" * 50_000 + "\n",
+            )
+        ),
     ],
     ids=lambda faulty: str(faulty.op_type),
 )
@@ -342,6 +353,16 @@ def test_node_that_breaks_its_op_s_rules_is_named(tmp_path: Path, faulty: object
     with pytest.raises(GraphError, match="op 'faulty'") as caught:
         model.read(tmp_path)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape"),
+    [("ij,jk->ik", (4, 5)), (" i j, jk - > ik ", (4, 5)), ("...j,jk", (4, 5)), ("Aj,j...->A...", (4, 5))],
+)
+def test_an_equation_may_hold_spaces_capitals_and_dots(tmp_path: Path, equation: str, shape: tuple[int, ...]) -> None:
+    einsum = node("Einsum", ["x", "w"], ["y"], equation=equation)
+    model = Model([einsum], inputs=[float_input("x", 4, 7)], stored=[weight("w", 7, 5)])
+    assert shape_of_y(model.read(tmp_path)) == shape
 
 
 def test_baked_in_batch_size_is_found_at_its_reshape(tmp_path: Path) -> None:
@@ -378,3 +399,38 @@ def test_absent_optional_inputs_and_outputs_are_skipped(tmp_path: Path) -> None:
 def test_unused_outputs_are_tensors(tmp_path: Path) -> None:
     model = Model([node("TopK", ["x", "k"], ["y", "indices"])], stored=[integers("k", 2)])
     assert tensor(model.read(tmp_path), "indices").bytes == 2 * 2 * 8
+
+
+@pytest.mark.parametrize(("opset", "dtype"), [(6, "float32"), (7, "float32"), (9, "float32"), (10, "bool")])
+def test_masks_of_old_dropouts_are_as_wide_as_their_input(tmp_path: Path, opset: int, dtype: str) -> None:
+    reading = Model([node("Dropout", ["x"], ["y", "mask"])], opset=opset).read(tmp_path)
+    assert tensor(reading, "mask").shape == (2, 3)
+    assert tensor(reading, "mask").dtype == dtype
+
+
+@pytest.mark.parametrize("op_type", ["GreaterOrEqual", "LessOrEqual"])
+@pytest.mark.parametrize("opset", [12, 15, 16])
+def test_comparisons_that_operator_sets_define_by_others(tmp_path: Path, op_type: str, opset: int) -> None:
+    model = Model([node(op_type, ["x", "w"], ["y"])], stored=[weight("w", 4, 1, 3)], opset=opset)
+    y = tensor(model.read(tmp_path), "y")
+    assert (y.shape, y.dtype) == ((4, 2, 3), "bool")
+
+
+def test_statistics_of_old_batch_norms_have_an_element_a_channel(tmp_path: Path) -> None:
+    names = ["scale", "bias", "mean", "var"]
+    results = ["y", "new_mean", "new_var", "saved_mean", "saved_var"]
+    model = Model(
+        [node("BatchNormalization", ["x", *names], results)],
+        inputs=[float_input("x", 2, 3, 4, 4)],
+        stored=[weight(name, 3) for name in names],
+        opset=9,
+    )
+    reading = model.read(tmp_path)
+    assert {tensor(reading, name).shape for name in results[1:]} == {(3,)}
+
+
+@pytest.mark.parametrize("opset", [1, 6])
+def test_ops_of_the_first_operator_sets_with_hints(tmp_path: Path, opset: int) -> None:
+    hints: dict[str, Any] = {"consumed_inputs": [0]} if opset == 1 else {}
+    model = Model([node("Add", ["x", "w"], ["y"], broadcast=1, **hints)], stored=[weight("w", 3)], opset=opset)
+    assert shape_of_y(model.read(tmp_path)) == (2, 3)

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from remat_cli.core.operators import Role
-from remat_cli.errors import GraphError
+from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.onnx.structure import captured_names
 from tests.unit.formats.onnx.models import (
     Model,
@@ -119,9 +119,64 @@ def test_shapes_fold_inside_bodies(tmp_path: Path) -> None:
 
 def test_fault_in_a_body_is_named_with_its_path(tmp_path: Path) -> None:
     broken = body([node("MatMul", ["x", "w"], ["m"], name="inner")], outputs=["m"])
-    model = Model([choose(broken, ONE_RELU)], inputs=[X, CONDITION], stored=[weight("w", 3, 3)])
-    with pytest.raises(GraphError, match="op 'choice/inner'"):
+    model = Model([choose(broken, broken)], inputs=[X, CONDITION], stored=[weight("w", 3, 3)])
+    with pytest.raises(GraphError, match="no branch of op 'choice' fits these sizes: then_branch: op 'choice/inner'"):
         model.read(tmp_path)
+
+
+class TestBranchThatCannotRun:
+    """x has 250 elements, and one branch multiplies it by a matrix of 3 rows: only the other one can run."""
+
+    MISFIT = body(
+        [node("Reshape", ["x", "shape"], ["n"], name="guess"), node("MatMul", ["n", "w"], ["m"], name="inner")],
+        outputs=["m"],
+        stored=[integers("shape", 1, 250), weight("w", 3, 3), weight("unread", 100)],
+    )
+    EQUAL = node("Equal", ["rate", "usual"], ["c"])
+
+    def model(self) -> Model:
+        return Model(
+            [self.EQUAL, choose(THREE_AT_ONCE, self.MISFIT)],
+            inputs=[X, value("rate", [], TensorProto.INT64)],
+            stored=[scalar("usual", 16000)],
+        )
+
+    def test_it_is_left_out_with_a_note(self, tmp_path: Path) -> None:
+        reading = self.model().read(tmp_path)
+        (note,) = (note for note in reading.notes if "left out" in note)
+        assert note.startswith(
+            "the else_branch of op 'choice' cannot run at these sizes, and is left out: op 'choice/in"
+        )
+        assert note.endswith("; --value rate=N says which branch runs")
+        assert op(reading, "If").workspace_bytes == 2000
+
+    def test_what_it_stores_is_in_memory(self, tmp_path: Path) -> None:
+        assert self.model().read(tmp_path).graph.resident_bytes == 8 + 16 + 36 + 400
+
+    def test_nothing_in_it_is_an_estimate_or_asked_for(self, tmp_path: Path) -> None:
+        """A value that depends on data comes before the op that does not fit."""
+        misfit = body([node("NonZero", ["x"], ["z"]), *self.MISFIT.node], outputs=["m"], stored=self.MISFIT.initializer)
+        model = self.model()
+        model.nodes = [self.EQUAL, choose(THREE_AT_ONCE, misfit)]
+        assert model.read(tmp_path).estimated == ("choice",)
+
+    def test_a_given_value_says_which_one_runs(self, tmp_path: Path) -> None:
+        reading = self.model().read(tmp_path, values={"rate": 16000})
+        assert not [note for note in reading.notes if "left out" in note]
+        without = self.model().read(tmp_path).graph
+        assert (reading.graph.ops, reading.graph.resident_bytes) == (without.ops, without.resident_bytes)
+        with pytest.raises(GraphError, match="'choice/inner'") as caught:
+            self.model().read(tmp_path, values={"rate": 8000})
+        assert "--value" in caught.value.hint
+
+    def test_one_in_a_branch_that_fits(self, tmp_path: Path) -> None:
+        outer = body([choose(ONE_RELU, self.MISFIT, "c")], outputs=["y"])
+        model = self.model()
+        model.nodes = [self.EQUAL, node("If", ["c"], ["o"], name="outer", then_branch=outer, else_branch=self.MISFIT)]
+        model.outputs = ("o",)
+        notes = [note for note in model.read(tmp_path).notes if "left out" in note]
+        assert len(notes) == 2
+        assert "op 'outer/choice'" in notes[0]
 
 
 def test_if_without_a_branch(tmp_path: Path) -> None:
@@ -163,7 +218,7 @@ def test_workspace_of_a_loop_is_one_iteration(tmp_path: Path) -> None:
 
 
 def test_scans_of_an_unknown_number_of_trips_need_a_shape(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"'all' .* Loop"):
+    with pytest.raises(UsageError, match=r"'all' .* Loop"):
         loop(None, STEP, "last", "all").read(tmp_path)
     reading = loop(None, STEP, "last", "all").read(tmp_path, value_shapes={"all": (9, 250)})
     assert tensor(reading, "all").bytes == 9000
@@ -171,7 +226,7 @@ def test_scans_of_an_unknown_number_of_trips_need_a_shape(tmp_path: Path) -> Non
 
 def test_state_that_grows_needs_a_shape(tmp_path: Path) -> None:
     growing = loop_body(node("Concat", ["s", "x"], ["next"], axis=0), outputs=("next",))
-    with pytest.raises(GraphError, match=r"'last' .* Loop"):
+    with pytest.raises(UsageError, match=r"'last' .* Loop"):
         loop(7, growing, "last").read(tmp_path)
 
 
@@ -220,7 +275,7 @@ def test_scan_takes_slices_and_stacks_them_along_its_axes(tmp_path: Path) -> Non
 
 
 def test_scan_of_opset_8_needs_shapes(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"'last' .* Scan"):
+    with pytest.raises(UsageError, match=r"'last' .* Scan"):
         scan_model(opset=8).read(tmp_path)
 
 
@@ -281,7 +336,7 @@ def detection() -> Model:
 
 
 def test_all_unknown_sizes_are_asked_for_at_once_with_their_ranks(tmp_path: Path) -> None:
-    with pytest.raises(GraphError) as caught:
+    with pytest.raises(UsageError) as caught:
         detection().read(tmp_path)
     assert "'a' (op 'NonZero_0', NonZero), 'inner' (op 'choice/within', NonZero), 'u' (" in caught.value.message
     assert "--value-shape a:2,8 --value-shape inner:2,8 --value-shape u:8," in caught.value.hint

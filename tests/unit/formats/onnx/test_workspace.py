@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from remat_cli.formats.onnx.einsum_memory import einsum_elements
-from remat_cli.formats.reader import Aliasing
+from remat_cli.formats.reader import Aliasing, Workspace
 from tests.unit.formats.onnx.models import Model, float_input, node, op, weight
 
 
@@ -23,6 +23,17 @@ def transposed_convolution(opset: int = 21) -> Model:
 def test_each_pixel_is_spread_before_it_is_summed(tmp_path: Path) -> None:
     reading = transposed_convolution().read(tmp_path, aliasing=Aliasing.ORT_CPU)
     assert op(reading, "ConvTranspose").workspace_bytes == 4 * (3 * 2 * 2) * (8 * 8)
+
+
+@pytest.mark.parametrize("aliasing", [None, *Aliasing])
+@pytest.mark.parametrize("workspace", Workspace)
+def test_workspace_is_asked_for_apart_from_aliasing(
+    tmp_path: Path, aliasing: Aliasing | None, workspace: Workspace
+) -> None:
+    reading = transposed_convolution().read(tmp_path, mode="inference", aliasing=aliasing, workspace=workspace)
+    assert (reading.graph.ops[0].workspace_bytes > 0) == (workspace is Workspace.ONNXRUNTIME)
+    named = "onnxruntime's" if workspace is Workspace.ONNXRUNTIME else "none"
+    assert f"workspace of kernels that is counted, as asked for: {named}" in reading.notes
 
 
 @pytest.mark.parametrize("profile", [Aliasing.TORCH, Aliasing.NONE])

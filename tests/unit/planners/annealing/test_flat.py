@@ -75,7 +75,7 @@ def test_constants_of_the_kernel_are_those_of_the_others() -> None:
 
 def test_without_a_compiler_or_time_to_load_numpy_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(sweeps_of(TANGLED, 60.0), NumpySweeps)  # tests compile nothing
-    monkeypatch.setattr(sweeps, "find_spec", lambda _: True)
+    monkeypatch.setattr(sweeps, "can_compile", lambda: True)
     monkeypatch.setattr(flat, "is_ready", lambda: True)
     assert isinstance(sweeps_of(TANGLED, 60.0), FlatSweeps)
     assert isinstance(sweeps_of(TANGLED, 1.0), NumpySweeps)
@@ -89,10 +89,10 @@ def test_the_same_work_finds_the_same_plan_either_way(monkeypatch: pytest.Monkey
 
 
 COMPILED = """
-from remat_cli.planners.annealing import kernel
+from remat_cli.compiled import can_compile
 from tests.unit.planners.annealing.test_flat import TANGLED, FlatSweeps, NumpySweeps, hot, swept
 sequence, weather = hot()
-assert kernel.IS_COMPILED
+assert can_compile()
 print(swept(FlatSweeps(TANGLED), sequence, weather, 1) == swept(NumpySweeps(), sequence, weather, 1))
 """
 

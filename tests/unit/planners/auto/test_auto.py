@@ -339,3 +339,16 @@ def test_refuses_options_that_make_no_sense(option: str) -> None:
     wrong: dict[str, Any] = {option: -1}
     with pytest.raises(UsageError, match=option):
         Auto(**wrong)
+
+
+def test_where_memory_runs_out_the_best_plan_until_then_is_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hoard(*_: Any) -> None:
+        raise MemoryError
+
+    hoarder = Stage(lambda _: True, (Turn("retention", hoard),), "always")
+    monkeypatch.setattr(portfolio, "RECOMPUTING", (hoarder,))
+    solution = solve(at_share(training_unet(6), 0.8), Auto(time_limit=NO_CLOCK))
+    assert solution.status is Status.FEASIBLE
+    assert caplog.messages == ["retention: out of memory; the best plan until then is kept"]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from signal import SIGKILL
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -271,3 +274,22 @@ def test_no_number_that_a_solver_is_given_is_large() -> None:
     assert len(factors) == 4
     assert all(abs(factor) <= 2**24 for factor in factors)
     assert all(abs(term["value"]) <= 1e6 for term in given["objective"]["coefficients"])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+def test_a_solver_ends_with_the_process_that_started_it_and_leaves_no_files(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    call = ["/bin/sh", "-c", mip_solvers._GUARDED, "sh", str(folder), "sleep", "600"]
+    with subprocess.Popen(call, stdin=subprocess.PIPE, start_new_session=True) as guarded:
+        assert guarded.stdin is not None
+        guarded.stdin.close()  # as where that process is killed
+        assert guarded.wait(20) == 128 + SIGKILL
+    assert wait_until_gone(folder)
+
+
+def wait_until_gone(folder: Path) -> bool:
+    end = monotonic() + 20
+    while folder.exists() and monotonic() < end:
+        sleep(0.02)
+    return not folder.exists()

@@ -7,12 +7,14 @@ from fractions import Fraction
 
 import pytest
 
+from remat_cli.core.graph import Phase
 from remat_cli.core.link import Duplex, Link
 from remat_cli.core.problem import Budget, Observer, Problem, Scope, Status
 from remat_cli.core.solve import solve
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.planners.offload.planner import Offloading
 from remat_cli.planners.offload.search import OffloadSearch
+from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
@@ -95,3 +97,17 @@ def test_a_search_goes_on_from_the_plan_of_another() -> None:
 def test_any_graph_will_do() -> None:
     solution = solve(Problem(diamond(), Budget(7), Link(Fraction(1)), offload=True), Offloading())
     assert solution.trace is not None
+
+
+@pytest.mark.parametrize("planner", [Offloading(), Pofo()])
+def test_what_is_held_from_outside_never_moves(planner: Offloading | Pofo) -> None:
+    graph = training_chain(8, size=4, time=3)
+    made = [op.outputs[0] for op in graph.ops if op.phase is Phase.FORWARD]
+    held = set(made[1::2])
+    ops = tuple(op.edited(recomputable=False) if held.intersection(op.outputs) else op for op in graph.ops)
+    tensors = {name: replace(tensor, held=name in held) for name, tensor in graph.tensors.items()}
+    outputs = tuple(dict.fromkeys((*graph.outputs, *sorted(held))))
+    graph = graph.edited(ops=ops, tensors=tensors, outputs=outputs).checked()
+    solution = solve(Problem(graph, Budget(32), Link(Fraction(4)), offload=True), planner)
+    assert solution.result.schedule is not None
+    assert solution.result.schedule.has_transfers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Event, current_thread, main_thread
+from threading import Event, Thread, current_thread, main_thread
 
 import pytest
 
@@ -77,3 +77,16 @@ def test_a_solver_that_does_not_listen_is_left_to_itself() -> None:
     with pytest.raises(KeyboardInterrupt):
         counting.thread.run(take)
     counting.stopped.set()
+
+
+def test_where_the_system_allows_no_thread_the_solver_runs_in_the_one_that_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", refuse)
+    taken: list[int] = []
+    thread = SolverThread[int]("at once", lambda: thread.tell(7), lambda: None, Limits())
+    thread.run(taken.append)
+    assert taken == [7]

@@ -267,7 +267,10 @@ class TestJSON:
             "max_overhead": 0.1,
             "max_peak_bytes": None,
             "max_regression": None,
-            "arena": None,
+            "offload": False,
+            "arena": False,
+            "alignment": 64,
+            "banks": {},
         }
         assert holds["figures"]["plan_peak_bytes"] == 1_953_335_824
         assert fails["failures"][0]["remedies"] == ["raise budget to 2GB", "allow it: max_overhead: 25%"]

@@ -77,3 +77,17 @@ def test_a_model_that_leaves_out_sizes_needs_more_than_predicted() -> None:
         replace(more, plan=ProcessPeak(40 * MB, 50 * MB)),  # a kernel that is not known
     ):
         assert SIZES not in said(other)
+
+
+def test_the_most_that_it_may_take_is_told_as_such() -> None:
+    most = replace(
+        RUN,
+        plain=ProcessPeak(60 * MB, 20 * MB, at_most=True),
+        plan=ProcessPeak(40 * MB, 20 * MB, at_most=True),
+        upper_bounds=("loop", "choice"),
+    )
+    text = said(most)
+    assert "at most 40.00 MB" in text
+    assert "depends on data: 'loop', 'choice'." in text
+    assert "The model runs as planned." in text
+    assert "most" not in said(RUN)

@@ -30,7 +30,7 @@ from remat_cli.reports.terminal.compare import (
 )
 from remat_cli.reports.terminal.curve_chart import MARKS, CurveChart
 from remat_cli.reports.terminal.fit import fit_report, fit_summary
-from remat_cli.reports.terminal.sweep import sweep_csv, sweep_report, sweep_summary
+from remat_cli.reports.terminal.sweep import csv_bytes, sweep_csv, sweep_report, sweep_summary
 from remat_cli.studies.fit import Fit, Question, fit
 from remat_cli.studies.sweep import Curve, Point, Sweep, sweep
 from remat_cli.units import parse_budgets
@@ -283,3 +283,15 @@ def test_the_report_of_a_fit_in_which_nothing_fits_says_why() -> None:
 def test_a_name_of_a_dimension_stays_harmless() -> None:
     found = largest_batch(34, HOSTILE)
     assert "\x1b" not in rendered(fit_report(found, PlannerChoice("dtr")))
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "  =1", "\uff1d1+1", "\t=1", "=1,\"'=2"])
+def test_no_cell_of_a_table_is_a_formula(name: str) -> None:
+    table = csv_bytes([{"file": name, "time": -1, "empty": "", "none": None}]).decode()
+    _, line = csv.reader(io.StringIO(table))
+    assert line[0].startswith(("'", "\N{REPLACEMENT CHARACTER}"))
+    assert line[1:] == ["-1", "", ""]
+
+
+def test_other_cells_of_a_table_are_as_they_are() -> None:
+    assert csv_bytes([{"file": "a=1.json", "name": "a-b"}]) == b"file,name\na=1.json,a-b\n"

@@ -12,7 +12,7 @@ import pytest
 from remat_cli.config import GraphOptions
 from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Wait
 from remat_cli.errors import UsageError
-from remat_cli.formats.reader import Aliasing
+from remat_cli.formats.reader import Aliasing, Workspace
 from remat_cli.runtime.onnx.apply import check_can_apply, checked
 from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node, value, weight
 from tests.unit.runtime.onnx.rewriting import rewritten_model
@@ -32,6 +32,7 @@ def test_a_plan_for_inference_by_recomputation_can_be_applied(tmp_path: Path) ->
     [
         (GraphOptions(mode="training"), ONE, "for training, and the backward pass is not", "--mode inference"),
         (replace(INFERENCE, aliasing=Aliasing.TORCH), ONE, "shared as by torch", "plan without --aliasing"),
+        (replace(INFERENCE, workspace=Workspace.NONE), ONE, "no workspace of kernels", "plan without --workspace"),
         (INFERENCE, Schedule((Compute("neg"), Offload("a"))), "moves 'a'", "only recomputes"),
         (INFERENCE, Schedule((Prefetch("b"), Wait("b"))), "moves 'b'", "only recomputes"),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from remat_cli import session_options
 from remat_cli.config import GraphOptions
@@ -25,7 +25,7 @@ from remat_cli.runtime.onnx.apply import apply_schedule, read_for
 from remat_cli.runtime.onnx.execution import NOISE_BYTES, ModelExecution, ProcessPeak, UsualRun, execute
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from tests.places import GRAPHS
-from tests.unit.formats.onnx.models import Model, body, elsewhere, float_input, node, value
+from tests.unit.formats.onnx.models import Model, body, elsewhere, float_input, integers, node, scalar, value
 from tests.unit.runtime.onnx.rewriting import planned
 
 LONG_SKIP = GRAPHS / "long_skip.onnx"
@@ -181,6 +181,57 @@ def test_a_loop_runs_as_often_as_was_planned(collects: bool, tmp_path: Path) -> 
     found = run(model.save(tmp_path), value_shapes={"all": (20, *size)} if collects else {})
     assert found.plain.predicted >= (44 if collects else 4) * MIB
     assert abs(found.plain.measured - found.plain.predicted) < 0.5 * MIB
+
+
+@pytest.mark.parametrize(("high", "off"), [(1e9, "less"), (-1e9, "none")])
+def test_less_than_the_most_that_it_may_take_is_no_failure(high: float, off: str, tmp_path: Path) -> None:
+    large = body([node("Expand", ["e", "four"], ["w"]), node("ReduceMax", ["w"], ["m"], keepdims=0)], outputs=["m"])
+    small = body([node("ReduceMax", ["e"], ["l"], keepdims=0)], outputs=["l"])
+    model = Model(
+        [
+            node("Exp", ["x"], ["e"]),
+            node("ReduceMax", ["e"], ["highest"], keepdims=0),
+            node("Greater", ["highest", "high"], ["c"]),
+            node("If", ["c"], ["y"], "choice", then_branch=large, else_branch=small),
+        ],
+        inputs=[value("x", [256, 1024])],
+        stored=[integers("four", 4, 256, 1024), numpy_helper.from_array(np.array(high, dtype=np.float32), "high")],
+    )
+    found = run(model.save(tmp_path))
+    assert found.upper_bounds == ("choice",)
+    assert (found.plan.at_most, found.plan.agrees, found.parted_at) == (True, True, None)
+    assert (found.plan.measured < found.plan.predicted - 3 * MIB) == (off == "less")
+    assert found.broken(planned(tmp_path / "model.onnx")) is None
+
+
+def test_a_loop_whose_state_grows_takes_what_was_predicted(tmp_path: Path) -> None:
+    part, times = 2**18, 10
+    inner = body(
+        [node("Concat", ["state", "x"], ["next"], axis=0), node("Identity", ["go"], ["more"])],
+        [value("i", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), value("state")],
+        ["more", "next"],
+    )
+    inner.output[0].type.tensor_type.elem_type = TensorProto.BOOL
+    model = Model(
+        [
+            node("Neg", ["x"], ["start"]),
+            node("Loop", ["n", "", "start"], ["all"], "loop", body=inner),
+            node("ReduceSum", ["all"], ["y"], keepdims=0),
+        ],
+        inputs=[float_input("x", part)],
+        stored=[scalar("n", times)],
+    )
+    found = run(model.save(tmp_path), value_shapes={"all": ((times + 1) * part,)})
+    assert found.upper_bounds == ()
+    # The start, the state of the last iteration and the one before, and what the loop hands out.
+    assert found.plain.predicted == pytest.approx((1 + times + 2 * (times + 1)) * MIB, abs=1000)
+    assert abs(found.plain.measured - found.plain.predicted) < 0.5 * MIB
+
+
+def test_more_than_the_most_that_it_may_take_is_a_failure() -> None:
+    assert ProcessPeak(50 * MIB, MIB, at_most=True).agrees
+    assert not ProcessPeak(50 * MIB, MIB).agrees
+    assert not ProcessPeak(50 * MIB, 53 * MIB, at_most=True).agrees
 
 
 def test_that_a_size_depends_on_data_is_told() -> None:

@@ -436,3 +436,46 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     computes = ["neg", "view", "again", "exp", "neg", "flat-b", "add"]
     first, second = (model_bytes(rewritten(path, computes).proto) for _ in range(2))
     assert first == second
+
+
+def tensor_type(*dims: int) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(TensorProto.FLOAT, dims)
+
+
+def optional_branch(op_type: str, name: str) -> onnx.GraphProto:
+    made = helper.make_value_info(name, helper.make_optional_type_proto(tensor_type(2, 3)))
+    nodes = [node(op_type, ["a"], [f"{name}_plain"]), node("Optional", [f"{name}_plain"], [name])]
+    return helper.make_graph(nodes, name, [], [made])
+
+
+@pytest.mark.parametrize(
+    "wrapping",
+    [
+        [node("Optional", ["a"], ["o"])],
+        [node("Optional", ["a"], ["p"]), node("Identity", ["p"], ["o"])],
+        [
+            node(
+                "If",
+                ["go"],
+                ["o"],
+                then_branch=optional_branch("Exp", "then"),
+                else_branch=optional_branch("Neg", "else"),
+            )
+        ],
+    ],
+    ids=["made", "handed on", "from a branch"],
+)
+def test_optional_values_are_not_declared_as_what_they_hold(tmp_path: Path, wrapping: list[onnx.NodeProto]) -> None:
+    nodes = [node("Exp", ["x"], ["a"], "first"), *wrapping, node("OptionalGetElement", ["o"], ["b"], "get")]
+    model = Model([*nodes, node("Neg", ["b"], ["y"], "last")], opset=18)
+    if wrapping[0].op_type == "If":
+        model.stored = [scalar("go", True)]
+    proto = model.proto()
+    proto.graph.output[0].type.CopyFrom(tensor_type(2, 3))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    order = [op.name for op in planned(path).ops]
+    result = rewritten(path, order)
+    onnx.checker.check_model(result.proto, full_check=True)
+    x = np.ones((2, 3), np.float32)
+    assert run(result.proto, {"x": x}, tmp_path)[0]["y"] == pytest.approx(run(proto, {"x": x}, tmp_path)[0]["y"])

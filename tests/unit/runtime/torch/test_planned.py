@@ -271,6 +271,18 @@ def test_budget_is_planned_with_the_link(
     assert same(gradients(model), gradients(twin))
 
 
+def test_copies_on_the_host_are_no_memory_of_the_device_in_measured_steps() -> None:
+    """The second plan would leave that free, and be tighter than the budget."""
+    model = MLP(depth=8)
+    planned(model, budget="60%", offload=True, planner="pofo", device="a100")
+    for _ in range(3):
+        model.zero_grad(set_to_none=True)
+        model(torch.randn(256, 16)).backward()
+    (plan,) = plan_of(model).graphs
+    assert plan.schedule.has_transfers
+    assert max(plan.measured_peak_bytes) == pytest.approx(plan.predicted_peak_bytes, abs=16)
+
+
 def test_budget_below_the_floor_says_what_the_floor_is_and_why() -> None:
     model = planned(MLP(), budget=10_000)
     with pytest.raises(DoesNotFit, match=r"No plan at all needs less than .* alone needs that") as caught:
@@ -385,7 +397,7 @@ def test_step_that_cannot_be_captured_says_where() -> None:
             return y if y > 0 else -y
 
     with pytest.raises(GraphError, match=r"test_planned\.py:\d+: Data-dependent"):
-        planned(Branching(), budget="80%")(torch.ones(2, 16))
+        planned(Branching(), budget="80%", regions=None)(torch.ones(2, 16))
 
 
 def test_gradient_asked_for_within_the_step_says_what_asks() -> None:
@@ -393,7 +405,7 @@ def test_gradient_asked_for_within_the_step_says_what_asks() -> None:
     layer: Any = model.layers
     layer[0].requires_grad_(False).register_forward_hook(lambda _, inputs, output: output.requires_grad_(True))
     with pytest.raises(GraphError, match="requires_grad_") as raised:
-        planned(model, budget="80%")(torch.ones(2, 16))
+        planned(model, budget="80%", regions=None)(torch.ones(2, 16))
     assert "disable_input_require_grads()" in str(raised.value.hint)
 
 

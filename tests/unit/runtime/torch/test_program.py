@@ -16,13 +16,13 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
 from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.errors import UsageError
+from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.formats.torch.convert import graph_of
-from remat_cli.runtime.torch import call as call_module
-from remat_cli.runtime.torch import transfers
+from remat_cli.runtime.torch import slots, transfers
 from remat_cli.runtime.torch.call import PlannedCall
 from remat_cli.runtime.torch.choice import ScheduleSource
-from remat_cli.runtime.torch.program import divided
+from remat_cli.runtime.torch.planned import plan_of, planned
+from remat_cli.runtime.torch.program import halves
 from remat_cli.runtime.torch.record import PlannedGraph
 from remat_cli.runtime.torch.self_test import self_test
 from tests.streams import LateCopies
@@ -72,11 +72,12 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
     graphs: list[fx.GraphModule] = []
 
     def noted(*arguments: Any) -> Any:
-        graphs.extend(divided(*arguments))
-        return tuple(graphs[-2:])
+        made = halves(*arguments)
+        graphs.extend((made.forward, made.backward))
+        return made
 
     self_test()  # which would be noted, too
-    monkeypatch.setattr(call_module, "divided", noted)
+    monkeypatch.setattr(slots, "halves", noted)
     return graphs
 
 
@@ -117,14 +118,14 @@ def test_tensor_that_is_given_back_while_it_is_copied_gives_wrong_gradients(
     late: LateCopies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def names_nothing(*arguments: Any) -> Any:
-        graphs = divided(*arguments)
-        for node in (node for module in graphs for node in module.graph.nodes):
+        made = halves(*arguments)
+        for node in (node for module in (made.forward, made.backward) for node in module.graph.nodes):
             if node.target is transfers.wait:
                 node.args = (node.args[0], node.args[0])
-        return graphs
+        return made
 
     self_test()
-    monkeypatch.setattr(call_module, "divided", names_nothing)
+    monkeypatch.setattr(slots, "halves", names_nothing)
     assert outcome(mlp, Moved()).differences(outcome(mlp)) != []
 
 
@@ -226,8 +227,12 @@ def test_what_was_returned_cannot_leave_the_device_in_the_backward_pass() -> Non
     def edit(graph: Graph, steps: list[Step]) -> list[Step]:
         return [*steps, *out("tanh"), *back("tanh")]
 
-    with pytest.raises(UsageError, match="'tanh' on the host during the backward pass, but the step has returned it"):
+    with pytest.raises(InvalidSchedule, match="tensor 'tanh' is held from outside of the graph"):
         PlannedCall(Returning(), Edited(edit))(torch.ones(2, 4))
+    model = planned(Returning(), budget="min", offload=True, link_bandwidth="100GB/s", options={"time_limit": 1})
+    model(torch.ones(512, 4))[1].backward()
+    graph = plan_of(model).graphs[0].graph
+    assert [tensor.name for tensor in graph.tensors.values() if tensor.held] == ["tanh", "sum_1"]
 
 
 def test_device_without_copies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +41,7 @@ def test_record_says_what_was_planned_and_how_calls_ran() -> None:
     # What is torch's, and what is not.
     assert {TRACING, DIVIDING, MEASURING, PLANNING} <= record.waited_ns.keys()
     graph.measured_peak_bytes[:] = [12_000]
-    assert "measured peak of the first steps: 12.00 kB" in str(record)
+    assert "measured peak of the first steps, without the workspace of kernels: 12.00 kB" in str(record)
 
 
 def test_function_has_a_record_too() -> None:
@@ -53,3 +56,21 @@ def test_function_has_a_record_too() -> None:
 def test_what_is_not_planned_has_no_record() -> None:
     with pytest.raises(UsageError, match="nothing is planned for this Linear"):
         plan_of(nn.Linear(2, 2))
+
+
+def test_the_plan_is_written_as_a_memory_snapshot(tmp_path: Path) -> None:
+    model, path = planned(MLP(depth=4), budget="70%", options={"time_limit": 2}), tmp_path / "plan.pickle"
+    with pytest.raises(UsageError, match="nothing is planned yet"):
+        plan_of(model).snapshot(path)
+    model(torch.randn(64, 16)).backward()
+    plan_of(model).snapshot(path)
+    (events,) = pickle.loads(path.read_bytes())["device_traces"]
+    signs = {"alloc": 1, "free_completed": -1}
+    sizes = accumulate(signs.get(event["action"], 0) * event["size"] for event in events)
+    assert max(sizes) == plan_of(model).graphs[0].predicted_peak_bytes
+
+
+def test_plans_by_blocks_have_no_snapshot(tmp_path: Path) -> None:
+    model = planned(MLP(depth=4), budget="100%", regions="layers.*")
+    with pytest.raises(UsageError, match="by blocks"):
+        plan_of(model).snapshot(tmp_path / "plan.pickle")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Kind, Op, Phase, Tensor, build_graph
@@ -116,10 +117,11 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 OPTIONS = {"time_limit": 0.3}
+IS_OLD = TorchVersion(torch.__version__) < "2.13"
 
 
-def by_regions(model: nn.Module, budget: str | int, regions: Any) -> nn.Module:
-    return planned(model, budget=budget, regions=regions, options=OPTIONS)
+def by_regions(model: nn.Module, budget: str | int, regions: Any, device: str | None = None) -> nn.Module:
+    return planned(model, budget=budget, regions=regions, options=OPTIONS, device=device)
 
 
 def record_of(model: nn.Module) -> RegionsRecord:
@@ -195,6 +197,7 @@ def test_the_smallest_budget_is_that_of_compiled_plans(monkeypatch: pytest.Monke
     assert [point.planned.overhead for point in record_of(model).points.values()] == [0]
 
 
+@pytest.mark.skipif(IS_OLD, reason="its compiler knows no attention in float64 on the CPU")
 def test_compiled_regions_compute_what_eager_does_at_the_predicted_peak() -> None:
     torch.manual_seed(0)
     model, given = Tuples(1, 8).double(), (torch.randn(2, 16, 8, dtype=torch.float64),)
@@ -211,13 +214,14 @@ def test_compiled_regions_compute_what_eager_does_at_the_predicted_peak() -> Non
 
 def test_refusal_of_the_whole_model_names_regions() -> None:
     with pytest.raises(GraphError) as refusal:
-        planned(Branching(), budget="90%")(torch.randn(2, 4))
+        planned(Branching(), budget="90%", regions=None)(torch.randn(2, 4))
     assert any("regions=" in note for note in refusal.value.__notes__)
 
 
 def test_branch_on_how_many_rows_are_picked_is_refused_in_words() -> None:
+    model = planned(Routed(1, 8, 20, 0.0), budget="90%", regions=None)
     with pytest.raises(GraphError, match=r"test_regions.py:\d+: a branch depends on data \(Ne\(u0, 0\)\)") as refusal:
-        planned(Routed(1, 8, 20, 0.0), budget="90%")(torch.randint(20, (2, 4)), torch.randint(20, (2, 4)))
+        model(torch.randint(20, (2, 4)), torch.randint(20, (2, 4)))
     assert any("regions=" in note for note in refusal.value.__notes__)
 
 
@@ -252,7 +256,8 @@ def test_measured_peak_is_the_predicted_one_and_within_the_budget() -> None:
 
     measured, record = fixed + peak_of(run, "cpu"), record_of(model)
     assert measured <= record.budget_bytes
-    assert measured == pytest.approx(record.predicted_peak_bytes, rel=0.03)
+    # Before torch 2.13 the first step takes more, for which the second plan leaves room.
+    assert measured == pytest.approx(record.predicted_peak_bytes, rel=0.05 if IS_OLD else 0.03)
 
 
 def test_evaluation_and_calls_without_gradients_run_as_they_are() -> None:
@@ -472,7 +477,7 @@ def test_loss_outside_is_measured_and_left_free(caplog: pytest.LogCaptureFixture
     torch.manual_seed(0)
     model, given = Logits(3, 32, 100, 0.1), tokens(8)
     fixed = fixed_bytes(model, given)
-    by_regions(model, "65%", "blocks.*")
+    by_regions(model, "65%", "blocks.*", device="h100")  # whose times are the same each time
 
     def run() -> None:
         loss = F.cross_entropy(model(*given).exp().log().flatten(0, 1), given[1].flatten())

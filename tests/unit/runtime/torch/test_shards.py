@@ -174,7 +174,7 @@ def _alone() -> Iterator[None]:
 def test_what_does_not_go_with_shards_is_refused_in_words() -> None:
     x = torch.randn(8, 16)
     with pytest.raises(GraphError, match="sharded by fully_shard") as refusal:
-        planned(sharded(Stack()), budget="90%")(x)
+        planned(sharded(Stack()), budget="90%", regions=None)(x)
     assert 'regions="auto"' in str(refusal.value.hint)
     model = Stack()
     fully_shard(model.blocks[1].get_submodule("inner"))
@@ -205,7 +205,7 @@ def test_blocks_in_tensor_parallelism_are_planned() -> None:
     assert len(record.points) == 3
     assert not record.unplanned
     with pytest.raises(GraphError, match="DTensors") as refusal:
-        planned(whole, budget="90%")(x)
+        planned(whole, budget="90%", regions=None)(x)
     assert 'regions="auto"' in str(refusal.value.hint)
 
 

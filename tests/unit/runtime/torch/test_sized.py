@@ -162,13 +162,28 @@ def test_peak_is_within_the_budget_at_every_length(budget: int | str) -> None:
 
 
 def test_size_at_which_nothing_fits_says_so_and_others_go_on() -> None:
-    model = planned(MLP(depth=4), budget=40_000, options={"time_limit": 1})
+    model = planned(MLP(depth=4), budget=40_000, options={"time_limit": 1}, strict=True)
     for size in (16, 20):
         model(torch.randn(size, 16)).backward()
     with pytest.raises(DoesNotFit, match="No plan at all needs less than"):
         model(torch.randn(2000, 16))
     model(torch.randn(18, 16)).backward()
     assert "  refused, as no plan fits: 1 call" in str(plan_of(model))
+
+
+def test_plan_of_the_least_peak_runs_at_a_size_at_which_nothing_fits(caplog: pytest.LogCaptureFixture) -> None:
+    model = planned(MLP(depth=4), budget=40_000, options={"time_limit": 1})
+    twin = MLP(depth=4)
+    twin.load_state_dict(model.state_dict())
+    for size in (16, 20, 2000, 1900, 18):
+        x = torch.randn(size, 16)
+        model(x).backward()
+        twin(x).backward()
+    gradients = [[p.grad for p in m.parameters() if p.grad is not None] for m in (model, twin)]
+    assert len(gradients[0]) > 1
+    assert all(map(torch.equal, *gradients))
+    assert caplog.text.count("the one of the least peak runs") == 1
+    assert max(plan.predicted_peak_bytes for plan in plan_of(model).graphs) > 40_000
 
 
 def test_numbers_that_change_are_no_new_captures() -> None:

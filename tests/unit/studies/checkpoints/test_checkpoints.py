@@ -19,6 +19,7 @@ from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.costs import Measurements
+from remat_cli.errors import GraphError
 from remat_cli.formats import read_graph
 from remat_cli.formats.reader import ReadOptions
 from remat_cli.formats.torch.eager import EagerStep, run_eagerly
@@ -83,6 +84,40 @@ def test_memory_and_time_of_a_choice_are_those_of_torch_with_its_checkpoints(ref
         peak, took = judged(reference, tuple(chosen))
         assert 0 <= memory.peak(chosen) - peak <= SMALL
         assert took == plain + time(memory, tuple(chosen))
+
+
+@pytest.mark.parametrize("name", ["silu_in_place", "hardswish_in_place", "relu_first_in_place"])
+def test_a_module_whose_input_is_overwritten_is_no_candidate(name: str) -> None:
+    reference = f"tests.torch_steps:{name}"
+    memory = looked_at(reference)[1]
+    assert memory.overwritten
+    for path in memory.overwritten:
+        with pytest.raises(GraphError, match="modified by an inplace operation"):
+            judged(reference, (path,))
+    for path in memory.by_path:
+        judged(reference, (path,))
+
+
+@pytest.mark.parametrize("share", [70, 80, 90, 95])
+@pytest.mark.parametrize("name", ["silu_in_place", "hardswish_in_place"])
+def test_a_module_whose_input_is_overwritten_is_left_out(name: str, share: int) -> None:
+    request = Request(BudgetSpec(share=Fraction(share, 100)), PlannerChoice("dtr"))
+    found = plan_checkpoints(Path(f"tests.torch_steps:{name}"), GraphOptions(), request, Observer())
+    assert found.wrapped is not None
+    assert found.wrapped.trace.peak_bytes <= found.budget_bytes
+    note = next(note for note in found.notes if "overwritten before they could run again" in note)
+    assert note.endswith("blocks.0.2, blocks.1.2, blocks.2.2 and 1 more")
+
+
+def test_a_module_that_fails_to_run_again_is_left_out() -> None:
+    request = Request(BudgetSpec(smallest=True), PlannerChoice("dtr"))
+    reference = "tests.torch_steps:changes_its_mind"
+    found = plan_checkpoints(Path(reference), GraphOptions(), request, Observer())
+    failing = next(note for note in found.notes if "the step fails with their checkpoints" in note)
+    assert "blocks.0" in failing
+    assert found.wrapped is not None
+    assert found.wrapped.trace.peak_bytes == found.budget_bytes
+    assert not any(path.endswith(".2") for path in found.wrapped.paths)
 
 
 def test_choice_is_the_best_of_all_choices() -> None:

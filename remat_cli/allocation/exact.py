@@ -1,0 +1,201 @@
+"""Exact search: buffers are placed one by one from the ground up until offsets are found, or proven not to exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from remat_cli.allocation import exact_kernel as kernel
+from remat_cli.allocation.exact_kernel import Ints, Neighbours, State
+from remat_cli.allocation.instance import Instance
+from remat_cli.compiled import can_compile
+
+# Overlapping pairs of buffers up to which a search is made: its arrays have as many entries.
+MOST_OVERLAPS = 2_000_000
+# Work of a step for each buffer, about the seconds of a usual core; plain Python takes longer.
+_WORK_OF_BUFFER = 7e-9 * (1 if can_compile() else 200)
+# Steps between two looks at the clock.
+_STEPS_AT_ONCE = 50_000
+# Standard deviation of the ranks of a shuffled order: of their logarithms, and as a share of the buffers.
+_STRETCH, _SHIFT = 0.3, 0.03
+
+
+class ExactSearch:
+    """One resumable search for offsets within a capacity.
+
+    Attributes:
+        is_over: the search has ended: nothing is left to try.
+        is_proof: every arrangement was ruled out: without offsets, none exist.
+        offsets: [buffers] in units; None without any.
+        steps: number of buffers placed so far.
+    """
+
+    def __init__(
+        self, instance: Instance, capacity: int, order: Ints, near: Neighbours, by_corner: bool = False
+    ) -> None:
+        """Prepare the search.
+
+        Args:
+            instance: the buffers.
+            capacity: in units; no buffer is larger.
+            order: [buffers] which buffer goes first where several may begin at one offset.
+            near: `neighbours` of the instance.
+            by_corner: fill the lowest section first, and leave room empty ever more often from pass to pass, instead
+                of placing buffers by ascending offset.
+        """
+        self.offsets: Ints | None = None
+        self.steps = 0
+        self.is_over = False
+        self.is_proof = False
+        self._capacity, self._near = capacity, near
+        self._instance, self._order = instance, order
+        self._by_corner, self._skips = by_corner, 0
+        self._state = self._first_state()
+
+    def go_on(self, steps: int) -> None:
+        """Place at most so many buffers more."""
+        end, made = kernel.go_on(self._near, self._state, self._capacity, steps)
+        self.steps += made
+        if end == kernel.FOUND:
+            self.is_over, self.offsets = True, self._state.buffers[kernel.OFFSET].copy()
+        elif end == kernel.LOST:
+            self.is_over = True
+        elif end == kernel.NONE and self._state.values[kernel.HAS_LEFT_OUT]:
+            self._skips = 2 * self._skips + 1
+            self._state = self._first_state()
+        elif end == kernel.NONE:
+            self.is_over = self.is_proof = True
+
+    def _first_state(self) -> State:
+        state = _first_state(self._instance, self._order, len(self._near.other))
+        state.values[kernel.BY_CORNER], state.values[kernel.MOST_SKIPS] = self._by_corner, self._skips
+        return state
+
+
+class ExactSearches:
+    """Searches in several orders, by turns: some go on where they were left, others begin with a shuffled order.
+
+    Attributes:
+        is_proof: one of the searches ruled out every arrangement.
+        offsets: [buffers] in units; None without any.
+    """
+
+    def __init__(self, instance: Instance, capacity: int, seed: int = 0) -> None:
+        """Prepare.
+
+        Args:
+            instance: the buffers, with at most `MOST_OVERLAPS` overlapping pairs.
+            capacity: in units; no buffer is larger.
+            seed: of the shuffled orders.
+        """
+        self.offsets: Ints | None = None
+        self.is_proof = False
+        self._instance, self._capacity = instance, capacity
+        self._near = neighbours(instance)
+        self._orders = list(orders(instance))
+        self._random = np.random.default_rng(seed)
+        self._resumed = [self._search(order, kind) for kind in (False, True) for order in self._orders]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether offsets were found, or proven not to exist."""
+        return self.is_proof or self.offsets is not None
+
+    def go_on(self, work: float, is_over: Callable[[], bool]) -> None:
+        """Search on with so much work: half of it in the resumed searches, half in new ones."""
+        steps = max(1, int(work / (4 * len(self._orders) * _WORK_OF_BUFFER * len(self._instance))))
+        for search in [*self._resumed, *self._shuffled()]:
+            end = search.steps + steps
+            while search.steps < end and not search.is_over and not is_over():
+                search.go_on(min(_STEPS_AT_ONCE, end - search.steps))
+            self.offsets, self.is_proof = search.offsets, search.is_proof
+            if self.is_over or is_over():
+                return
+
+    def _search(self, order: Ints, by_corner: bool) -> ExactSearch:
+        return ExactSearch(self._instance, self._capacity, order, self._near, by_corner)
+
+    def _shuffled(self) -> Iterator[ExactSearch]:
+        count = len(self._instance)
+        for by_corner in (False, True):
+            for order in self._orders:
+                ranks = np.empty(count)
+                ranks[order] = np.arange(count)
+                stretched = ranks * np.exp(_STRETCH * self._random.standard_normal(count))
+                shifted = stretched + count * _SHIFT * self._random.standard_normal(count)
+                yield self._search(np.argsort(shifted, kind="stable"), by_corner)
+
+
+def neighbours(instance: Instance) -> Neighbours:
+    """Return which buffers share sections."""
+    overlaps = instance.overlaps.copy()
+    np.fill_diagonal(overlaps, False)
+    members = instance.members.T
+    return Neighbours(
+        _starts(overlaps.sum(axis=1)), np.nonzero(overlaps)[1], _starts(members.sum(axis=1)), np.nonzero(members)[1]
+    )
+
+
+def count_overlaps(instance: Instance) -> int:
+    """Return the number of ordered pairs of buffers that share a section; takes no time quadratic in them."""
+    begun = np.searchsorted(np.sort(instance.lower), instance.upper, side="left")
+    ended = np.searchsorted(np.sort(instance.upper), instance.lower, side="right")
+    return int((begun - ended - 1).sum())
+
+
+def orders(instance: Instance) -> Iterator[Ints]:
+    """Yield [buffers] orders in which to try buffers: long, large, or in tight sections first.
+
+    Lengths are counted in moments, as MiniMalloc counts them, and in sections.
+    """
+    tightest = instance.tightest
+    for length in (instance.durations, instance.upper - instance.lower):
+        area = length * instance.sizes
+        for keys in ((length, area, tightest), (tightest, area, length), (tightest, length, area)):
+            yield np.lexsort(tuple(-key for key in reversed(keys)))
+    yield np.lexsort((-tightest, -instance.sizes))
+
+
+def _starts(counts: Ints) -> Ints:
+    return np.concatenate(([0], np.cumsum(counts)))
+
+
+def _twins(instance: Instance, order: Ints) -> Ints:
+    """Return [buffers] for each the next earlier one in the order of the same life and size; -1 for none."""
+    last: dict[tuple[int, int, int], int] = {}
+    twins = np.full(len(order), -1, np.int64)
+    for buffer in order.tolist():
+        key = (int(instance.lower[buffer]), int(instance.upper[buffer]), int(instance.sizes[buffer]))
+        twins[buffer] = last.get(key, -1)
+        last[key] = buffer
+    return twins
+
+
+def _first_state(instance: Instance, order: Ints, overlaps: int) -> State:
+    count, sections = len(instance), instance.sections
+    rank = np.empty(count, np.int64)
+    rank[order] = np.arange(count)
+    nothing = np.zeros(count, np.int64)
+    crossing = np.zeros(sections + 1, np.int64)
+    np.add.at(crossing, instance.lower + 1, 1)
+    np.add.at(crossing, instance.upper, -1)
+    loads = np.append(instance.loads, 0)
+    empty = np.zeros_like(loads)
+    frames = np.zeros((kernel.ROWS_OF_FRAME, 8 * count + 64), np.int64)
+    frames[kernel.STOP, 0], frames[kernel.LAST, 0] = count, sections
+    for row in (kernel.BACK, kernel.WAITING, kernel.SINCE, kernel.SINCE_RANK):
+        frames[row, 0] = -1
+    return State(
+        values=np.zeros(kernel.VALUES, np.int64),
+        buffers=np.array(
+            [instance.lower, instance.upper, instance.sizes, rank, _twins(instance, order), nothing - 1, nothing]
+        ),
+        sections=np.array([empty, loads, np.cumsum(crossing), empty]),
+        order=np.arange(count),
+        frames=frames,
+        leasts=np.zeros((2, 4 * overlaps + 8 * count), np.int64),
+        floors=np.zeros((2, (count + 1) * (sections + 1)), np.int64),
+        groups=np.zeros((kernel.WAITING + 1, count + 1), np.int64),
+        sorted=np.zeros((2, count), np.int64),
+    )

@@ -1,0 +1,154 @@
+"""Memory snapshots that `torch.cuda.memory._dump_snapshot` records: the peak, and who allocated what is in it.
+
+They are pickles of plain lists, dictionaries, texts and numbers. Nothing else is loaded from one.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remat_cli.errors import GraphError
+from remat_cli.formats.source import read_bytes
+
+_ENDINGS = (".pickle", ".pkl")
+_BEFORE = "allocated before the recording began"
+_NOBODY = "no place was recorded"
+# How events change what is allocated, and what the allocator has reserved.
+_ALLOCATED = {"alloc": 1, "free_completed": -1}
+_RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+# Of files of the framework, not of the user's.
+_FRAMEWORK = ("/site-packages/", "/dist-packages/", "/torch/")
+_HINT = "record it by torch.cuda.memory._record_memory_history() and torch.cuda.memory._dump_snapshot(FILE)"
+
+
+@dataclass(frozen=True)
+class RecordedMemory:
+    """What a device held at the moment when most was allocated.
+
+    Attributes:
+        device: its number.
+        peak_bytes: allocated then, roundings of the allocator included.
+        reserved_bytes: that the allocator had taken from the device then.
+        most_reserved_bytes: the most that it had at any time of the recording.
+        events: how many there are in the recording; none where its history was not switched on.
+        places: bytes by who allocated them, the most first: a line of the user's, or else what is known.
+    """
+
+    device: int
+    peak_bytes: int
+    reserved_bytes: int
+    most_reserved_bytes: int
+    events: int
+    places: Mapping[str, int]
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the reserved bytes that nothing was in at the peak."""
+        return 1 - self.peak_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
+
+
+def is_snapshot(path: Path) -> bool:
+    """Whether a file's name is that of a snapshot."""
+    return path.name.endswith(_ENDINGS)
+
+
+def read_snapshot(path: Path) -> list[RecordedMemory]:
+    """Return what each device held at its peak; devices that held nothing are left out.
+
+    Raises:
+        GraphError: the file cannot be read, is no snapshot, or holds more than plain values.
+    """
+    content = read_bytes(path)
+    try:
+        document = _PlainValues(io.BytesIO(content), path).load()
+        segments, traces = document["segments"], document["device_traces"]
+        devices = {int(segment["device"]) for segment in segments} | {at for at, trace in enumerate(traces) if trace}
+        found = [_device(number, segments, traces) for number in sorted(devices)]
+    except GraphError:
+        raise
+    except Exception as problem:  # a pickle raises whatever its content makes it raise
+        raise GraphError(f"{path} is no memory snapshot: {type(problem).__name__}: {problem}", hint=_HINT) from None
+    found = [memory for memory in found if memory.peak_bytes]
+    if not found:
+        raise GraphError(f"{path}: nothing is allocated in this snapshot", hint=_HINT)
+    return found
+
+
+class _PlainValues(pickle.Unpickler):
+    """Loads lists, dictionaries, texts and numbers: no class, and so no code."""
+
+    def __init__(self, file: io.BytesIO, path: Path) -> None:
+        super().__init__(file)
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse every class and function."""
+        raise GraphError(
+            f"{self._path}: holds {module}.{name}, which no memory snapshot does; nothing of it was loaded", hint=_HINT
+        )
+
+
+@dataclass(frozen=True)
+class _Block:
+    bytes: int
+    place: str
+
+
+def _device(number: int, segments: Sequence[Any], traces: Sequence[Any]) -> RecordedMemory:
+    own = [segment for segment in segments if segment["device"] == number]
+    events = traces[number] if number < len(traces) else []
+    live = dict(_at_the_end(own))
+    # Back to the beginning, as a recording may begin, and its oldest events be dropped, at any time.
+    allocated = sum(block.bytes for block in live.values())
+    reserved = sum(segment["total_size"] for segment in own)
+    for event in reversed(events):
+        size = event["size"]
+        allocated -= _ALLOCATED.get(event["action"], 0) * size
+        reserved -= _RESERVED.get(event["action"], 0) * size
+        if event["action"] == "alloc":
+            live.pop(event["addr"], None)
+        elif event["action"] == "free_completed":
+            live[event["addr"]] = _Block(size, _BEFORE)
+    peak, then, most_reserved = allocated, reserved, reserved
+    highest = 0  # events until the peak
+    for count, event in enumerate(events, start=1):
+        allocated += _ALLOCATED.get(event["action"], 0) * event["size"]
+        reserved += _RESERVED.get(event["action"], 0) * event["size"]
+        most_reserved = max(most_reserved, reserved)
+        if allocated > peak:
+            peak, then, highest = allocated, reserved, count
+    for event in events[:highest]:
+        if event["action"] == "alloc":
+            live[event["addr"]] = _Block(event["size"], _place(event.get("frames", ())))
+        elif event["action"] == "free_completed":
+            live.pop(event["addr"], None)
+    places: Counter[str] = Counter()
+    for block in live.values():
+        places[block.place] += block.bytes
+    return RecordedMemory(number, peak, then, most_reserved, len(events), dict(places.most_common()))
+
+
+def _at_the_end(segments: Sequence[Any]) -> Iterator[tuple[int, _Block]]:
+    """Yield the blocks that are allocated when the snapshot is taken, by address."""
+    for segment in segments:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            at = block.get("address", address)
+            address = at + block["size"]
+            if block["state"].startswith("active"):
+                yield at, _Block(block["size"], _place(block.get("frames", ())))
+
+
+def _place(frames: Sequence[Any]) -> str:
+    """Return the innermost line of the user's; without one, the innermost that is known."""
+    for frame in frames:
+        file = str(frame["filename"])
+        if file.endswith(".py") and not any(part in file for part in _FRAMEWORK):
+            return f"{file}:{frame['line']} {frame['name']}"
+    return str(frames[0]["name"]) if frames else _NOBODY

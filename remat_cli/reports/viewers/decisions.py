@@ -1,0 +1,75 @@
+"""What a plan does about each op of the forward pass, for viewers of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from remat_cli.core.graph import Phase
+from remat_cli.reports.timeline import Lifetime, Run
+
+
+class Decision(StrEnum):
+    """What a plan does about what an op makes."""
+
+    KEEP = "keep"  # for the backward pass; for inference, of what runs once
+    FREE = "free"  # at its last use in the forward pass: the backward pass does not read it
+    RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The plan for an op.
+
+    Attributes:
+        op: its name.
+        outputs: the tensors that it makes.
+        bytes: of its outputs.
+        decisions: what is done; one that is offloaded may be recomputed, too.
+        recomputed_at: steps that run it again.
+    """
+
+    op: str
+    outputs: tuple[str, ...]
+    bytes: int
+    decisions: tuple[Decision, ...]
+    recomputed_at: tuple[int, ...]
+
+    @property
+    def main(self) -> Decision:
+        """The first of its decisions."""
+        return self.decisions[0]
+
+    def __str__(self) -> str:
+        return " and ".join(self.decisions)
+
+
+def decided(run: Run) -> Iterator[Decided]:
+    """Yield what a run does about each op of the forward pass, in order."""
+    again: dict[str, list[int]] = {}
+    recomputing = frozenset(run.recomputing)
+    for index, name in run.computes:
+        if index in recomputing:
+            again.setdefault(name, []).append(index)
+    lifetimes = run.lifetimes
+    for op in run.graph.ops:
+        if op.phase is Phase.FORWARD:
+            stays = [stay for name in op.outputs for stay in lifetimes[name]]
+            steps = tuple(again.get(op.name, ()))
+            size = sum(run.graph.tensors[name].bytes for name in op.outputs)
+            yield Decided(op.name, op.outputs, size, tuple(_decisions(run, stays, bool(steps))), steps)
+
+
+def _decisions(run: Run, stays: list[Lifetime], again: bool) -> Iterator[Decision]:
+    if any(stay.fetched for stay in stays):
+        yield Decision.OFFLOAD
+        if again:
+            yield Decision.RECOMPUTE
+    elif again:
+        yield Decision.RECOMPUTE
+    else:
+        turn = run.first_backward
+        kept = turn is None or any(stay.start < turn < stay.end for stay in stays)
+        yield Decision.KEEP if kept else Decision.FREE
