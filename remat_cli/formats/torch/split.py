@@ -349,19 +349,21 @@ class _Writer:
 
     def operand(self, source: fx.Node, axis: Axis, number: int, span: tuple[int, int]) -> fx.Node:
         """Return what stands for an operand in a part: what the part made, a slice of the whole, or the whole."""
-        part = axis.reads.get(source.name)
-        if source in self.locals[number] and (source not in self.group or part == self.part_of(source)):
-            return self.locals[number][source]
-        whole = self.read(source)
+        part, local = axis.reads.get(source.name), self.locals[number].get(source)
+        if local is not None and source in self.group and part is not None and part == self.part_of(source):
+            return local
+        early = not is_backward(source)
+        if local is None or source in self.group:
+            whole = self.read(source)
+        else:
+            whole, early = local, True
         if part is None:
             return whole
         key = (whole, part, span)
         if key not in self.slices:
             place = (part.dim, span[0] * part.unit, span[1] * part.unit)
             name = f"{source.name}_slice{number}"
-            self.slices[key] = self.op(
-                _aten.slice.Tensor, (whole, *place), {}, source, name, forward=not is_backward(source)
-            )
+            self.slices[key] = self.op(_aten.slice.Tensor, (whole, *place), {}, source, name, forward=early)
         return self.slices[key]
 
     def is_sum(self, value: fx.Node) -> bool:
