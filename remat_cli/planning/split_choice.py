@@ -1,8 +1,8 @@
 """Which regions to split, and in how many parts: tried, beginning with the op that alone needs most.
 
-Each attempt is a graph of its own, planned as any other. The regions of the op that is in the way go in 2, 4, 8 parts,
-until a plan fits, or until another op is in the way; a plan that fits is held against one in twice as many parts, and
-against one whose region is wide, for its time. A plan without parts counts, too: splitting never makes a plan worse.
+Each attempt is a graph of its own, planned as any other. The region around the op that is in the way goes in 2, 4, 8
+parts, until a plan fits, or another op is in the way, whose region is split then, too. A plan that takes more time than
+the step without parts is held against others. A plan without parts counts, too: splitting never makes a plan worse.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from remat_cli.errors import UsageError
 from remat_cli.planning.main_path import Planning, plan
 from remat_cli.prepare import Prepared
 from remat_cli.splitting import Split
+from remat_cli.units import format_bytes
 
 # Returns the graph with these cuts; raises UsageError where one cannot be made.
 PreparedWith = Callable[[Mapping[str, Split]], Prepared]
+# Returns the least that a graph with these cuts needs; raises as `PreparedWith`.
+Floor = Callable[[Mapping[str, Split]], WorkingSet]
 
 _MOST_PARTS = 64
 _MOST_PLANS = 8
-_MOST_GRAPHS = 24
+_MOST_GRAPHS = 40
+_MOST_SEEDS = 3
+_MOST_REGIONS = 6
+# How the region around an op is cut, in the order in which that is tried.
+_KINDS = (Split(2), Split(2, wide=True), Split(2, again=True), Split(2, wide=True, again=True))
 # What a part is called after the op that it is a part of.
 _PART = re.compile(r"_(part\d+|rows\d*|sum\d+|slice\d+|scaled|mean|viewed|of_one)$", re.ASCII)
 
@@ -38,7 +45,7 @@ class SplitPlanning:
         planning: the best plan; without one, what came closest.
         cuts: its regions in parts; empty where the plan without is the best.
         whole: what came of the graph without parts.
-        bound_by: why nothing more could be split, in words; empty where that is not the end.
+        bound_by: without cuts, what is in the way in parts, in words; empty where nothing was tried.
     """
 
     planning: Planning
@@ -48,7 +55,12 @@ class SplitPlanning:
 
 
 def plan_split(
-    prepared_with: PreparedWith, request: Request, observe: Observer | None = None, *, any_plan: bool = False
+    prepared_with: PreparedWith,
+    request: Request,
+    observe: Observer | None = None,
+    *,
+    floor: Floor | None = None,
+    any_plan: bool = False,
 ) -> SplitPlanning:
     """Plan a graph, with regions in parts where that is needed or takes less time.
 
@@ -56,6 +68,8 @@ def plan_split(
         prepared_with: returns the graph with some cuts.
         request: names a budget; a share is one of the plain peak without parts.
         observe: is told what the planner finds.
+        floor: returns the least that a graph with some cuts needs, sooner than it is prepared. Without it, that of the
+            prepared graph.
         any_plan: the first plan that fits will do.
 
     Raises:
@@ -66,7 +80,7 @@ def plan_split(
         size = request.budget_bytes(whole.prepared.graph)
         assert size is not None
         request = request.at(size - request.beside(whole.prepared.graph))
-    return _Search(prepared_with, request, observe or Observer(), whole, any_plan).best()
+    return _Search(prepared_with, request, observe or Observer(), whole, floor, any_plan).best()
 
 
 @dataclass
@@ -75,10 +89,11 @@ class _Search:
     request: Request
     observe: Observer
     whole: Planning
+    floor: Floor | None = None
     any_plan: bool = False
     plans: int = 0
     graphs: int = 0
-    bound_by: str = ""
+    refusal: str = ""
     known: dict[str, Prepared | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,71 +101,105 @@ class _Search:
 
     def best(self) -> SplitPlanning:
         """Search; return the best of what was found."""
+        bound = ""
         if self.whole.schedule is None or self.whole.overhead or self._is_smallest:
-            self.search()
+            bound = self.search()
         planning, cuts = self.found
-        return SplitPlanning(planning, cuts, self.whole, self.bound_by)
+        return SplitPlanning(planning, cuts, self.whole, "" if cuts else bound)
 
     @property
     def _is_smallest(self) -> bool:
         return self.request.budget is not None and self.request.budget.smallest
 
-    def search(self) -> None:
-        seeds = self.seeds(self.whole)
-        for seed in seeds:
-            for wide in (False, True):
-                self.with_seed({}, seed, wide=wide)
+    @property
+    def _is_over(self) -> bool:
+        most = _MOST_GRAPHS // 2 if self.any_plan else _MOST_GRAPHS
+        return self.plans >= _MOST_PLANS or self.graphs >= most
+
+    def search(self) -> str:
+        """Try region after region; return what is in the way at the end, in words."""
+        cuts: Mapping[str, Split] = {}
+        needed = largest_working_set(self.whole.prepared.graph)
+        for _ in range(_MOST_REGIONS):
+            reached = self.with_one_more(cuts, needed)
+            if self.found[1] or reached is None or self._is_over:
+                break
+            cuts, needed = reached
+        if self.refusal:
+            return self.refusal
+        return f"in parts, op {needed.op!r} needs {format_bytes(needed.bytes)}" if cuts else ""
+
+    def with_one_more(
+        self, cuts: Mapping[str, Split], needed: WorkingSet
+    ) -> tuple[dict[str, Split], WorkingSet] | None:
+        """Try the regions around what is in the way; return the cuts that need least, and what they need.
+
+        Args:
+            cuts: that are made already.
+            needed: what is in the way then.
+        """
+        graph, best = self.whole.prepared.graph, None
+        for seed in list(dict.fromkeys(_seeds(graph, needed)))[:_MOST_SEEDS]:
+            for kind in () if seed in cuts else _KINDS:
+                reached = self.with_seed(cuts, seed, kind)
+                if reached is not None and reached[1].bytes < (needed if best is None else best[1]).bytes:
+                    best = reached
+                if self._is_over or (self.found[1] and self._is_ideal):
+                    return best
             if self.found[1]:
                 break
-        if not self.found[1] and not self.bound_by and seeds:
-            self.bound_by = f"the regions around {', '.join(map(repr, seeds))} were tried"
+        return best
 
-    def with_seed(self, cuts: Mapping[str, Split], seed: str, *, wide: bool) -> None:
-        """Try the region around an op in more and more parts."""
+    def with_seed(
+        self, cuts: Mapping[str, Split], seed: str, kind: Split
+    ) -> tuple[dict[str, Split], WorkingSet] | None:
+        """Try the region around an op in more and more parts; return the cuts that need least, and what they need."""
+        best: tuple[dict[str, Split], WorkingSet] | None = None
         fits, parts = False, 2
-        while parts <= _MOST_PARTS and self.plans < _MOST_PLANS and self.graphs < _MOST_GRAPHS:
-            cut = Split(parts, wide)
-            tried = {**cuts, seed: cut}
-            prepared = self.prepared(tried)
-            if prepared is None:
-                return
-            if self.is_within_reach(prepared.graph):
+        while parts <= _MOST_PARTS and not self._is_over:
+            tried = {**cuts, seed: replace(kind, parts=parts)}
+            needed = self.needed(tried)
+            if needed is None or (best is not None and needed.bytes >= best[1].bytes and not fits):
+                break
+            best = tried, needed
+            prepared = self.prepared(tried) if needed.bytes <= self.most_bytes(needed.bytes) else None
+            if prepared is not None and largest_working_set(prepared.graph).bytes <= self.most_bytes(needed.bytes):
                 better = self.try_plan(prepared, tried)
-                if fits and not better:
-                    return
+                if (fits and not better) or (better and self._is_ideal):
+                    break
                 fits = fits or better
-                if better and self._is_ideal():
-                    return
-            else:
-                self.without_factor(tried, seed, cut, prepared.graph)
             parts *= 2
+        return best
 
-    def without_factor(self, cuts: dict[str, Split], seed: str, cut: Split, graph: Graph) -> None:
-        """Where gradients made at once are in the way, try to make them in the backward pass."""
-        op = largest_working_set(graph).op or ""
-        if op.endswith("_scaled"):
-            again = {**cuts, seed: replace(cut, again=True)}
-            prepared = self.prepared(again)
-            if prepared is not None and self.is_within_reach(prepared.graph):
-                self.try_plan(prepared, again)
+    def most_bytes(self, needed: int) -> int:
+        """Return the most that a plan may need, where a graph needs so much at least."""
+        if not self._is_smallest:
+            return self.request.budget_bytes(self.whole.prepared.graph) or needed
+        trace = self.found[0].trace
+        return needed if trace is None else trace.peak_bytes - 1
 
-    def is_within_reach(self, graph: Graph) -> bool:
-        size = self.request.budget_bytes(graph)
-        if size is None:
-            now = self.found[0].prepared.graph
-            return largest_working_set(graph).bytes < largest_working_set(now).bytes
-        return largest_working_set(graph).bytes <= size
+    def needed(self, cuts: Mapping[str, Split]) -> WorkingSet | None:
+        """Return the least that a graph with some cuts needs; None where there is no such graph."""
+        if self.floor is None:
+            prepared = self.prepared(cuts)
+            return None if prepared is None else largest_working_set(prepared.graph)
+        self.graphs += 1
+        try:
+            return self.floor(cuts)
+        except UsageError as refusal:
+            self.refusal = refusal.message
+            return None
 
     def prepared(self, cuts: Mapping[str, Split]) -> Prepared | None:
         """Return the graph with some cuts; None where it cannot be."""
         key = ", ".join(f"{name}={cut}" for name, cut in sorted(cuts.items()))
         if key not in self.known:
             self.observe.phase(f"splitting {key}")
-            self.graphs += 1
+            self.graphs += self.floor is None
             try:
                 self.known[key] = self.prepared_with(cuts)
             except UsageError as refusal:
-                self.bound_by, self.known[key] = refusal.message, None
+                self.refusal, self.known[key] = refusal.message, None
         return self.known[key]
 
     def try_plan(self, prepared: Prepared, cuts: dict[str, Split]) -> bool:
@@ -163,6 +212,7 @@ class _Search:
         return True
 
     def is_better(self, planning: Planning) -> bool:
+        """Tell whether a plan is better than the best so far."""
         best, trace = self.found[0], planning.trace
         if best.schedule is None or best.trace is None or trace is None:
             return True
@@ -170,13 +220,13 @@ class _Search:
             return trace.peak_bytes < best.trace.peak_bytes
         return trace.time < best.trace.time
 
+    @property
     def _is_ideal(self) -> bool:
-        return not self._is_smallest and (self.any_plan or not self.found[0].overhead)
-
-    def seeds(self, planning: Planning) -> list[str]:
-        """Return the ops to begin with: the one that alone needs most, then those that made what it holds."""
-        needed = largest_working_set(planning.prepared.graph)
-        return list(dict.fromkeys(_seeds(planning.prepared.graph, needed)))[:3]
+        """Whether the best plan takes no more time than the step without parts, or any plan will do."""
+        trace = self.found[0].trace
+        if self._is_smallest or trace is None:
+            return False
+        return self.any_plan or not self.found[0].overhead or trace.time <= self.whole.solution.baseline.time
 
 
 def _seeds(graph: Graph, needed: WorkingSet) -> Iterator[str]:

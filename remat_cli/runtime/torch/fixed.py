@@ -16,7 +16,7 @@ from torch import fx, nn
 from remat_cli.errors import DoesNotFit
 from remat_cli.formats.torch.inductor import as_captured
 from remat_cli.formats.torch.internals import Captured, leaving_out, primals_of
-from remat_cli.formats.torch.joint import Joint
+from remat_cli.formats.torch.joint import Joint, rewritten
 from remat_cli.formats.torch.sizes import input_shapes, without_inputs
 from remat_cli.runtime.torch.choice import ScheduleSource
 from remat_cli.runtime.torch.fused import fused_plan
@@ -43,9 +43,9 @@ class FixedStep:
             DoesNotFit: no plan fits the budget, and nothing has run yet.
         """
         self.is_stale = False
-        in_parts = holding.source.split(captured, modules)
-        self._captured = in_parts
-        self._joint = Joint.of(in_parts)
+        captured = rewritten(captured)
+        self._captured = captured
+        self._joint = Joint.of(captured)
         self._holding, self._record, self._modules, self._fused = holding, record, modules, fused
         self._inputs = input_shapes(captured)
         self._slots = Slots(captured, self._joint)
@@ -55,8 +55,9 @@ class FixedStep:
         try:
             self._plan()
         except DoesNotFit as refusal:
-            raise holding.source.explained(refusal, captured, modules) from None
-        self._captured = without_inputs(in_parts)
+            joint = self._joint.releasing(captured.released.possible)
+            raise holding.source.explained(refusal, joint, captured, modules) from None
+        self._captured = without_inputs(captured)
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the two graphs that stand for all plans."""
@@ -92,7 +93,8 @@ class FixedStep:
             DoesNotFit: there is none.
         """
         if not self._fused:
-            planned = source.planned(joint, self._captured, self._modules)
+            joint, captured = source.in_parts(joint, self._captured, self._modules)
+            planned = source.planned(joint, captured, self._modules)
             if planned.schedule.has_transfers and joint.device == "cpu":
                 text = "the plan moves tensors to the host, which is the device here: that saves no memory"
                 told(logging.WARNING, text)
