@@ -84,6 +84,8 @@ def command(
         raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
     if request.max_overhead is not None and (request.budget is None or not request.budget.smallest):
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
+    if split:
+        _check_split(form, config)
     reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)
     if form is not None:
@@ -101,7 +103,7 @@ def command(
             if prepared_with is None:
                 planning = plan(prepared, request, Timed(observe, watch))
             else:
-                planning = plan_split(prepared_with, request, Timed(observe, watch)).planning
+                planning = plan_split(prepared_with, request, Timed(observe, watch)).told
     with watch.stage("writing"):
         if output is not None:
             streams.write(output, planning.schedule_file)
@@ -111,13 +113,33 @@ def command(
             streams.write(html, plan_page(planning))
     written = None if output == STDOUT else output
     steps = next_steps(
-        planning.solution, in_a_call(graph), written, fused=config.graph.fused, slow=_why_uncompiled(planning)
+        planning.solution,
+        in_a_call(graph),
+        written,
+        fused=config.graph.fused,
+        in_parts=split or bool(config.graph.parts),
+        slow=_why_uncompiled(planning),
     )
     streams.report(
         lambda: plan_report(planning, shown=config.report, next_steps=steps, seconds=watch.seconds),
         lambda: {**planning.summary(), "seconds": watch.seconds},
     )
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
+
+
+def _check_split(form: str | None, config: RunConfig) -> None:
+    """Refuse what does not go with regions in parts.
+
+    Raises:
+        UsageError: something is asked for that does not.
+    """
+    if form is not None:
+        raise UsageError("checkpoints run whole modules again, and none in parts", hint="leave --as or --split out")
+    if config.request.banks or config.request.arena:
+        raise UsageError(
+            "--split tries one graph after another, and no addresses for each",
+            hint="plan with --split, then give the --parts that its notes name with --addresses",
+        )
 
 
 def _why_uncompiled(planning: Planning) -> str:

@@ -19,7 +19,7 @@ from remat_cli.errors import UsageError
 from remat_cli.planning.main_path import Planning, plan
 from remat_cli.prepare import Prepared
 from remat_cli.splitting import Split
-from remat_cli.units import format_bytes
+from remat_cli.units import format_bytes, format_time
 
 # Returns the graph with these cuts; raises UsageError where one cannot be made.
 PreparedWith = Callable[[Mapping[str, Split]], Prepared]
@@ -52,6 +52,23 @@ class SplitPlanning:
     cuts: Mapping[str, Split]
     whole: Planning
     bound_by: str = ""
+
+    @property
+    def told(self) -> Planning:
+        """The planning, with notes on what splitting did."""
+        plain = self.whole.solution.baseline
+        if self.cuts:
+            unit = self.whole.prepared.graph.time_unit
+            note = (
+                f"without parts, the plain run peaks at {format_bytes(plain.peak_bytes)} and takes "
+                f"{format_time(plain.time, unit)}"
+            )
+        elif self.bound_by:
+            note = f"split was tried: {self.bound_by}"
+        else:
+            return self.planning
+        prepared = self.planning.prepared
+        return replace(self.planning, prepared=replace(prepared, notes=(*prepared.notes, note)))
 
 
 def plan_split(

@@ -206,30 +206,49 @@ def _budget_that_fits(solution: Solution) -> str:
 
 
 def next_steps(
-    solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool = False, slow: str = ""
+    solution: Solution,
+    graph_file: Path,
+    schedule_file: Path | None,
+    *,
+    fused: bool = False,
+    in_parts: bool = False,
+    slow: str = "",
 ) -> list[str]:
-    """Return what to do with a plan; empty where there is none.
+    """Return what to do with a plan, or what was not tried where there is none.
 
     Args:
         solution: the result.
         graph_file: what was planned.
         schedule_file: where the plan was written; None where it was not, or not to a file.
         fused: the plan is for inductor's kernels.
+        in_parts: the planned graph has regions in parts.
         slow: why the planner that found the plan ran slower than it can, and what to do; empty where it did not.
     """
     faster = [slow] if slow and solution.status is not Status.OPTIMAL else []
-    return [*_uses(solution, graph_file, schedule_file, fused=fused), *faster]
-
-
-def _uses(solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool) -> list[str]:
     if solution.trace is None or solution.result.schedule is None:
+        return [] if in_parts or fused else _untried(solution, graph_file)
+    return [*_uses(solution, graph_file, schedule_file, fused=fused, in_parts=in_parts), *faster]
+
+
+def _untried(solution: Solution, graph_file: Path) -> list[str]:
+    needed = solution.working_set
+    if not names_function(graph_file) or needed.op is None or solution.problem.budget.device_bytes >= needed.bytes:
         return []
+    op = shorten(needed.op, _LONGEST_NAME)
+    return [f"Not tried: --split runs the region around {op} in parts, which take less. Last digits differ then."]
+
+
+def _uses(
+    solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool, in_parts: bool
+) -> list[str]:
+    assert solution.trace is not None
+    assert solution.result.schedule is not None
     if solution.arena is not None:
         if schedule_file is None:
             return ["To keep the plan and its addresses, write them: -o schedule.json."]
         return [f"Where everything lies is in {clean(str(schedule_file))}, under `arena`; run the steps in its order."]
     moves = any(isinstance(step, Offload) for step in solution.result.schedule.steps)
-    if not solution.trace.recomputations and not moves:
+    if not solution.trace.recomputations and not moves and not in_parts:
         return ["The plan runs nothing again: run the model as you do."]
     if schedule_file is None:
         return ["To keep the plan, write it: -o schedule.json."]

@@ -122,8 +122,7 @@ def _is_linear(node: fx.Node, multiples: Collection[fx.Node]) -> bool:
 
 def _is_zero(value: object) -> bool:
     if not isinstance(value, fx.Node):
-        return bool(isinstance(value, int | float) and value == 0)
+        return isinstance(value, int | float) and value == 0
     name = short_name(value)
-    return name in ("aten.zeros", "aten.zeros_like") or (
-        name in ("aten.full", "aten.full_like", "aten.scalar_tensor") and next(iter(value.args[-1:]), None) == 0
-    )
+    filled = name in ("aten.full", "aten.full_like", "aten.scalar_tensor") and bool(value.args) and value.args[-1] == 0
+    return name in ("aten.zeros", "aten.zeros_like") or bool(filled)
