@@ -8,8 +8,9 @@ the step without parts is held against others. A plan without parts counts, too:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from remat_cli.config import Request
 from remat_cli.core.bounds import WorkingSet, largest_working_set
@@ -27,12 +28,14 @@ PreparedWith = Callable[[Mapping[str, Split]], Prepared]
 Floor = Callable[[Mapping[str, Split]], WorkingSet]
 
 _MOST_PARTS = 64
-_MOST_PLANS = 8
+_MOST_PLANS = 6
+# Of the planner's time limit, what each plan in parts may take.
+_SHARE_OF_TIME = 0.25
 _MOST_GRAPHS = 40
 _MOST_SEEDS = 3
 _MOST_REGIONS = 6
-# How the region around an op is cut, in the order in which that is tried.
-_KINDS = (Split(2), Split(2, wide=True), Split(2, again=True), Split(2, wide=True, again=True))
+# How the region around an op is cut: kinds that are tried beside each other, and those tried where these do not fit.
+_KINDS = ((Split(2), Split(2, wide=True)), (Split(2, again=True), Split(2, wide=True, again=True)))
 # What a part is called after the op that it is a part of.
 _PART = re.compile(r"_(part\d+|rows\d*|sum\d+|slice\d+|scaled|mean|viewed|of_one)$", re.ASCII)
 
@@ -100,6 +103,29 @@ def plan_split(
     return _Search(prepared_with, request, observe or Observer(), whole, floor, any_plan).best()
 
 
+@dataclass(frozen=True)
+class _Reached:
+    """What came of some cuts.
+
+    Attributes:
+        cuts: that were tried.
+        needed: the least that the graph needs with them.
+        fits: a plan was found.
+        better: it is the best so far.
+    """
+
+    cuts: dict[str, Split]
+    needed: WorkingSet
+    fits: bool = False
+    better: bool = False
+
+    def is_of_no_use_after(self, last: _Reached | None) -> bool:
+        """Tell whether more parts than those before gained nothing."""
+        if last is None:
+            return False
+        return (last.fits and not self.better) or (not self.fits and self.needed.bytes >= last.needed.bytes)
+
+
 @dataclass
 class _Search:
     prepared_with: PreparedWith
@@ -141,15 +167,13 @@ class _Search:
             reached = self.with_one_more(cuts, needed)
             if self.found[1] or reached is None or self._is_over:
                 break
-            cuts, needed = reached
+            cuts, needed = reached.cuts, reached.needed
         if self.refusal:
             return self.refusal
         return f"in parts, op {needed.op!r} needs {format_bytes(needed.bytes)}" if cuts else ""
 
-    def with_one_more(
-        self, cuts: Mapping[str, Split], needed: WorkingSet
-    ) -> tuple[dict[str, Split], WorkingSet] | None:
-        """Try the regions around what is in the way; return the cuts that need least, and what they need.
+    def with_one_more(self, cuts: Mapping[str, Split], needed: WorkingSet) -> _Reached | None:
+        """Try the regions around what is in the way; return the cuts that need least.
 
         Args:
             cuts: that are made already.
@@ -157,36 +181,55 @@ class _Search:
         """
         graph, best = self.whole.prepared.graph, None
         for seed in list(dict.fromkeys(_seeds(graph, needed)))[:_MOST_SEEDS]:
-            for kind in () if seed in cuts else _KINDS:
-                reached = self.with_seed(cuts, seed, kind)
-                if reached is not None and reached[1].bytes < (needed if best is None else best[1]).bytes:
-                    best = reached
-                if self._is_over or (self.found[1] and self._is_ideal):
+            for kinds in () if seed in cuts else _KINDS:
+                for reached in self.with_seed(cuts, seed, kinds):
+                    if reached.needed.bytes < (needed if best is None else best.needed).bytes:
+                        best = reached
+                if self._is_over or (self.found[1] and not self._is_smallest):
                     return best
             if self.found[1]:
                 break
         return best
 
-    def with_seed(
-        self, cuts: Mapping[str, Split], seed: str, kind: Split
-    ) -> tuple[dict[str, Split], WorkingSet] | None:
-        """Try the region around an op in more and more parts; return the cuts that need least, and what they need."""
-        best: tuple[dict[str, Split], WorkingSet] | None = None
-        fits, parts = False, 2
-        while parts <= _MOST_PARTS and not self._is_over:
-            tried = {**cuts, seed: replace(kind, parts=parts)}
-            needed = self.needed(tried)
-            if needed is None or (best is not None and needed.bytes >= best[1].bytes and not fits):
-                break
-            best = tried, needed
-            prepared = self.prepared(tried) if needed.bytes <= self.most_bytes(needed.bytes) else None
-            if prepared is not None and largest_working_set(prepared.graph).bytes <= self.most_bytes(needed.bytes):
-                better = self.try_plan(prepared, tried)
-                if (fits and not better) or (better and self._is_ideal):
-                    break
-                fits = fits or better
+    def with_seed(self, cuts: Mapping[str, Split], seed: str, kinds: Collection[Split]) -> Iterator[_Reached]:
+        """Try the region around an op in more and more parts; yield what each attempt needs.
+
+        Args:
+            cuts: that are made already.
+            seed: the op.
+            kinds: how the region is cut, each tried until more parts are of no use.
+        """
+        last: dict[Split, _Reached] = {}
+        live, parts = list(kinds), 2
+        while live and parts <= _MOST_PARTS and not self._is_over:
+            for kind in tuple(live):
+                reached = self.reached({**cuts, seed: replace(kind, parts=parts)})
+                if reached is not None:
+                    yield reached
+                if self.found[1] and self._is_ideal:
+                    return
+                if reached is None or reached.is_of_no_use_after(last.get(kind)):
+                    live.remove(kind)
+                else:
+                    last[kind] = reached
             parts *= 2
-        return best
+
+    def reached(self, cuts: dict[str, Split]) -> _Reached | None:
+        """Try some cuts; return what came of it, None where they cannot be made."""
+        needed = self.needed(cuts)
+        if needed is None:
+            return None
+        most = self.most_bytes(needed.bytes)
+        prepared = self.prepared(cuts) if needed.bytes <= most else None
+        if prepared is None or largest_working_set(prepared.graph).bytes > most:
+            return _Reached(cuts, needed)
+        planning = self.try_plan(prepared)
+        if planning.schedule is None:
+            return _Reached(cuts, needed)
+        better = self.is_better(planning)
+        if better:
+            self.found = planning, cuts
+        return _Reached(cuts, needed, fits=True, better=better)
 
     def most_bytes(self, needed: int) -> int:
         """Return the most that a plan may need, where a graph needs so much at least."""
@@ -219,14 +262,18 @@ class _Search:
                 self.refusal, self.known[key] = refusal.message, None
         return self.known[key]
 
-    def try_plan(self, prepared: Prepared, cuts: dict[str, Split]) -> bool:
-        """Plan a graph; return whether the plan is the best so far."""
+    def try_plan(self, prepared: Prepared) -> Planning:
+        """Plan a graph, in less time than is given for all."""
         self.plans += 1
-        planning = plan(prepared, self.request, self.observe)
-        if planning.schedule is None or not self.is_better(planning):
-            return False
-        self.found = planning, cuts
-        return True
+        return plan(prepared, self.quick_request, self.observe)
+
+    @cached_property
+    def quick_request(self) -> Request:
+        """The request, with less time."""
+        chosen = self.request.chosen
+        if not chosen.has("time_limit") or (limit := chosen.all_options()["time_limit"]) is None:
+            return self.request
+        return replace(self.request, planner=chosen.with_options({"time_limit": limit * _SHARE_OF_TIME}))
 
     def is_better(self, planning: Planning) -> bool:
         """Tell whether a plan is better than the best so far."""

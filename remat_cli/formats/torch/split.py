@@ -62,6 +62,7 @@ def row_ops(graph: fx.Graph) -> tuple[list[RowOp], dict[str, int]]:
     """Return the ops of a graph with the rows that they can work on, and the bytes of the values by name."""
     ops: list[RowOp] = []
     sizes: dict[str, int] = {}
+    labels = _label_ops(graph)
     for node in graph.nodes:
         value = node.meta.get("val")
         sizes[node.name] = value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
@@ -69,8 +70,27 @@ def row_ops(graph: fx.Graph) -> tuple[list[RowOp], dict[str, int]]:
             items = [user.name for user in node.users if is_item(user)]
             makes = (node.name,) if isinstance(value, torch.Tensor) else tuple(items)
             reads = tuple(source.name for source in node.all_input_nodes)
-            ops.append(RowOp(node.name, reads, makes, axes_of(node), int(is_backward(node))))
+            axes = () if node in labels else axes_of(node)
+            ops.append(RowOp(node.name, reads, makes, axes, int(is_backward(node))))
     return ops, sizes
+
+
+def _label_ops(graph: fx.Graph) -> set[fx.Node]:
+    """Return ops on labels and masks alone: run whole, they are there before any part of a region needs them.
+
+    A loss is divided by the number of its labels, which would have all parts wait for each other.
+    """
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        made = tensors_of(node.meta.get("val"))
+        of_labels = all(source.op == "placeholder" or source in found for source in node.all_input_nodes)
+        if node.op == "call_function" and of_labels and made and not any(map(_is_number, made)):
+            found.add(node)
+    return found
+
+
+def _is_number(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def _cut(graph: fx.Graph, seed: str, cut: Split) -> fx.Graph:
