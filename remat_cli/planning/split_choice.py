@@ -144,8 +144,11 @@ class _Search:
 
     def best(self) -> SplitPlanning:
         """Search; return the best of what was found."""
-        bound = ""
-        if self.whole.schedule is None or self.whole.overhead or self._is_smallest:
+        bound, graph = "", self.whole.prepared.graph
+        at_end = graph.fixed_bytes + sum(graph.freeable_bytes[name] for name in graph.outputs if name in graph.producer)
+        if at_end > self.most_bytes(at_end):
+            bound = f"what is in memory at the end, {format_bytes(at_end)}, is the same in parts"
+        elif self.whole.schedule is None or self.whole.overhead or self._is_smallest:
             bound = self.search()
         planning, cuts = self.found
         return SplitPlanning(planning, cuts, self.whole, "" if cuts else bound)
@@ -170,7 +173,9 @@ class _Search:
             cuts, needed = reached.cuts, reached.needed
         if self.refusal:
             return self.refusal
-        return f"in parts, op {needed.op!r} needs {format_bytes(needed.bytes)}" if cuts else ""
+        if not cuts:
+            return f"the region around op {needed.op!r} needs no less in parts"
+        return f"in parts, op {needed.op!r} needs {format_bytes(needed.bytes)}"
 
     def with_one_more(self, cuts: Mapping[str, Split], needed: WorkingSet) -> _Reached | None:
         """Try the regions around what is in the way; return the cuts that need least.

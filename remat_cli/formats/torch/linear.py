@@ -115,6 +115,8 @@ def _is_linear(node: fx.Node, multiples: Collection[fx.Node]) -> bool:
     if name == "where":
         others = [given[key] for key in ("self", "other") if key not in operands]
         return "condition" not in operands and all(_is_zero(other) for other in others)
+    if name == "masked_fill":
+        return operands == ["self"] and _is_zero(given["value"])
     if name.endswith(("_backward", "_backward_data")):
         return operands == [next(iter(given))]
     return name in _UNARY and operands == [next(iter(given))] and not given.get("value")

@@ -280,6 +280,7 @@ class WithinBudget(ScheduleSource):
         kernels: what was measured so far: time in nanoseconds and memory of its own in bytes, by the kind of op.
         plans: what was planned, by the hash of all that it depends on.
         cuts: what is split, by the hash of all that the plan without depends on.
+        bound_by: what was in the way when parts were last searched for, in words; empty where nothing was.
         reserve_bytes: to leave free, as the user says.
         missed_bytes: to leave free, as measured steps took them beyond the plan.
         before_bytes: what that was before it was last raised.
@@ -300,6 +301,7 @@ class WithinBudget(ScheduleSource):
     plans: dict[str, PlannedGraph] = field(default_factory=dict)
     splits: bool = False
     cuts: dict[str, Mapping[str, Split]] = field(default_factory=dict)
+    bound_by: str = ""
     granted: int = 0
     reserve_bytes: int = 0
     missed_bytes: int = 0
@@ -332,6 +334,8 @@ class WithinBudget(ScheduleSource):
             return joint, captured
         whole = self.prepared(joint, captured, modules)
         key = self.key(whole)
+        if self.is_share:  # of the step without parts
+            self.granted = max(self.granted, self.request_for(whole.graph).budget_bytes(whole.graph) or 0)
         if key not in self.cuts:
             kept = self.kept_cuts(key)
             self.cuts[key] = self.chosen_cuts(key, joint, captured, modules) if kept is None else kept
@@ -375,7 +379,7 @@ class WithinBudget(ScheduleSource):
     ) -> Mapping[str, Split]:
         """Search for the cuts of the best plan, and keep both."""
         found = self.plan_split(joint, captured, modules)
-        planning = found.planning
+        planning, self.bound_by = found.planning, found.bound_by
         if planning.schedule is not None and planning.trace is not None:
             own = self.key(planning.prepared)
             planned = PlannedGraph.of(planning.prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
@@ -412,7 +416,8 @@ class WithinBudget(ScheduleSource):
     ) -> DoesNotFit:
         """Return a refusal that says what splitting does, which is tried here."""
         if self.splits:
-            return refusal
+            tried = f"split was tried: {self.bound_by}; " if self.bound_by else ""
+            return DoesNotFit(refusal.message, hint=f"{tried}{refusal.hint}")
         found = self.plan_split(joint, captured, modules, any_plan=True)
         if found.planning.trace is None or not found.cuts:
             return refusal

@@ -26,7 +26,7 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Language(nn.Module):
-    """A block, and a head as transformers has it: labels shifted, the loss and the logits returned."""
+    """A block, and a head as transformers has it: labels are shifted, and the logits are returned with the loss."""
 
     def __init__(self, logits: bool) -> None:
         super().__init__()
@@ -35,10 +35,9 @@ class Language(nn.Module):
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Any:
         scores = self.head(self.block(self.embed(tokens)))
-        if not self.logits:
-            return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
         before, after = scores[:, :-1].contiguous(), labels[:, 1:].contiguous()
-        return F.cross_entropy(before.view(-1, 11), after.view(-1), label_smoothing=0.1), scores
+        loss = F.cross_entropy(before.view(-1, 11), after.view(-1), label_smoothing=0.1)
+        return (loss, scores) if self.logits else loss
 
 
 class Tied(nn.Module):
@@ -161,7 +160,7 @@ def test_a_step_in_parts_computes_the_same(name: str) -> None:
         made = outcome(in_parts)
         for one, other in zip(made, wanted, strict=True):
             assert one.stride() == other.stride(), cuts
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10, msg=lambda text: f"{cuts}: {text}")
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10, msg=f"{cuts} {one} {other}")
         graph = graph_of(Joint.of(in_parts), "step")
         simulate(graph, plain_run(graph))
         tried += 1
@@ -181,7 +180,8 @@ def test_two_regions_are_split_one_after_the_other() -> None:
 
 def test_gradients_of_a_head_are_made_at_once_unless_again_is_asked_for() -> None:
     captured = captured_of(CASES["language"]())
-    at_once, again = (split(captured, {"_log_softmax": Split(2, again=again)}) for again in (False, True))
+    cuts = (Split(2, wide=True, again=again) for again in (False, True))
+    at_once, again = (split(captured, {"_log_softmax": cut}) for cut in cuts)
     passes = []
     for in_parts in (at_once, again):
         (node,) = (n for n in in_parts.module.graph.nodes if n.name == "_log_softmax_backward_data_part1")
