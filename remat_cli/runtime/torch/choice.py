@@ -69,12 +69,14 @@ class ScheduleSource(ABC):
         has_room: it may plan for larger sizes than asked for, as the budget does not grow with them.
         is_smallest: the budget is the smallest that a plan is found for.
         is_given: the schedule is there already, and no other one is made.
+        splits: regions run in parts where that is needed, or takes less time.
     """
 
     takes_sizes = False
     is_given = False
     has_room = False
     is_smallest = False
+    splits = False
 
     @property
     def has_reserved(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -12,12 +13,12 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 
 from remat_cli.config import Request, load_device, load_measurements, named_planner
-from remat_cli.errors import UsageError
+from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.torch.optimizer import checked_optimizer
 from remat_cli.runtime.torch.attached import attach, attached_record
 from remat_cli.runtime.torch.call import PlannedCall
 from remat_cli.runtime.torch.choice import FromFile, ScheduleSource, WithinBudget, graph_options
-from remat_cli.runtime.torch.record import PlanRecord
+from remat_cli.runtime.torch.record import PlanRecord, told
 from remat_cli.runtime.torch.regions import attach_regions, plan_blocks, regions_record
 from remat_cli.units import BudgetSpec, format_bytes, parse_budget, parse_bytes, parse_rate
 
@@ -132,7 +133,7 @@ def planned(
         return model
     call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused, strict=strict)
     if regions == "auto" and isinstance(source, WithinBudget) and not source.request.offload:
-        call.otherwise = partial(plan_blocks, source, str(budget), fused, strict)
+        call.otherwise = partial(_blocks_without_parts if split else plan_blocks, source, str(budget), fused, strict)
     if isinstance(within, nn.Module):
         attach(within, call)
         return model
@@ -163,6 +164,13 @@ def _check_split(split: bool, schedule: object, *, fused: bool, regions: object)
             "regions do not go with split: a part of the model has no loss, and its plans are shared by calls",
             hint="split the whole step: planned(model, budget='8GB', split=True)",
         )
+
+
+def _blocks_without_parts(
+    source: WithinBudget, budget: str, fused: bool, strict: bool, model: nn.Module, refusal: GraphError
+) -> Callable[[], None]:
+    told(logging.WARNING, "split has no effect: it takes a step that can be captured as a whole, and blocks run whole")
+    return plan_blocks(source, budget, fused, strict, model, refusal)
 
 
 def source_within(
