@@ -51,7 +51,8 @@ class Tied(nn.Module):
         scores = self.embed(tokens) @ self.embed.weight.t()
         likely = scores.softmax(-1)
         entropy = (likely * likely.log()).sum(-1).mean()
-        return F.cross_entropy(scores.view(-1, 9), labels.view(-1)) + 0.1 * entropy
+        loss: torch.Tensor = F.cross_entropy(scores.view(-1, 9), labels.view(-1)) + 0.1 * entropy
+        return loss
 
 
 class Images(nn.Module):
