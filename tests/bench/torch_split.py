@@ -107,7 +107,7 @@ def _language(vocabulary: int, *, logits: bool = False, batch: int = 4, length: 
 def _convnet(norm: Callable[[int], nn.Module], width: int = 32, depth: int = 4, size: int = 32) -> Step:
     layers: list[nn.Module] = []
     for given in (3, *[width] * (depth - 1)):
-        layers += [nn.Conv2d(given, width, 3, padding=1), norm(width), nn.ReLU()]
+        layers += [nn.Conv2d(given, width, 3, padding=1, bias=False), norm(width), nn.ReLU()]
     body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
     return Images(body), (torch.randn(16, 3, size, size), torch.randint(10, (16,)))
 
@@ -184,7 +184,7 @@ def _add_planned(
         return
     plan = plan_of(model).last
     assert plan is not None
-    off = measured.peak_bytes - (plan.predicted_peak_bytes - plan.fixed_bytes)
+    off = measured.peak_bytes - (plan.predicted_peak_bytes - there)
     _add(table, "", way, measured, eager, f"{off:+,} B", plan.parts)
 
 
