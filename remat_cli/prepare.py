@@ -14,8 +14,10 @@ from remat_cli.core.link import Duplex, Link
 from remat_cli.core.operators import Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats import Reading, has_fixed_sizes, read_graph, torch
+from remat_cli.formats import Reading, has_fixed_sizes, read_graph
+from remat_cli.formats.functions import names_function
 from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
+from remat_cli.pytorch import capture
 from remat_cli.settings import Setting
 from remat_cli.splitting import Split
 from remat_cli.training import (
@@ -73,6 +75,21 @@ class Prepared:
     session: str = ""
     options: GraphOptions = field(default_factory=GraphOptions)
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the sizes of some results are guesses, so that peaks may be above those that are told."""
+        return self.guessed is not None
+
+
+def read(path: Path, options: GraphOptions) -> Reading:
+    """Read the graph at `path`: a file of any format, or a function as FILE.py:NAME.
+
+    Raises:
+        GraphError: the file, the function or the graph in it is bad.
+        UsageError: the options do not fit what is read, or torch is missing.
+    """
+    return capture.read(path, options) if names_function(path) else read_graph(path, options)
+
 
 def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
     """Read the file at `path` and make of it the graph that is planned.
@@ -87,7 +104,7 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
         GraphError: the file or the graph in it is bad.
         UsageError: the options contradict each other or the file.
     """
-    return prepare_reading(read_graph(path, options), str(path), options, derive_training=derive_training)
+    return prepare_reading(read(path, options), str(path), options, derive_training=derive_training)
 
 
 def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str, Split]], Prepared]:
@@ -102,7 +119,7 @@ def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str
         UsageError: it is no PyTorch step, or its ops were measured without parts; the function that is returned: a
             region cannot be split.
     """
-    if not torch.names_function(path):
+    if not names_function(path):
         raise UsageError(f"{path} is no PyTorch step, which split takes", hint="name a function, such as train.py:step")
     for name, value in (("measurements", options.measurements), ("fused", options.fused), ("ranks", options.ranks)):
         if value:
@@ -110,11 +127,11 @@ def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str
                 (Setting(name, value), " is known of the step without parts, and does not go with split"),
                 hint="leave one of the two out",
             )
-    read = torch.in_parts(path, options)
+    read_in_parts = capture.in_parts(path, options)
 
     def prepared(cuts: Mapping[str, Split]) -> Prepared:
         parts = {**options.parts, **{name: str(cut) for name, cut in cuts.items()}}
-        return prepare_reading(read(cuts), str(path), replace(options, parts=parts))
+        return prepare_reading(read_in_parts(cuts), str(path), replace(options, parts=parts))
 
     return prepared
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import RematError
-from remat_cli.runtime.torch.memory import peak_of
+from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes
 from tests.torch_steps import Block
