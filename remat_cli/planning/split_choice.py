@@ -110,20 +110,24 @@ class _Reached:
     Attributes:
         cuts: that were tried.
         needed: the least that the graph needs with them.
+        planned: a plan was asked for.
         fits: a plan was found.
         better: it is the best so far.
     """
 
     cuts: dict[str, Split]
     needed: WorkingSet
+    planned: bool = False
     fits: bool = False
     better: bool = False
 
     def is_of_no_use_after(self, last: _Reached | None) -> bool:
         """Tell whether more parts than those before gained nothing."""
-        if last is None:
+        if last is None or (not last.planned and self.planned):
             return False
-        return (last.fits and not self.better) or (not self.fits and self.needed.bytes >= last.needed.bytes)
+        if last.planned:
+            return not self.better
+        return self.needed.bytes >= last.needed.bytes
 
 
 @dataclass
@@ -230,11 +234,11 @@ class _Search:
             return _Reached(cuts, needed)
         planning = self.try_plan(prepared)
         if planning.schedule is None:
-            return _Reached(cuts, needed)
+            return _Reached(cuts, needed, planned=True)
         better = self.is_better(planning)
         if better:
             self.found = planning, cuts
-        return _Reached(cuts, needed, fits=True, better=better)
+        return _Reached(cuts, needed, planned=True, fits=True, better=better)
 
     def most_bytes(self, needed: int) -> int:
         """Return the most that a plan may need, where a graph needs so much at least."""

@@ -22,12 +22,12 @@ from torch.fx.node import map_arg
 from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
 from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.pytorch.capture import recurrent
+from remat_cli.pytorch.capture.in_place import WORKS_IN_PLACE
 from remat_cli.pytorch.capture.internals import save_without_version_check
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint, JointOp
 from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.programs.group_norm import AS_EAGER
-from remat_cli.pytorch.programs.in_place import WORKS_IN_PLACE
 
 # Is told after each run of an op: its name, and what it made.
 Watch = Callable[[str, tuple[Any, ...]], None]

@@ -15,10 +15,11 @@ from torch.utils import _pytree as pytree
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import UsageError
-from remat_cli.pytorch.capture.convert import graph_of
+from remat_cli.pytorch.capture.convert import graph_of, operators_of
 from remat_cli.pytorch.capture.internals import Captured, compiled, tangents_of
 from remat_cli.pytorch.capture.joint import Joint, rewritten
 from remat_cli.pytorch.capture.split import row_ops, split
+from remat_cli.pytorch.memory.measure import measure_once
 from remat_cli.splitting import Split
 from tests.torch_steps import Block
 
@@ -201,3 +202,17 @@ def test_gradients_of_a_head_are_made_at_once_unless_again_is_asked_for() -> Non
 def test_what_cannot_be_split_is_refused(cut: dict[str, Split], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         split(captured_of(CASES["batch_norm"]()), cut)
+
+
+def test_what_is_written_in_place_takes_the_time_of_its_part_alone() -> None:
+    joint = Joint.of(split(captured_of(CASES["with_logits"]()), {"mm": Split(2, again=True)}))
+    sizes = {op.name: op for op in joint.ops}
+    operator = operators_of(joint)["mm_rows1"]
+    (whole,) = sizes["mm_rows1"].makes
+    (part,) = (value.bytes for value in operator.inputs if value is not None)
+    assert part < 0.6 * whole.bytes
+    measured: dict[str, tuple[int, int]] = {}
+    found = measure_once(joint, "cpu", measured)
+    assert any(kind.endswith("in place") for kind in measured)
+
+    assert found.workspace_bytes["mm_rows1"] == 0
