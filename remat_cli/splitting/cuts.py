@@ -41,5 +41,5 @@ class Split:
         return cls(int(found["parts"]), bool(found["wide"]), bool(found["again"]))
 
     def least_bytes(self, largest: int) -> int:
-        """Return the bytes of the values that join two ops, of the largest one's."""
+        """Return the least bytes of a value that joins two ops."""
         return 1 if self.wide else largest // 4

@@ -50,7 +50,9 @@ class Region:
 def region_of(
     ops: Sequence[RowOp], seed: str, sizes: Mapping[str, int], least_bytes: Callable[[int], int]
 ) -> Region | None:
-    """Return the region around an op that makes most bytes row by row; None where the op works on no rows.
+    """Return the region around an op; None where the op works on no rows.
+
+    Of several, it is the one that touches most bytes row by row.
 
     Args:
         ops: in the order in which they run.
@@ -76,7 +78,7 @@ def region_of(
 
 
 def _in_larger_rows(ops: Sequence[RowOp], seed: RowOp) -> list[Axis]:
-    """Return an op's axes in rows of their own, and in the larger ones that other ops work on."""
+    """Return an op's axes, also in the larger rows that other ops work on."""
     counts = {axis.rows for op in ops for axis in op.axes}
     scaled = (axis.scaled(rows) for axis in seed.axes for rows in sorted(counts))
     return [axis for axis in scaled if axis is not None]
@@ -102,7 +104,7 @@ class _Graph:
 
 
 def _grown(graph: _Graph, seed: RowOp, axis: Axis, big: Collection[str]) -> Region:
-    """Join ops to the seed through big values with the same rows; cut off what cannot run in one go."""
+    """Grow a region from the seed through big values with the same rows."""
     members = {seed.name: axis}
     front = [seed.name]
     while front:
@@ -155,7 +157,7 @@ def _same(made: Part | None, read: Part | None) -> bool:
 
 
 def _in_one_go(graph: _Graph, members: dict[str, Axis], seed: str) -> dict[str, Axis]:
-    """Take away members that read what others have made of a member's results, as these need all rows before."""
+    """Drop members that need all rows of another member first."""
     while True:
         broken = _first_broken(graph, members)
         if not broken:
@@ -167,7 +169,7 @@ def _in_one_go(graph: _Graph, members: dict[str, Axis], seed: str) -> dict[str, 
 
 
 def _first_broken(graph: _Graph, members: Mapping[str, Axis]) -> str:
-    """Return the first member that waits for what comes after all rows of its group; empty where there is none."""
+    """Return the first member that needs all rows of its group; empty where there is none."""
     waits: dict[str, set[int]] = {}  # values that depend on members of these groups through an op that is no member
     for op in graph.ops:
         depends = set[int]().union(*(waits.get(value, ()) for value in op.reads))

@@ -38,7 +38,7 @@ class Axis:
     makes: Mapping[str, Part | None]
 
     def scaled(self, rows: int) -> Axis | None:
-        """Return the same axis in fewer, larger rows; None where its rows do not make up so many."""
+        """Return the axis in fewer, larger rows; None where they do not divide."""
         if rows < 1 or self.rows % rows:
             return None
         if rows == self.rows:
@@ -53,6 +53,6 @@ class Axis:
 
 
 def bounds(rows: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each part, and the row after its last; parts differ by one row at most."""
+    """Yield first row and end of each part; sizes differ by one at most."""
     for part in range(parts):
         yield rows * part // parts, rows * (part + 1) // parts
