@@ -1,4 +1,7 @@
-"""Exact search: buffers are placed one by one from the ground up until offsets are found, or proven not to exist."""
+"""Exact search for offsets, or for the proof that none exist.
+
+Buffers are placed one by one from the ground up.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from remat_cli.allocation.exact_kernel import Ints, Neighbours, State
 from remat_cli.allocation.instance import Instance
 from remat_cli.compiled import can_compile
 
-# Overlapping pairs of buffers up to which a search is made: its arrays have as many entries.
+# Largest number of overlapping pairs of buffers for a search: its arrays have as many entries.
 MOST_OVERLAPS = 2_000_000
-# Work of a step for each buffer, about the seconds of a usual core; plain Python takes longer.
+# Work of a step for each buffer, about seconds of a usual core; plain Python takes longer.
 _WORK_OF_BUFFER = 7e-9 * (1 if can_compile() else 200)
 # Steps between two looks at the clock.
 _STEPS_AT_ONCE = 50_000
-# Standard deviation of the ranks of a shuffled order: of their logarithms, and as a share of the buffers.
+# Standard deviations for shuffling ranks: of their logarithms, and as a share of the buffers.
 _STRETCH, _SHIFT = 0.3, 0.03
 
 
@@ -25,9 +28,9 @@ class ExactSearch:
     """One resumable search for offsets within a capacity.
 
     Attributes:
-        is_over: the search has ended: nothing is left to try.
-        is_proof: every arrangement was ruled out: without offsets, none exist.
-        offsets: [buffers] in units; None without any.
+        is_over: the search has ended.
+        is_proof: every arrangement is ruled out: no offsets exist.
+        offsets: [buffers] offsets in units; None without a result.
         steps: number of buffers placed so far.
     """
 
@@ -38,11 +41,11 @@ class ExactSearch:
 
         Args:
             instance: the buffers.
-            capacity: in units; no buffer is larger.
-            order: [buffers] which buffer goes first where several may begin at one offset.
+            capacity: size of the arena, in units; no buffer is larger.
+            order: [buffers] order of buffers that may begin at the same offset.
             near: `neighbours` of the instance.
-            by_corner: fill the lowest section first, and leave room empty ever more often from pass to pass, instead
-                of placing buffers by ascending offset.
+            by_corner: fill the lowest section first, instead of placing buffers by ascending offset; each pass leaves
+                more room empty.
         """
         self.offsets: Ints | None = None
         self.steps = 0
@@ -54,9 +57,9 @@ class ExactSearch:
         self._state = self._first_state()
 
     def go_on(self, steps: int) -> None:
-        """Place at most so many buffers more."""
-        end, made = kernel.go_on(self._near, self._state, self._capacity, steps)
-        self.steps += made
+        """Place at most a number of buffers."""
+        end, taken = kernel.go_on(self._near, self._state, self._capacity, steps)
+        self.steps += taken
         if end == kernel.FOUND:
             self.is_over, self.offsets = True, self._state.buffers[kernel.OFFSET].copy()
         elif end == kernel.LOST:
@@ -74,20 +77,22 @@ class ExactSearch:
 
 
 class ExactSearches:
-    """Searches in several orders, by turns: some go on where they were left, others begin with a shuffled order.
+    """Exact searches in several orders, which take turns.
+
+    Some are resumed, others begin with a shuffled order.
 
     Attributes:
-        is_proof: one of the searches ruled out every arrangement.
-        offsets: [buffers] in units; None without any.
+        is_proof: one of the searches has ruled out every arrangement.
+        offsets: [buffers] offsets in units; None without a result.
     """
 
     def __init__(self, instance: Instance, capacity: int, seed: int = 0) -> None:
-        """Prepare.
+        """Prepare the searches.
 
         Args:
             instance: the buffers, with at most `MOST_OVERLAPS` overlapping pairs.
-            capacity: in units; no buffer is larger.
-            seed: of the shuffled orders.
+            capacity: size of the arena, in units; no buffer is larger.
+            seed: seed of the shuffled orders.
         """
         self.offsets: Ints | None = None
         self.is_proof = False
@@ -99,11 +104,14 @@ class ExactSearches:
 
     @property
     def is_over(self) -> bool:
-        """Whether offsets were found, or proven not to exist."""
+        """Whether offsets are found, or proven not to exist."""
         return self.is_proof or self.offsets is not None
 
     def go_on(self, work: float, is_over: Callable[[], bool]) -> None:
-        """Search on with so much work: half of it in the resumed searches, half in new ones."""
+        """Search on with an amount of work.
+
+        Resumed searches get half of it, new searches the other half.
+        """
         steps = max(1, int(work / (4 * len(self._orders) * _WORK_OF_BUFFER * len(self._instance))))
         for search in [*self._resumed, *self._shuffled()]:
             end = search.steps + steps
@@ -128,7 +136,7 @@ class ExactSearches:
 
 
 def neighbours(instance: Instance) -> Neighbours:
-    """Return which buffers share sections."""
+    """Return the pairs of buffers that share sections."""
     overlaps = instance.overlaps.copy()
     np.fill_diagonal(overlaps, False)
     members = instance.members.T
@@ -138,14 +146,19 @@ def neighbours(instance: Instance) -> Neighbours:
 
 
 def count_overlaps(instance: Instance) -> int:
-    """Return the number of ordered pairs of buffers that share a section; takes no time quadratic in them."""
+    """Return the number of ordered pairs of buffers that share a section.
+
+    The time is not quadratic in the buffers.
+    """
     begun = np.searchsorted(np.sort(instance.lower), instance.upper, side="left")
     ended = np.searchsorted(np.sort(instance.upper), instance.lower, side="right")
     return int((begun - ended - 1).sum())
 
 
 def orders(instance: Instance) -> Iterator[Ints]:
-    """Yield [buffers] orders in which to try buffers: long, large, or in tight sections first.
+    """Yield [buffers] orders of trying buffers.
+
+    First come long buffers, large ones, or those in tight sections.
 
     Lengths are counted in moments, as MiniMalloc counts them, and in sections.
     """
@@ -162,7 +175,10 @@ def _starts(counts: Ints) -> Ints:
 
 
 def _twins(instance: Instance, order: Ints) -> Ints:
-    """Return [buffers] for each the next earlier one in the order of the same life and size; -1 for none."""
+    """Return for each buffer the previous one of the same life and size.
+
+    The result is [buffers]; -1 for none.
+    """
     last: dict[tuple[int, int, int], int] = {}
     twins = np.full(len(order), -1, np.int64)
     for buffer in order.tolist():
