@@ -99,7 +99,7 @@ def plan_split(
     if request.budget is not None and not request.budget.smallest:
         size = request.budget_bytes(whole.prepared.graph)
         assert size is not None
-        request = request.at(size - request.beside(whole.prepared.graph))
+        request = request.at(size)
     return _Search(prepared_with, request, observe or Observer(), whole, floor, any_plan).best()
 
 
