@@ -5,7 +5,7 @@ Saved tensors are marked before the training graph is derived.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -22,6 +22,7 @@ from remat_cli.formats.functions import names_function
 from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
 from remat_cli.pytorch import capture
 from remat_cli.settings import Setting
+from remat_cli.splitting import Split
 from remat_cli.training import (
     KeptForBackward,
     Kernels,
@@ -107,6 +108,35 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
         UsageError: the options contradict each other or the file.
     """
     return prepare_reading(read(path, options), str(path), options, derive_training=derive_training)
+
+
+def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str, Split]], Prepared]:
+    """Return what prepares the PyTorch step at `path` with some regions in parts; it is captured once.
+
+    Args:
+        path: FILE.py:NAME.
+        options: how it is read.
+
+    Raises:
+        GraphError: as `prepare`.
+        UsageError: it is no PyTorch step, or its ops were measured without parts; the function that is returned: a
+            region cannot be split.
+    """
+    if not names_function(path):
+        raise UsageError(f"{path} is no PyTorch step, which split takes", hint="name a function, such as train.py:step")
+    for name, value in (("measurements", options.measurements), ("fused", options.fused), ("ranks", options.ranks)):
+        if value:
+            raise UsageError(
+                (Setting(name, value), " is known of the step without parts, and does not go with split"),
+                hint="leave one of the two out",
+            )
+    read_in_parts = capture.in_parts(path, options)
+
+    def prepared(cuts: Mapping[str, Split]) -> Prepared:
+        parts = {**options.parts, **{name: str(cut) for name, cut in cuts.items()}}
+        return prepare_reading(read_in_parts(cuts), str(path), replace(options, parts=parts))
+
+    return prepared
 
 
 def prepare_without_absent_dims(path: Path, options: GraphOptions, optional: Set[str]) -> Prepared:

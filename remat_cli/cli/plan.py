@@ -21,7 +21,7 @@ from remat_cli.cli.stdin import in_a_call
 from remat_cli.cli.stopwatch import Stopwatch, Timed
 from remat_cli.config import Request, RunConfig
 from remat_cli.errors import ExitCode, UsageError
-from remat_cli.prepare import prepare
+from remat_cli.prepare import prepare, prepare_in_parts
 
 if TYPE_CHECKING:
     from remat_cli.planning import Planning
@@ -50,13 +50,21 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Write the schedule, or with --as policy the code, here; - is stdout.",
 )
+@click.option("--split", is_flag=True, help="Run parts of a PyTorch step one after another where the budget needs it.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
 @graph_options
 @planner_options
 @output_options
 @force_option
 def command(
-    graph: Path, form: str | None, output: Path | None, html: Path | None, as_json: bool, quiet: bool, **given: Any
+    graph: Path,
+    form: str | None,
+    split: bool,
+    output: Path | None,
+    html: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
 ) -> int:
     """Plan GRAPH under a budget, prove the plan by simulation, and write it.
 
@@ -70,8 +78,9 @@ def command(
       remat plan model.onnx --mode inference --budget 256KiB --addresses -o schedule.json
       remat plan train.py:step --budget 8GB --as checkpoints
       remat plan train.py:step --budget 8GB --as policy -o policy.py
+      remat plan train.py:step --budget 8GB --split -o schedule.json
     """
-    from remat_cli.planning import plan
+    from remat_cli.planning import plan, plan_split
     from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.terminal.plan import plan_report
@@ -82,6 +91,8 @@ def command(
         raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
     if request.max_overhead is not None and (request.budget is None or not request.budget.smallest):
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
+    if split:
+        _check_split(form, config)
     reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)
     if form is not None:
@@ -92,10 +103,14 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         with watch.stage("reading"):
-            prepared = prepare(graph, config.graph)
+            prepared_with = prepare_in_parts(graph, config.graph) if split else None
+            prepared = prepare(graph, config.graph) if prepared_with is None else prepared_with({})
         streams.notes(notes_on_memory(prepared.graph))
         with watch.stage("planning"):
-            planning = plan(prepared, request, Timed(observe, watch))
+            if prepared_with is None:
+                planning = plan(prepared, request, Timed(observe, watch))
+            else:
+                planning = plan_split(prepared_with, request, Timed(observe, watch)).told
     with watch.stage("writing"):
         if output is not None:
             streams.write(output, planning.schedule_file)
@@ -105,13 +120,33 @@ def command(
             streams.write(html, plan_page(planning))
     written = None if output == STDOUT else output
     steps = next_steps(
-        planning.solution, in_a_call(graph), written, fused=config.graph.fused, slow=_why_uncompiled(planning)
+        planning.solution,
+        in_a_call(graph),
+        written,
+        fused=config.graph.fused,
+        in_parts=split or bool(config.graph.parts),
+        slow=_why_uncompiled(planning),
     )
     streams.report(
         lambda: plan_report(planning, shown=config.report, next_steps=steps, seconds=watch.seconds),
         lambda: {**planning.summary(), "seconds": watch.seconds},
     )
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
+
+
+def _check_split(form: str | None, config: RunConfig) -> None:
+    """Refuse what does not go with regions in parts.
+
+    Raises:
+        UsageError: something is asked for that does not.
+    """
+    if form is not None:
+        raise UsageError("checkpoints run whole modules again, and none in parts", hint="leave --as or --split out")
+    if config.request.banks or config.request.arena:
+        raise UsageError(
+            "--split tries one graph after another, and no addresses for each",
+            hint="plan with --split, then give the --parts that its notes name with --addresses",
+        )
 
 
 def _why_uncompiled(planning: Planning) -> str:

@@ -56,6 +56,11 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
             (Setting("fused"), f" has no meaning for {path}: kernels are fused of PyTorch steps"),
             hint="name a function, such as train.py:step",
         )
+    if options is not None and options.parts:
+        raise UsageError(
+            (Setting("parts", options.parts), f" has no meaning for {path}: PyTorch steps are run in parts"),
+            hint="name a function, such as train.py:step",
+        )
     source = Source(path)
     for reader in READERS.values():
         if reader.recognises(source):

@@ -12,6 +12,7 @@ from remat_cli.core.operators import Operand, Operator
 from remat_cli.errors import UsageError
 from remat_cli.formats.input_values import parse_value
 from remat_cli.settings import Settings, Wording, setting
+from remat_cli.splitting.cuts import Split
 
 MODES = ("training", "inference")
 
@@ -70,6 +71,13 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(part) for part in parts)
 
 
+def _cut(text: str) -> tuple[str, str]:
+    name, equals, cut = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{text!r} is not understood", hint="write it like mm=8")
+    return name, str(Split.parse(cut))
+
+
 @dataclass(frozen=True)
 class ReadOptions(Settings):
     """The options for reading a file.
@@ -87,6 +95,7 @@ class ReadOptions(Settings):
             inference.
         workspace: runtime whose kernels' workspace is counted. By default onnxruntime's if `storage` is as in
             onnxruntime.
+        parts: number of parts of the region around an op of a PyTorch step, by the name of the op.
         fused: whether a PyTorch step is captured with the small ops that inductor fuses into kernels.
         strict: whether an estimate (an unknown op, a guessed size) is an error.
     """
@@ -125,8 +134,20 @@ class ReadOptions(Settings):
         choices=tuple(map(str, Workspace)),
         parse=Workspace,
     )
+    parts: Mapping[str, str | int] = setting(
+        dict, "Run the region around an op of a PyTorch step in parts. Repeatable.", metavar="OP=N", parse=_cut
+    )
     fused: bool = setting(False, "Plan a PyTorch step for the kernels of torch.compile.")
     strict: bool = setting(False, "Make every estimate an error.", changes_graph=False)
+
+    @property
+    def cuts(self) -> dict[str, Split]:
+        """The cuts that `parts` stand for.
+
+        Raises:
+            UsageError: one is not understood.
+        """
+        return {name: Split.parse(str(text)) for name, text in self.parts.items()}
 
     @property
     def storage(self) -> Aliasing:

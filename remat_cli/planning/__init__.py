@@ -5,15 +5,18 @@ from remat_cli.planning.first_plan import FirstPlan
 from remat_cli.planning.main_path import Planning, plan, plan_again
 from remat_cli.planning.overhead import exact_overhead, within_overhead
 from remat_cli.planning.smallest_budget import SmallestBudget, at_budget
+from remat_cli.planning.split_choice import SplitPlanning, plan_split
 
 __all__ = [
     "FirstPlan",
     "Planning",
     "Request",
     "SmallestBudget",
+    "SplitPlanning",
     "at_budget",
     "exact_overhead",
     "plan",
     "plan_again",
+    "plan_split",
     "within_overhead",
 ]

@@ -228,31 +228,50 @@ def _budget_that_fits(solution: Solution) -> str:
 
 
 def next_steps(
-    solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool = False, slow: str = ""
+    solution: Solution,
+    graph_file: Path,
+    schedule_file: Path | None,
+    *,
+    fused: bool = False,
+    in_parts: bool = False,
+    slow: str = "",
 ) -> list[str]:
-    """Return the uses of a plan; empty without a plan.
+    """Return the uses of a plan, or remedies that were not tried.
 
     Args:
         solution: the result.
         graph_file: file of the planned graph.
         schedule_file: file of the plan; None if it was not written to a file.
         fused: whether the plan is for inductor's kernels.
+        in_parts: whether the planned graph has regions in parts.
         slow: reason and remedy if the plan's planner ran slower than it can; otherwise empty.
     """
     faster = [slow] if slow and solution.status is not Status.OPTIMAL else []
-    return [*_uses(solution, graph_file, schedule_file, fused=fused), *faster]
-
-
-def _uses(solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool) -> list[str]:
     if solution.trace is None or solution.result.schedule is None:
+        return [] if in_parts or fused else _untried(solution, graph_file)
+    return [*_uses(solution, graph_file, schedule_file, fused=fused, in_parts=in_parts), *faster]
+
+
+def _untried(solution: Solution, graph_file: Path) -> list[str]:
+    needed = solution.working_set
+    if not names_function(graph_file) or needed.op is None or solution.problem.budget.device_bytes >= needed.bytes:
         return []
+    op = shorten(needed.op, _LONGEST_NAME)
+    return [f"Not tried: --split runs the region around {op} in parts, which take less. Last digits differ then."]
+
+
+def _uses(
+    solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool, in_parts: bool
+) -> list[str]:
+    assert solution.trace is not None
+    assert solution.result.schedule is not None
     if solution.arena is not None:
         if schedule_file is None:
             return ["To keep the plan and its addresses, write them: -o schedule.json."]
         return [f"Where everything lies is in {clean(str(schedule_file))}, under `arena`; run the steps in its order."]
     moves = any(isinstance(step, Offload) for step in solution.result.schedule.steps)
     repeats = solution.trace.recomputations > 0
-    if not repeats and not moves and solution.trace.peak_bytes == solution.baseline.peak_bytes:
+    if not repeats and not moves and solution.trace.peak_bytes == solution.baseline.peak_bytes and not in_parts:
         return ["The plan runs nothing again: run the model as you do."]
     if schedule_file is None:
         return ["To keep the plan, write it: -o schedule.json."]

@@ -135,6 +135,7 @@ def execute_plan(
             schedule,
             link=link,
             accumulate=options.accumulate,
+            cuts=options.cuts,
             fused=options.fused,
             seed=seed,
             budget_bytes=budget_bytes,

@@ -39,6 +39,7 @@ LAYERS = (
     ("remat_cli.core.problem",),
     ("remat_cli.core.simulate", "remat_cli.core.arena", "remat_cli.core.bounds"),
     ("remat_cli.core.solve",),
+    ("remat_cli.splitting",),
     ("remat_cli.formats", "remat_cli.training", "remat_cli.costs", "remat_cli.generate", "remat_cli.planners"),
     ("remat_cli.config",),
     ("remat_cli.pytorch.capture",),
@@ -61,7 +62,7 @@ LAYERS = (
     ("remat_cli.__main__",),
 )
 # Packages in which things multiply: of one layer, and yet closed to each other.
-ROOMS = LAYERS[5]
+ROOMS = LAYERS[6]
 
 # Within planners: what is shared is below the methods, and these below the portfolio.
 PLANNER_LAYERS = (

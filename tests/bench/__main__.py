@@ -204,6 +204,15 @@ def torch_table(console: Console) -> None:
     torch_steps(console)
 
 
+def split_table(console: Console) -> None:
+    """PyTorch steps with regions in parts, where it is installed."""
+    try:
+        from tests.bench.torch_split import torch_split
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    torch_split(console)
+
+
 def lengths_table(console: Console) -> None:
     """A training loop of many lengths in PyTorch, where it is installed."""
     try:
@@ -276,13 +285,25 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "kernels": kernels,
     "torch": torch_table,
     "lengths": lengths_table,
+    "split": split_table,
     "checkpoints": checkpoints_table,
     "regions": regions_table,
     "fused": fused_table,
     "models": model_tables,
 }
 # These take long, and need more than what is installed for development.
-ONLY_WHEN_NAMED = ("torch", "lengths", "checkpoints", "regions", "fused", "reshard", "models", "library", "planted")
+ONLY_WHEN_NAMED = (
+    "torch",
+    "lengths",
+    "split",
+    "checkpoints",
+    "regions",
+    "fused",
+    "reshard",
+    "models",
+    "library",
+    "planted",
+)
 
 
 def main() -> None:

@@ -8,13 +8,15 @@ and what all of them would give is worked out (`lines`). Nothing here loads torc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.interruption import nothing_to_lose
+from remat_cli.splitting import Split
 
-__all__ = ["check_installed", "read"]
+__all__ = ["check_installed", "in_parts", "read"]
 
 
 def check_installed() -> None:
@@ -29,6 +31,24 @@ def check_installed() -> None:
         raise UsageError(
             f"a PyTorch step needs torch, which cannot be imported: {error}", hint="pip install 'remat[torch]'"
         ) from None
+
+
+def in_parts(reference: Path, options: ReadOptions) -> Callable[[Mapping[str, Split]], Reading]:
+    """Return what reads a training step with some regions in parts; torch captures it once.
+
+    Args:
+        reference: as of `read`.
+        options: as of `read`.
+
+    Raises:
+        UsageError: as of `read`; the function that is returned: a region cannot be split.
+        GraphError: as of `read`.
+    """
+    check_installed()
+    from remat_cli.pytorch.capture.reader import take_step
+
+    taken = take_step(str(reference), options)
+    return lambda cuts: taken.in_parts(cuts).reading()
 
 
 def read(reference: Path, options: ReadOptions) -> Reading:

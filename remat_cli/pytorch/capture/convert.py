@@ -16,7 +16,7 @@ from remat_cli.formats.reader import Reading
 from remat_cli.pytorch.capture.internals import Captured, gradient_of, output_descriptions
 from remat_cli.pytorch.capture.joint import Joint, JointOp
 from remat_cli.pytorch.capture.mutation import is_backward
-from remat_cli.pytorch.capture.ops import arguments, communicates, nodes_in, numbered, short_name, tensors_of
+from remat_cli.pytorch.capture.ops import IN_PLACE, arguments, communicates, nodes_in, numbered, short_name, tensors_of
 from remat_cli.pytorch.capture.places import module_of, source_of
 
 _SIGNATURE_LENGTH = 12
@@ -61,6 +61,7 @@ def _op(joint: Joint, op: JointOp, differentiated: Mapping[int, str]) -> Op:
         inputs=(*(storage.name for storage in op.reads), *op.needs),
         outputs=(*(storage.name for storage in op.makes), *op.gives),
         time=0,
+        inplace=None if op.inplace is None else op.inplace.name,
         phase=op.phase,
         grad_of=None if sequence is None else differentiated.get(sequence),
         recomputable=op.recomputable,
@@ -150,6 +151,10 @@ def _operator(joint: Joint, op: JointOp) -> Operator:
     if node is None:
         made = tuple(_described(joint, joint.storage(value).name, value.meta["val"]) for value in op.values)
         return Operator(BOUNDARY_TYPE, (), made)
+    if IN_PLACE in node.meta and node.target is torch.ops.aten.slice_scatter.default:  # moves the slice alone
+        part = node.all_input_nodes[1]
+        written_into = _described(joint, joint.storage(node).name, part.meta["val"])
+        return Operator(short_name(node), (_described(joint, part.name, part.meta["val"]),), (written_into,))
     operands: list[Operand | None] = []
     attributes: dict[str, AttributeValue] = {}
     for name, given in (arguments(node) or {str(place): value for place, value in enumerate(node.args)}).items():

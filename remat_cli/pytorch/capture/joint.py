@@ -30,6 +30,7 @@ from remat_cli.pytorch.capture.internals import (
 )
 from remat_cli.pytorch.capture.mutation import is_backward, is_copy, keep_old_values, mark_backward
 from remat_cli.pytorch.capture.ops import (
+    IN_PLACE,
     communicates,
     draws,
     has_effects,
@@ -75,6 +76,7 @@ class JointOp:
         needs: tokens of ops that must have run before; they have no memory.
         gives: tokens that later ops wait for.
         recomputable: whether it may run more than once.
+        inplace: the storage that its result may be written into; None: it has one of its own.
     """
 
     name: str
@@ -86,6 +88,7 @@ class JointOp:
     needs: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
     recomputable: bool = True
+    inplace: Storage | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,6 +356,7 @@ class _Reader:
             values=_values(node),
             needs=needs,
             gives=gives,
+            inplace=self.storage(node.all_input_nodes[0]) if IN_PLACE in node.meta else None,
         )
         return replace(op, recomputable=_may_run_again(op, self.returned))
 

@@ -15,6 +15,9 @@ _CHANCES = ("dropout_p", "p", "dropout")
 # Collectives must be issued by all processes in the same order; these, and what has effects, run exactly once.
 _ONCE = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor", "fsdp")
 
+# Marks a node that may write its result into the memory of its first operand.
+IN_PLACE = "remat in place"
+
 
 def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
     """Return the tensors among what a node makes, in order."""

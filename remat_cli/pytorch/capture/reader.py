@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,9 +42,11 @@ from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.ops import storage_key
 from remat_cli.pytorch.capture.optimizer import checked_optimizer, optimizer_state_bytes
 from remat_cli.pytorch.capture.places import last_place
+from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.capture.step import SHAPES, Step, as_step
 from remat_cli.pytorch.capture.weightless import Weightless, with_fake_tensors
 from remat_cli.settings import Setting
+from remat_cli.splitting import Split
 
 _NO_DATA = (
     "remat builds the model without data, so values of tensors cannot be looked at; what is looked at, make with "
@@ -77,6 +79,16 @@ class TakenStep:
     joint: Joint
     device: str
     notes: tuple[str, ...]
+
+    def in_parts(self, cuts: Mapping[str, Split]) -> TakenStep:
+        """Return the step with these regions in parts; see `split`.
+
+        Raises:
+            UsageError: one cannot be split.
+        """
+        captured = split(self.captured, cuts)
+        notes = (*self.notes, *_told_of_parts(cuts))
+        return replace(self, captured=captured, joint=Joint.with_losses_alone(captured), notes=notes)
 
     def reading(self) -> Reading:
         """Return what is read of it."""
@@ -111,6 +123,14 @@ def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int,
     )
 
 
+def _told_of_parts(cuts: Mapping[str, Split]) -> list[str]:
+    return [
+        f"the region around op {name!r} is run in {cut.parts} parts: bounds are those of this graph, and results are "
+        "those of the step to rounding"
+        for name, cut in sorted(cuts.items())
+    ]
+
+
 class _Told(BaseException):
     """Ends the capture once a reading is there."""
 
@@ -124,7 +144,9 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
     step, device, notes = built_step(reference, options)
 
     def taken(step: Step, captured: Captured) -> TakenStep:
-        return TakenStep(reference, step, captured, Joint.with_losses_alone(captured), device, notes)
+        return TakenStep(reference, step, captured, Joint.with_losses_alone(captured), device, notes).in_parts(
+            options.cuts
+        )
 
     def read_in_full(captured: Captured) -> Reading:
         few = taken(step, captured)
@@ -137,8 +159,9 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
             graph = replace(signed.graph, resident_bytes=resident_bytes(step, inputs))
             raise _Told(replace(signed, graph=graph))
 
+    whole = options.fused or bool(options.parts)
     try:
-        seen = capture(step, device, reference, None if options.fused else foresee, fused=options.fused)
+        seen = capture(step, device, reference, None if whole else foresee, fused=options.fused)
         return taken(*seen).reading()
     except _Told as told:
         return told.reading
@@ -158,7 +181,8 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
     """
     step, device, notes = built_step(reference, options)
     step, captured = capture(step, device, reference, fused=options.fused)
-    return TakenStep(reference, step, captured, Joint.with_losses_alone(captured), device, notes)
+    joint = Joint.with_losses_alone(captured)
+    return TakenStep(reference, step, captured, joint, device, notes).in_parts(options.cuts)
 
 
 def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[str, ...]]:

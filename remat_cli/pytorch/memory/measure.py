@@ -21,8 +21,17 @@ from remat_cli.core.problem import Observer
 from remat_cli.costs import Measurements
 from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.convert import signature, written
+from remat_cli.pytorch.capture.in_place import WORKS_IN_PLACE
 from remat_cli.pytorch.capture.joint import Joint, JointOp
-from remat_cli.pytorch.capture.ops import arguments, is_between_ranks, nodes_in, numbered, short_name, storage_key
+from remat_cli.pytorch.capture.ops import (
+    IN_PLACE,
+    arguments,
+    is_between_ranks,
+    nodes_in,
+    numbered,
+    short_name,
+    storage_key,
+)
 from remat_cli.pytorch.capture.places import source_of
 from remat_cli.pytorch.memory.memory import allocations_of, peak_of, time_of
 
@@ -54,7 +63,7 @@ def measure_joint(joint: Joint, device: str, observe: Observer | None = None) ->
     ops = [op for op in joint.ops if op.node is None or _runs_alone(op.node)]
     for number, op in enumerate(ops):
         observe.phase(f"measuring op {number + 1:,} of {len(ops):,}: {op.name}")
-        kind = "" if op.node is None else written(op.node, named=False)
+        kind = "" if op.node is None else _kind(op.node)
         if kind not in known:
             known[kind] = (0, 0) if op.node is None else _measured(op, op.node, device)
         times[op.name], workspace[op.name] = known[kind]
@@ -73,7 +82,7 @@ def measure_once(joint: Joint, device: str, known: dict[str, tuple[int, int]]) -
         known: what was measured before, by the kind of op: time in nanoseconds, and bytes; what is new is added.
     """
     ops = [op for op in joint.ops if op.node is None or _runs_alone(op.node)]
-    kinds = {op.name: "" if op.node is None else written(op.node, named=False) for op in ops}
+    kinds = {op.name: "" if op.node is None else _kind(op.node) for op in ops}
     known.setdefault("", (0, 0))
     new = {kinds[op.name]: op for op in ops if kinds[op.name] not in known}
     with torch.random.fork_rng(), _disable_current_modes(), torch.autocast(device, enabled=False):
@@ -113,7 +122,17 @@ def _taken_once(new: Mapping[str, JointOp], device: str) -> dict[str, int]:
     else:
         allocations = allocations_of(run_all)
         peaks = {kind: allocations.peak_between(*run) - allocations.at(run[0]) for kind, run in runs.items()}
-    return {kind: max(0, peaks[kind] - sum(storage.bytes for storage in new[kind].makes)) for kind in runs}
+    return {kind: max(0, peaks[kind] - _new_bytes(new[kind])) for kind in runs}
+
+
+def _new_bytes(op: JointOp) -> int:
+    """Return the bytes of what an op makes, as it is measured."""
+    return sum(storage.bytes for storage in op.makes) if op.inplace is None else 0
+
+
+def _kind(node: fx.Node) -> str:
+    """Return what two ops have in common that take the same time and memory."""
+    return f"{written(node, named=False)}{' in place' if IN_PLACE in node.meta else ''}"
 
 
 def workspace_of(op: Callable[..., Any], args: Any, kwargs: Any, device: str) -> int:
@@ -160,7 +179,7 @@ def _measured(op: JointOp, node: fx.Node, device: str) -> tuple[int, int]:
         call = _call(node)
         call()
         taken = peak_of(call, device)
-        return median_time(call, device), max(0, taken - sum(storage.bytes for storage in op.makes))
+        return median_time(call, device), max(0, taken - _new_bytes(op))
     except RuntimeError as error:
         at = f" ({place})" if (place := source_of(node)) else ""
         reason = (str(error).splitlines() or [""])[0]
@@ -184,8 +203,9 @@ def _call(node: fx.Node, *, drawn: bool = True) -> Callable[[], object]:
         source: drawn_like(source.meta["val"], bounds.get(source, 1), drawn=drawn) for source in node.all_input_nodes
     }
     args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
-    assert callable(node.target)
-    return partial(torch.no_grad()(node.target), *args, **kwargs)
+    target = WORKS_IN_PLACE[node.target] if IN_PLACE in node.meta else node.target
+    assert callable(target)
+    return partial(torch.no_grad()(target), *args, **kwargs)
 
 
 def drawn_like(value: Any, bound: int, *, drawn: bool = True, device: str | None = None) -> Any:

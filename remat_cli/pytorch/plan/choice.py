@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -18,17 +19,19 @@ from torch import nn
 
 from remat_cli import __version__
 from remat_cli.config import GraphOptions, load_measurements, measurements_bytes
+from remat_cli.core.bounds import WorkingSet, largest_working_set
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.core.solve import Solution, activations_of, baseline_of
+from remat_cli.core.solve import Solution, activations_of, baseline_of, share_over
 from remat_cli.costs import Measurements
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, ScheduleFileError, UsageError
 from remat_cli.formats.native import canonical_json, graph_sha256
+from remat_cli.formats.reader import Reading
 from remat_cli.formats.schedule_json import ScheduleFile, link_fields, read_schedule
 from remat_cli.formats.writing import write_faults, write_file
-from remat_cli.planning import Request, plan
+from remat_cli.planning import Request, SplitPlanning, plan, plan_split
 from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.internals import Captured
@@ -36,11 +39,13 @@ from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.ops import storage_key
 from remat_cli.pytorch.capture.optimizer import optimizer_state_bytes
 from remat_cli.pytorch.capture.reader import reading_of, unused_bytes
+from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.pytorch.memory.memory import profiler_runs
 from remat_cli.pytorch.memory.watch import standing_bytes
-from remat_cli.pytorch.plan.record import PlannedGraph, told
+from remat_cli.pytorch.plan.record import PlannedGraph, more_time, told
 from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING, Waiting
+from remat_cli.splitting import Split
 from remat_cli.training import OPTIMIZERS
 from remat_cli.units import format_bytes, format_count, format_time, parse_budget
 
@@ -64,12 +69,14 @@ class ScheduleSource(ABC):
         has_room: it may plan for larger sizes than asked for, as the budget does not grow with them.
         is_smallest: the budget is the smallest that a plan is found for.
         is_given: the schedule is there already, and no other one is made.
+        splits: regions run in parts where that is needed, or takes less time.
     """
 
     takes_sizes = False
     is_given = False
     has_room = False
     is_smallest = False
+    splits = False
 
     @property
     def has_reserved(self) -> bool:
@@ -95,6 +102,18 @@ class ScheduleSource(ABC):
             captured: the same as torch handed it over.
             modules: whose parameters are in memory, used or not.
         """
+
+    def in_parts(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> tuple[Joint, Captured]:
+        """Return the step with those regions in parts that its plan has in parts; arguments are those of `planned`."""
+        del modules
+        return joint, captured
+
+    def explained(
+        self, refusal: DoesNotFit, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    ) -> DoesNotFit:
+        """Return a refusal with what would help; arguments are those of `planned`."""
+        del joint, captured, modules
+        return refusal
 
     def planned_within(
         self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -183,6 +202,19 @@ class FromFile(ScheduleSource):
             )
         return cls(path, file)
 
+    def in_parts(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> tuple[Joint, Captured]:
+        """Return the step in the parts that the file names.
+
+        Raises:
+            GraphError: it has no such ops, or they cannot be split so.
+        """
+        del modules
+        try:
+            parts = (self.file.read_with or {}).get("parts") or {}
+            return _in_parts(joint, captured, {str(name): Split.parse(str(text)) for name, text in parts.items()})
+        except UsageError as fault:
+            raise GraphError(f"{self.path} is for another graph: {fault.message}", hint="plan it again") from None
+
     def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
         """Return the schedule in the file.
 
@@ -245,9 +277,12 @@ class WithinBudget(ScheduleSource):
         optimizer: whose state is counted by its bytes; None where it is counted by its name, or there is none.
         folder: where plans are kept between runs of Python, by several at once or not; None: only in memory.
         measures: measure each kernel where it will run, before anything is planned.
+        splits: run regions of the step in parts where that is needed, or takes less time.
         times_given: take only the kernels' memory from that; times are those of the device profile.
         kernels: what was measured so far: time in nanoseconds and memory of its own in bytes, by the kind of op.
         plans: what was planned, by the hash of all that it depends on.
+        cuts: what is split, by the hash of all that the plan without depends on.
+        bound_by: what was in the way when parts were last searched for, in words; empty where nothing was.
         reserve_bytes: to leave free, as the user says.
         missed_bytes: to leave free, as measured steps took them beyond the plan.
         before_bytes: what that was before it was last raised.
@@ -266,6 +301,9 @@ class WithinBudget(ScheduleSource):
     times_given: bool = False
     kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
     plans: dict[str, PlannedGraph] = field(default_factory=dict)
+    splits: bool = False
+    cuts: dict[str, Mapping[str, Split]] = field(default_factory=dict)
+    bound_by: str = ""
     granted: int = 0
     reserve_bytes: int = 0
     missed_bytes: int = 0
@@ -274,7 +312,7 @@ class WithinBudget(ScheduleSource):
 
     def __post_init__(self) -> None:
         self.state_bytes()
-        self.takes_sizes = not self.request.offload
+        self.takes_sizes = not self.request.offload and not self.splits
         self.is_smallest = self.request.budget is not None and self.request.budget.smallest
         self.has_room = self.request.budget is not None and self.request.budget.device_bytes is not None
         if self.folder is not None and os.path.isfile(self.folder):
@@ -291,6 +329,104 @@ class WithinBudget(ScheduleSource):
         if key not in self.plans:
             self.plans[key] = self.kept(key, prepared) or self.made(key, prepared)
         return self.plans[key]
+
+    def in_parts(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> tuple[Joint, Captured]:
+        """Return the step in the parts that make the best plan, found now or before."""
+        if not self.splits:
+            return joint, captured
+        whole = self.prepared(joint, captured, modules)
+        key = self.key(whole)
+        if self.is_share:  # of the step without parts
+            self.granted = max(self.granted, self.request_for(whole.graph).budget_bytes(whole.graph) or 0)
+        if key not in self.cuts:
+            kept = self.kept_cuts(key)
+            self.cuts[key] = self.chosen_cuts(key, joint, captured, modules) if kept is None else kept
+        if not self.cuts[key]:
+            return joint, captured
+        try:
+            split_joint, split_captured = _in_parts(joint, captured, self.cuts[key])
+        except UsageError:  # kept by another version of torch
+            self.cuts[key] = {}
+            return joint, captured
+        self.describe_parts(self.cuts[key], whole.graph, self.prepared(split_joint, split_captured, modules))
+        return split_joint, split_captured
+
+    def describe_parts(self, cuts: Mapping[str, Split], whole: Graph, prepared: Prepared) -> None:
+        """Let the plan of a step in parts say so, and compare it with the step without."""
+        key = self.key(prepared)
+        planned = self.plans.get(key) or self.kept(key, prepared) or self.made(key, prepared)
+        if not planned.parts:
+            plain, own = baseline_of(whole), baseline_of(prepared.graph)
+            planned = replace(
+                planned,
+                plain_peak_bytes=plain.peak_bytes,
+                overhead=share_over(round(own.time * (1 + planned.overhead)), plain.time),
+                parts=told_of_parts(cuts),
+            )
+        self.plans[key] = planned
+
+    def kept_cuts(self, key: str) -> Mapping[str, Split] | None:
+        """Return the cuts that an earlier run of Python left in the folder; None where there are none."""
+        path = self.path("parts", key)
+        if path is None or not path.exists():
+            return None
+        try:
+            return {name: Split.parse(str(text)) for name, text in json.loads(path.read_text()).items()}
+        except (OSError, ValueError, AttributeError, UsageError):
+            told(logging.WARNING, f"what is kept in {path} does not hold, and is made anew")
+            return None
+
+    def chosen_cuts(
+        self, key: str, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    ) -> Mapping[str, Split]:
+        """Search for the cuts of the best plan, and keep both."""
+        found = self.plan_split(joint, captured, modules)
+        planning, self.bound_by = found.planning, found.bound_by
+        if planning.schedule is not None and planning.trace is not None:
+            own = self.key(planning.prepared)
+            planned = PlannedGraph.of(planning.prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
+            self.plans[own] = self.granting(planned)
+            self.keep(self.path("plan", own), planning.schedule_file)
+            self.keep(self.path("parts", key), canonical_json({name: str(cut) for name, cut in found.cuts.items()}))
+        return found.cuts
+
+    def plan_split(
+        self, joint: Joint, captured: Captured, modules: Sequence[nn.Module], *, any_plan: bool = False
+    ) -> SplitPlanning:
+        """Search for the best plan with regions in parts.
+
+        Args:
+            joint: the step without.
+            captured: the same as torch handed it over.
+            modules: that are called.
+            any_plan: the first plan that fits will do.
+        """
+
+        def prepared_with(cuts: Mapping[str, Split]) -> Prepared:
+            return self.prepared(*_in_parts(joint, captured, cuts), modules)
+
+        def floor(cuts: Mapping[str, Split]) -> WorkingSet:
+            return largest_working_set(self.unmeasured(*_in_parts(joint, captured, cuts), modules).graph)
+
+        whole = prepared_with({})
+        request = self.request_for(whole.graph)
+        with self.waiting.phase(PLANNING, _up_to(request, whole.graph)):
+            return plan_split(prepared_with, request, floor=floor, any_plan=any_plan)
+
+    def explained(
+        self, refusal: DoesNotFit, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    ) -> DoesNotFit:
+        """Return a refusal that says what splitting does, which is tried here."""
+        if self.splits:
+            tried = f"split was tried: {self.bound_by}; " if self.bound_by else ""
+            return DoesNotFit(refusal.message, hint=f"{tried}{refusal.hint}")
+        found = self.plan_split(joint, captured, modules, any_plan=True)
+        if found.planning.trace is None or not found.cuts:
+            return refusal
+        peak = format_bytes(found.planning.trace.peak_bytes)
+        over = share_over(found.planning.trace.time, baseline_of(found.whole.prepared.graph).time)
+        hint = f"split=True fits: {told_of_parts(found.cuts)}, a predicted peak of {peak}, {more_time(over)}"
+        return DoesNotFit(refusal.message, hint=f"{hint} (results differ in the last digits); or {refusal.hint}")
 
     def planned_within(
         self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -355,13 +491,21 @@ class WithinBudget(ScheduleSource):
         """Bytes that plans leave free."""
         return self.reserve_bytes + self.missed_bytes
 
-    def prepared(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Prepared:
-        """Return the graph that is planned."""
+    def unmeasured(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Prepared:
+        """Return the graph without what its kernels take by themselves."""
+        return prepare_reading(self.reading(joint, captured, modules), _NAME, self.graph_options)
+
+    def reading(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Reading:
+        """Return what is known of a captured step."""
         used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
         self.standing_bytes = self.standing(modules)
         resident = unused_bytes(modules, used) + self.state_bytes() + self.standing_bytes + self.free_bytes
         optimizer = None if self.optimizer is None else type(self.optimizer).__name__
-        reading = reading_of(joint, captured, _NAME, resident, optimizer)
+        return reading_of(joint, captured, _NAME, resident, optimizer)
+
+    def prepared(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Prepared:
+        """Return the graph that is planned."""
+        reading = self.reading(joint, captured, modules)
         prepared = prepare_reading(reading, _NAME, self.graph_options)
         if not self.measures or joint.device not in MEASURED_DEVICES:
             return prepared
@@ -489,6 +633,23 @@ class WithinBudget(ScheduleSource):
     def path(self, what: str, key: str) -> Path | None:
         """Return where something is kept between runs, by its key."""
         return None if self.folder is None else self.folder / f"{what}-{key[:32]}.json"
+
+
+def _in_parts(joint: Joint, captured: Captured, cuts: Mapping[str, Split]) -> tuple[Joint, Captured]:
+    """Return a step with regions in parts.
+
+    Raises:
+        UsageError: one cannot be split.
+    """
+    if not cuts:
+        return joint, captured
+    captured = split(captured, cuts)
+    return Joint.of(captured).releasing(joint.released), captured
+
+
+def told_of_parts(cuts: Mapping[str, Split]) -> str:
+    """Return what runs in parts, in words."""
+    return ", ".join(f"the region around {name!r} in {cut.parts} parts" for name, cut in sorted(cuts.items()))
 
 
 def _up_to(request: Request, graph: Graph) -> str:

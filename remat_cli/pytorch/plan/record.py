@@ -40,6 +40,7 @@ class PlannedGraph:
         carried: the same plan at other sizes, as the judge finds it there.
         measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
         kernels: what was compiled for it; empty where eager's kernels run.
+        parts: what runs in parts, in words; empty where nothing does.
     """
 
     graph: Graph
@@ -54,6 +55,7 @@ class PlannedGraph:
     carried: list[PlannedGraph] = field(default_factory=list)
     measured_peak_bytes: list[int] = field(default_factory=list)
     kernels: str = ""
+    parts: str = ""
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, trace: Trace, budget_bytes: int | None = None) -> PlannedGraph:
@@ -83,7 +85,8 @@ class PlannedGraph:
         return (
             f"{format_count(len(self.graph.ops))} ops{f' ({inputs})' if inputs else ''}{within}: predicted peak "
             f"{format_bytes(self.predicted_peak_bytes)} ({format_bytes(self.plain_peak_bytes)} unplanned), "
-            f"{format_share(self.overhead)} more time{f'; {self.kernels}' if self.kernels else ''}"
+            f"{more_time(self.overhead)}{f'; {self.parts}' if self.parts else ''}"
+            f"{f'; {self.kernels}' if self.kernels else ''}"
         )
 
 
@@ -190,6 +193,11 @@ class PlanRecord:
                 "model.forward(...), or a part of the model"
             )
         return "\n".join(lines)
+
+
+def more_time(overhead: float) -> str:
+    """Return an overhead in words; a step in parts may take less time than the step without."""
+    return f"{format_share(abs(overhead))} {'less' if overhead < 0 else 'more'} time"
 
 
 def waited(spent_ns: Counter[str]) -> str:

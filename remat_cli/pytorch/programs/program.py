@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
 from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.pytorch.capture import recurrent
+from remat_cli.pytorch.capture.in_place import WORKS_IN_PLACE
 from remat_cli.pytorch.capture.internals import save_without_version_check
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint, JointOp
 from remat_cli.pytorch.capture.ops import tensors_of
@@ -245,8 +246,10 @@ class _Half:
         """Add steps in this order."""
         for step in steps:
             match step:
-                case Compute(op=name) | Inplace(op=name):
+                case Compute(op=name):
                     self.compute(self.joint.op[name])
+                case Inplace(op=name):
+                    self.compute(self.joint.op[name], in_place=True)
                 case Offload(tensor=name):
                     self.offload(*self.joint.values_in[name])
                 case Prefetch(tensor=name):
@@ -255,8 +258,11 @@ class _Half:
                     first = self.joint.values_in[name][0]
                     self.graph.call_function(transfers.wait, (self.hosts[first], self.values[first]))
 
-    def compute(self, op: JointOp) -> None:
-        """Add a run of an op."""
+    def compute(self, op: JointOp, *, in_place: bool = False) -> None:
+        """Add a run of an op, in the memory of its first operand or in its own.
+
+        What was handed over stays as it is, since the backward pass may run again.
+        """
         if op.node is None:
             raise InvalidSchedule(f"the schedule runs {op.name!r} twice", hint="it stands for the caller")
         run = self.copy(op.node)
@@ -264,6 +270,8 @@ class _Half:
             run.target = recurrent.WITH_FLAT_RESERVE[run.target]
         if not self.fused:
             run.target = AS_EAGER.get(run.target, run.target)
+        if in_place and run.all_input_nodes[0].op != "placeholder":
+            run.target = WORKS_IN_PLACE[run.target]
         for value in op.values:
             self.values[value] = run if value is op.node else self.item(value, run)
         if self.watch is not None:

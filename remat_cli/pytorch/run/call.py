@@ -304,6 +304,11 @@ class PlannedCall:
                     "fused kernels are planned for one shape of the inputs, and sizes are captured as symbols",
                     hint="torch.compile(..., dynamic=False), without mark_dynamic: each shape is planned by itself",
                 )
+            if self.source.splits:
+                raise GraphError(
+                    "parts are chosen for one shape of the inputs, and sizes are captured as symbols",
+                    hint="leave mark_dynamic out: each shape is planned by itself",
+                )
             sized = SizedStep(sizes, captured, self._holding, self.record, self._modules)
             self._steps.add(sized)
             return sized.interface()

@@ -25,6 +25,7 @@ from remat_cli.pytorch.capture.inductor import needing_compiler
 from remat_cli.pytorch.capture.internals import Captured, compiled, forgetting, run_by
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.reader import callable_of, explaining_failure, modules_of
+from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.capture.step import Step, as_step, losses_in
 from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, measure_once
 from remat_cli.pytorch.memory.memory import Allocations, allocations_of, peak_of, time_of
@@ -34,6 +35,7 @@ from remat_cli.pytorch.plan.record import PlannedGraph
 from remat_cli.pytorch.programs.program import Watch, divided
 from remat_cli.pytorch.programs.self_test import self_test
 from remat_cli.settings import Setting
+from remat_cli.splitting import Split
 from remat_cli.units import format_bytes
 
 # Tolerance between measured and predicted peak: the larger of the two.
@@ -195,6 +197,7 @@ def execute_step(
     *,
     link: Link | None = None,
     accumulate: bool = False,
+    cuts: Mapping[str, Split] | None = None,
     fused: bool = False,
     seed: int = 0,
     budget_bytes: int | None = None,
@@ -210,6 +213,7 @@ def execute_step(
         schedule: verified on it.
         link: to the host; needed by schedules with transfers only.
         accumulate: gradients are there before the step.
+        cuts: what was run in parts where the graph was planned.
         fused: run inductor's kernels, and hold them against the step under torch.compile.
         seed: of the weights, the inputs and what the step draws.
         budget_bytes: that the plan is to keep within, what is there before the step included; None: any peak will do.
@@ -228,7 +232,7 @@ def execute_step(
     torch.manual_seed(seed)
     with explaining_failure(reference):
         step = as_step(function(**dims), reference)
-    runs = StepRuns(step, reference, graph, seed, accumulate, link, measures, fused)
+    runs = StepRuns(step, reference, graph, seed, accumulate, link, measures, fused, cuts or {})
     beside = None if budget_bytes is None else budget_bytes - graph.fixed_bytes
     with forgetting(), explained(reference):
         return replace(runs.compare(schedule, observe), budget_bytes=beside)
@@ -247,6 +251,7 @@ class StepRuns:
         link: to the host; None: schedules have no transfers.
         measures: run each kernel by itself before the first schedule runs, and count its workspace from then on.
         fused: schedules run inductor's kernels.
+        cuts: what schedules run in parts.
         compiled_peaks: of schedules that were compiled, beside what is there before, in bytes, by their identity.
         measuring_ns: how long that took.
     """
@@ -259,6 +264,7 @@ class StepRuns:
     link: Link | None = None
     measures: bool = False
     fused: bool = False
+    cuts: Mapping[str, Split] = field(default_factory=dict)
     compiled_peaks: dict[int, int] = field(default_factory=dict)
     measuring_ns: int = 0
     changing: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)
@@ -359,7 +365,7 @@ class StepRuns:
         def divide(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
             from remat_cli.pytorch.capture.convert import graph_of
 
-            joint = Joint.with_losses_alone(captured)
+            joint = Joint.with_losses_alone(split(captured, self.cuts))
             check_structure(graph_of(joint, self.graph.name), structure, "the schedule")
             if self.measures:
                 self.measure(joint)

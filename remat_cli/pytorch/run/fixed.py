@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import fx, nn
 
+from remat_cli.errors import DoesNotFit
 from remat_cli.pytorch.capture.inductor import as_captured
 from remat_cli.pytorch.capture.internals import Captured, leaving_out, primals_of
-from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint import Joint, rewritten
 from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import fused_plan
@@ -42,6 +43,7 @@ class FixedStep:
             DoesNotFit: no plan fits the budget, and nothing has run yet.
         """
         self.is_stale = False
+        captured = rewritten(captured)
         self._captured = captured
         self._joint = Joint.of(captured)
         self._holding, self._record, self._modules, self._fused = holding, record, modules, fused
@@ -50,7 +52,11 @@ class FixedStep:
         self._released: frozenset[int] = frozenset()
         self._planned: PlannedGraph
         self._number: int
-        self._plan()
+        try:
+            self._plan()
+        except DoesNotFit as refusal:
+            joint = self._joint.releasing(captured.released.possible)
+            raise holding.source.explained(refusal, joint, captured, modules) from None
         self._captured = without_inputs(captured)
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -87,7 +93,8 @@ class FixedStep:
             DoesNotFit: there is none.
         """
         if not self._fused:
-            planned = source.planned(joint, self._captured, self._modules)
+            joint, captured = source.in_parts(joint, self._captured, self._modules)
+            planned = source.planned(joint, captured, self._modules)
             if planned.schedule.has_transfers and joint.device == "cpu":
                 text = "the plan moves tensors to the host, which is the device here: that saves no memory"
                 told(logging.WARNING, text)

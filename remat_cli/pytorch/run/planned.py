@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -12,10 +13,10 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 
 from remat_cli.config import Request, load_device, load_measurements, named_planner
-from remat_cli.errors import UsageError
+from remat_cli.errors import GraphError, UsageError
 from remat_cli.pytorch.capture.optimizer import checked_optimizer
 from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget, graph_options
-from remat_cli.pytorch.plan.record import PlanRecord
+from remat_cli.pytorch.plan.record import PlanRecord, told
 from remat_cli.pytorch.run.attached import attach, attached_record
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record
@@ -43,6 +44,7 @@ def planned(
     reserve: int | str = 0,
     regions: str | Sequence[str | nn.Module] | None = "auto",
     fused: bool = False,
+    split: bool = False,
     strict: bool = False,
 ) -> Model:
     """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
@@ -81,6 +83,8 @@ def planned(
             the first step, its peak is read from the kernels, and it is corrected: at most three compilations (one of
             a schedule, which must have been planned with `--fused`). Of regions, the plans that are chosen are
             compiled, once for each kind of region. Each shape of the inputs is planned and compiled by itself.
+        split: run regions of the step, such as the loss head, in parts where the budget needs it or it takes less
+            time. Results are those of the step to rounding. Each shape of the inputs is planned by itself.
         strict: where no plan fits a later step, as layers are unfrozen or inputs grow, refuse it. Without it, the plan
             of the least peak runs, and a warning says by how much it is above the budget.
 
@@ -116,7 +120,9 @@ def planned(
             link_bandwidth=link_bandwidth,
             plans=plans,
             reserve=reserve,
+            split=split,
         )
+    _check_split(split, schedule, fused=fused, regions=regions)
     by_blocks = regions is not None and isinstance(source, WithinBudget)
     if fused and offload and not by_blocks:
         raise UsageError(
@@ -128,11 +134,44 @@ def planned(
         return model
     call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused, strict=strict)
     if regions == "auto" and isinstance(source, WithinBudget):
-        call.otherwise = partial(plan_blocks, source, str(budget), fused, strict)
+        call.otherwise = partial(_blocks_without_parts if split else plan_blocks, source, str(budget), fused, strict)
     if isinstance(within, nn.Module):
         attach(within, call)
         return model
     return update_wrapper(call, model)  # type: ignore[return-value]
+
+
+def _check_split(split: bool, schedule: object, *, fused: bool, regions: object) -> None:
+    """Check that what goes with split is asked for.
+
+    Raises:
+        UsageError: something else is.
+    """
+    if not isinstance(split, bool):
+        raise UsageError(f"split is {split!r}", hint="give True or False")
+    if not split:
+        return
+    if schedule is not None:
+        raise UsageError(
+            "a schedule from a file says itself what it runs in parts", hint="plan it with --split, and leave split out"
+        )
+    if fused:
+        raise UsageError(
+            "fused kernels do not go with split: inductor lays out memory by itself, and writes no slices in place",
+            hint="planned(model, budget='8GB', split=True)",
+        )
+    if regions not in (None, "auto"):
+        raise UsageError(
+            "regions do not go with split: a part of the model has no loss, and its plans are shared by calls",
+            hint="split the whole step: planned(model, budget='8GB', split=True)",
+        )
+
+
+def _blocks_without_parts(
+    source: WithinBudget, budget: str, fused: bool, strict: bool, model: nn.Module, refusal: GraphError
+) -> Callable[[], None]:
+    told(logging.WARNING, "split has no effect: it takes a step that can be captured as a whole, and blocks run whole")
+    return plan_blocks(source, budget, fused, strict, model, refusal)
 
 
 def source_within(
@@ -148,6 +187,7 @@ def source_within(
     link_bandwidth: str | float | None = None,
     plans: str | Path | None = None,
     reserve: int | str = 0,
+    split: bool = False,
 ) -> WithinBudget:
     """Return what makes plans within a budget; arguments are those of `planned`.
 
@@ -182,6 +222,7 @@ def source_within(
         folder=None if plans is None else _path(plans, "plans"),
         measures=measurements is None,
         reserve_bytes=reserve_bytes,
+        splits=split,
         times_given=device is not None,
     )
 

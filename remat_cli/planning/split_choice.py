@@ -1,0 +1,317 @@
+"""Which regions to split, and in how many parts: tried, beginning with the op that alone needs most.
+
+Each attempt is a graph of its own, planned as any other. The region around the op that is in the way goes in 2, 4, 8
+parts, until a plan fits, or another op is in the way, whose region is split then, too. A plan that takes more time than
+the step without parts is held against others. A plan without parts counts, too: splitting never makes a plan worse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from remat_cli.config import Request
+from remat_cli.core.bounds import WorkingSet, largest_working_set
+from remat_cli.core.graph import Graph
+from remat_cli.core.problem import Observer
+from remat_cli.errors import UsageError
+from remat_cli.planning.main_path import Planning, plan
+from remat_cli.prepare import Prepared
+from remat_cli.splitting import Split
+from remat_cli.units import format_bytes, format_time
+
+# Returns the graph with these cuts; raises UsageError where one cannot be made.
+PreparedWith = Callable[[Mapping[str, Split]], Prepared]
+# Returns the least that a graph with these cuts needs; raises as `PreparedWith`.
+Floor = Callable[[Mapping[str, Split]], WorkingSet]
+
+_MOST_PARTS = 64
+_MOST_PLANS = 6
+# Of the planner's time limit, what each plan in parts may take.
+_SHARE_OF_TIME = 0.25
+_MOST_GRAPHS = 40
+_MOST_SEEDS = 3
+_MOST_REGIONS = 6
+# How the region around an op is cut: kinds that are tried beside each other, and those tried where these do not fit.
+_KINDS = ((Split(2), Split(2, wide=True)), (Split(2, again=True), Split(2, wide=True, again=True)))
+# What a part is called after the op that it is a part of.
+_PART = re.compile(r"_(part\d+|rows\d*|sum\d+|slice\d+|scaled|mean|viewed|of_one)$", re.ASCII)
+
+
+@dataclass(frozen=True)
+class SplitPlanning:
+    """What came of a search for a plan with regions in parts.
+
+    Attributes:
+        planning: the best plan; without one, what came closest.
+        cuts: its regions in parts; empty where the plan without is the best.
+        whole: what came of the graph without parts.
+        bound_by: without cuts, what is in the way in parts, in words; empty where nothing was tried.
+    """
+
+    planning: Planning
+    cuts: Mapping[str, Split]
+    whole: Planning
+    bound_by: str = ""
+
+    @property
+    def told(self) -> Planning:
+        """The planning, with notes on what splitting did."""
+        plain = self.whole.solution.baseline
+        if self.cuts:
+            unit = self.whole.prepared.graph.time_unit
+            note = (
+                f"without parts, the plain run peaks at {format_bytes(plain.peak_bytes)} and takes "
+                f"{format_time(plain.time, unit)}"
+            )
+        elif self.bound_by:
+            note = f"split was tried: {self.bound_by}"
+        else:
+            return self.planning
+        prepared = self.planning.prepared
+        return replace(self.planning, prepared=replace(prepared, notes=(*prepared.notes, note)))
+
+
+def plan_split(
+    prepared_with: PreparedWith,
+    request: Request,
+    observe: Observer | None = None,
+    *,
+    floor: Floor | None = None,
+    any_plan: bool = False,
+) -> SplitPlanning:
+    """Plan a graph, with regions in parts where that is needed or takes less time.
+
+    Args:
+        prepared_with: returns the graph with some cuts.
+        request: names a budget; a share is one of the plain peak without parts.
+        observe: is told what the planner finds.
+        floor: returns the least that a graph with some cuts needs, sooner than it is prepared. Without it, that of the
+            prepared graph.
+        any_plan: the first plan that fits will do.
+
+    Raises:
+        UsageError: as `plan`.
+    """
+    whole = plan(prepared_with({}), request, observe)
+    if request.budget is not None and not request.budget.smallest:
+        size = request.budget_bytes(whole.prepared.graph)
+        assert size is not None
+        request = request.at(size)
+    return _Search(prepared_with, request, observe or Observer(), whole, floor, any_plan).best()
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """What came of some cuts.
+
+    Attributes:
+        cuts: that were tried.
+        needed: the least that the graph needs with them.
+        planned: a plan was asked for.
+        fits: a plan was found.
+        better: it is the best so far.
+    """
+
+    cuts: dict[str, Split]
+    needed: WorkingSet
+    planned: bool = False
+    fits: bool = False
+    better: bool = False
+
+    def is_of_no_use_after(self, last: _Reached | None) -> bool:
+        """Tell whether more parts than those before gained nothing."""
+        if last is None or (not last.planned and self.planned):
+            return False
+        if last.planned:
+            return not self.better
+        return self.needed.bytes >= last.needed.bytes
+
+
+@dataclass
+class _Search:
+    prepared_with: PreparedWith
+    request: Request
+    observe: Observer
+    whole: Planning
+    floor: Floor | None = None
+    any_plan: bool = False
+    plans: int = 0
+    graphs: int = 0
+    refusal: str = ""
+    known: dict[str, Prepared | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.found: tuple[Planning, dict[str, Split]] = self.whole, {}
+
+    def best(self) -> SplitPlanning:
+        """Search; return the best of what was found."""
+        bound, graph = "", self.whole.prepared.graph
+        at_end = graph.fixed_bytes + sum(graph.freeable_bytes[name] for name in graph.outputs if name in graph.producer)
+        if at_end > self.most_bytes(at_end):
+            bound = f"what is in memory at the end, {format_bytes(at_end)}, is the same in parts"
+        elif self.whole.schedule is None or self.whole.overhead or self._is_smallest:
+            bound = self.search()
+        planning, cuts = self.found
+        return SplitPlanning(planning, cuts, self.whole, "" if cuts else bound)
+
+    @property
+    def _is_smallest(self) -> bool:
+        return self.request.budget is not None and self.request.budget.smallest
+
+    @property
+    def _is_over(self) -> bool:
+        most = _MOST_GRAPHS // 2 if self.any_plan else _MOST_GRAPHS
+        return self.plans >= _MOST_PLANS or self.graphs >= most
+
+    def search(self) -> str:
+        """Try region after region; return what is in the way at the end, in words."""
+        cuts: Mapping[str, Split] = {}
+        needed = largest_working_set(self.whole.prepared.graph)
+        for _ in range(_MOST_REGIONS):
+            reached = self.with_one_more(cuts, needed)
+            if self.found[1] or reached is None or self._is_over:
+                break
+            cuts, needed = reached.cuts, reached.needed
+        if self.refusal:
+            return self.refusal
+        if not cuts:
+            return f"the region around op {needed.op!r} needs no less in parts"
+        return f"in parts, op {needed.op!r} needs {format_bytes(needed.bytes)}"
+
+    def with_one_more(self, cuts: Mapping[str, Split], needed: WorkingSet) -> _Reached | None:
+        """Try the regions around what is in the way; return the cuts that need least.
+
+        Args:
+            cuts: that are made already.
+            needed: what is in the way then.
+        """
+        graph, best = self.whole.prepared.graph, None
+        for seed in list(dict.fromkeys(_seeds(graph, needed)))[:_MOST_SEEDS]:
+            for kinds in () if seed in cuts else _KINDS:
+                for reached in self.with_seed(cuts, seed, kinds):
+                    if reached.needed.bytes < (needed if best is None else best.needed).bytes:
+                        best = reached
+                if self._is_over or (self.found[1] and not self._is_smallest):
+                    return best
+            if self.found[1]:
+                break
+        return best
+
+    def with_seed(self, cuts: Mapping[str, Split], seed: str, kinds: Collection[Split]) -> Iterator[_Reached]:
+        """Try the region around an op in more and more parts; yield what each attempt needs.
+
+        Args:
+            cuts: that are made already.
+            seed: the op.
+            kinds: how the region is cut, each tried until more parts are of no use.
+        """
+        last: dict[Split, _Reached] = {}
+        live, parts = list(kinds), 2
+        while live and parts <= _MOST_PARTS and not self._is_over:
+            for kind in tuple(live):
+                reached = self.reached({**cuts, seed: replace(kind, parts=parts)})
+                if reached is not None:
+                    yield reached
+                if self.found[1] and self._is_ideal:
+                    return
+                if reached is None or reached.is_of_no_use_after(last.get(kind)):
+                    live.remove(kind)
+                else:
+                    last[kind] = reached
+            parts *= 2
+
+    def reached(self, cuts: dict[str, Split]) -> _Reached | None:
+        """Try some cuts; return what came of it, None where they cannot be made."""
+        needed = self.needed(cuts)
+        if needed is None:
+            return None
+        most = self.most_bytes(needed.bytes)
+        prepared = self.prepared(cuts) if needed.bytes <= most else None
+        if prepared is None or largest_working_set(prepared.graph).bytes > most:
+            return _Reached(cuts, needed)
+        planning = self.try_plan(prepared)
+        if planning.schedule is None:
+            return _Reached(cuts, needed, planned=True)
+        better = self.is_better(planning)
+        if better:
+            self.found = planning, cuts
+        return _Reached(cuts, needed, planned=True, fits=True, better=better)
+
+    def most_bytes(self, needed: int) -> int:
+        """Return the most that a plan may need, where a graph needs so much at least."""
+        if not self._is_smallest:
+            return self.request.budget_bytes(self.whole.prepared.graph) or needed
+        trace = self.found[0].trace
+        return needed if trace is None else trace.peak_bytes - 1
+
+    def needed(self, cuts: Mapping[str, Split]) -> WorkingSet | None:
+        """Return the least that a graph with some cuts needs; None where there is no such graph."""
+        if self.floor is None:
+            prepared = self.prepared(cuts)
+            return None if prepared is None else largest_working_set(prepared.graph)
+        self.graphs += 1
+        try:
+            return self.floor(cuts)
+        except UsageError as refusal:
+            self.refusal = refusal.message
+            return None
+
+    def prepared(self, cuts: Mapping[str, Split]) -> Prepared | None:
+        """Return the graph with some cuts; None where it cannot be."""
+        key = ", ".join(f"{name}={cut}" for name, cut in sorted(cuts.items()))
+        if key not in self.known:
+            self.observe.phase(f"splitting {key}")
+            self.graphs += self.floor is None
+            try:
+                self.known[key] = self.prepared_with(cuts)
+            except UsageError as refusal:
+                self.refusal, self.known[key] = refusal.message, None
+        return self.known[key]
+
+    def try_plan(self, prepared: Prepared) -> Planning:
+        """Plan a graph, in less time than is given for all."""
+        self.plans += 1
+        return plan(prepared, self.quick_request, self.observe)
+
+    @cached_property
+    def quick_request(self) -> Request:
+        """The request, with less time."""
+        chosen = self.request.chosen
+        if not chosen.has("time_limit") or (limit := chosen.all_options()["time_limit"]) is None:
+            return self.request
+        return replace(self.request, planner=chosen.with_options({"time_limit": limit * _SHARE_OF_TIME}))
+
+    def is_better(self, planning: Planning) -> bool:
+        """Tell whether a plan is better than the best so far."""
+        best, trace = self.found[0], planning.trace
+        if best.schedule is None or best.trace is None or trace is None:
+            return True
+        if self._is_smallest:
+            return trace.peak_bytes < best.trace.peak_bytes
+        return trace.time < best.trace.time
+
+    @property
+    def _is_ideal(self) -> bool:
+        """Whether the best plan takes no more time than the step without parts, or any plan will do."""
+        trace = self.found[0].trace
+        if self._is_smallest or trace is None:
+            return False
+        return self.any_plan or not self.found[0].overhead or trace.time <= self.whole.solution.baseline.time
+
+
+def _seeds(graph: Graph, needed: WorkingSet) -> Iterator[str]:
+    if needed.op is not None:
+        yield original(needed.op)
+    for name in needed.tensors:
+        if name in graph.producer:
+            yield original(graph.producer[name].name)
+
+
+def original(op: str) -> str:
+    """Return the name of the op that an op is a part of, or was made for."""
+    while (shorter := _PART.sub("", op)) != op:
+        op = shorter
+    return op

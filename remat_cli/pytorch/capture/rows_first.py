@@ -1,0 +1,185 @@
+"""A joint graph changed so that rows stay rows: no mean over them, no detour of a shape that hides them.
+
+A mean becomes a sum that is divided, as each part can add to a sum. A pointwise op between two views is computed in the
+shape in which the values were made, so that the views cancel out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from remat_cli.pytorch.capture.mutation import is_backward
+from remat_cli.pytorch.capture.ops import arguments, draws, has_effects, is_item, nodes_in, tensors_of
+from remat_cli.pytorch.capture.views import follow_operands, views_and_items
+
+_aten = torch.ops.aten
+_MEAN, _SUM = 1, 2  # what a loss does with the losses of its entries
+_VIEWS = (_aten.view.default, _aten._unsafe_view.default)
+_ENTRY_LOSSES = {
+    _aten.mse_loss.default: _aten.mse_loss_backward.default,
+    _aten.smooth_l1_loss.default: _aten.smooth_l1_loss_backward.default,
+    _aten.huber_loss.default: _aten.huber_loss_backward.default,
+    _aten.binary_cross_entropy_with_logits.default: None,
+}
+_LABEL_LOSSES = (_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default)
+
+
+def rows_first(graph: fx.Graph) -> None:
+    """Change a graph so that its ops work on rows wherever they can; results are the same to rounding."""
+    views = views_and_items(graph)
+    for node in list(graph.nodes):
+        if node.target in _LABEL_LOSSES and arguments(node)["reduction"] == _MEAN:
+            _divide_labels(graph, node)
+        elif node.target in _ENTRY_LOSSES and arguments(node)["reduction"] == _MEAN:
+            _divide_entries(graph, node)
+        elif node.target in _ENTRY_LOSSES.values() and arguments(node)["reduction"] == _MEAN:
+            _divide_gradient(graph, node)
+        elif node.target is _aten.mean.default:
+            _divide_mean(graph, node)
+    for node in list(graph.nodes):
+        _compute_before_views(graph, node)
+    for node in list(graph.nodes):
+        _skip_views(node)
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op != "call_function" or node.target not in _VIEWS)
+    for node in graph.nodes:
+        if (node in views or node.target in _VIEWS) and tensors_of(node.meta.get("val")):
+            follow_operands(node)
+
+
+def _after(
+    graph: fx.Graph, like: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str
+) -> fx.Node:
+    """Add an op at the place where the graph inserts, in the pass of `like`."""
+    node = graph.create_node("call_function", target, args, dict(kwargs), name=f"{like.name}_{what}")
+    node.meta = {key: value for key, value in like.meta.items() if key not in ("val", "tensor_meta")}
+    args, kwargs = map_arg((args, dict(kwargs)), lambda source: source.meta["val"])
+    (first, *_) = tensors_of(like.meta["val"])
+    with first.fake_mode:  # type: ignore[attr-defined]
+        node.meta["val"] = target(*args, **kwargs)
+    return node
+
+
+def _with(node: fx.Node, name: str, value: Any) -> None:
+    """Give a node another argument."""
+    place = [argument.name for argument in node.target._schema.arguments].index(name)  # type: ignore[union-attr]
+    if place < len(node.args):
+        node.update_arg(place, value)
+    else:
+        node.update_kwarg(name, value)
+
+
+def _divide_labels(graph: fx.Graph, loss: fx.Node) -> None:
+    """Sum the losses of labels, and divide by the weight of all labels, which the labels alone tell."""
+    items = {user.args[1]: user for user in loss.users if is_item(user)}
+    given = arguments(loss)
+    if 0 not in items or given["weight"] is not None or given["self"].meta["val"].dim() < 2:
+        return
+    total = items[0].meta["val"]
+    with graph.inserting_before(loss):
+        counted = _after(graph, loss, _aten.ne.Scalar, (given["target"], given["ignore_index"]), {}, "counted")
+        count = _after(graph, loss, _aten.sum.default, (counted,), {"dtype": total.dtype}, "count")
+    _with(loss, "reduction", _SUM)
+    _divided(graph, items[0], count)
+    if 1 in items:
+        items[1].replace_all_uses_with(count)
+        graph.erase_node(items[1])
+
+
+def _divided(graph: fx.Graph, value: fx.Node, by: Any) -> None:
+    with graph.inserting_after(value):
+        target = _aten.div.Tensor if isinstance(by, fx.Node) else _aten.div.Scalar
+        mean = _after(graph, value, target, (value, by), {}, "mean")
+    value.replace_all_uses_with(mean, delete_user_cb=lambda user: user is not mean)
+
+
+def _divide_entries(graph: fx.Graph, loss: fx.Node) -> None:
+    _with(loss, "reduction", _SUM)
+    _divided(graph, loss, loss.args[0].meta["val"].numel())  # type: ignore[union-attr]
+
+
+def _divide_gradient(graph: fx.Graph, back: fx.Node) -> None:
+    gradient, value = back.args[:2]
+    assert isinstance(gradient, fx.Node)
+    assert isinstance(value, fx.Node)
+    with graph.inserting_before(back):
+        share = _after(graph, back, _aten.div.Scalar, (gradient, value.meta["val"].numel()), {}, "share")
+    _with(back, "grad_output", share)
+    _with(back, "reduction", _SUM)
+
+
+def _divide_mean(graph: fx.Graph, mean: fx.Node) -> None:
+    (value,) = mean.args
+    assert isinstance(value, fx.Node)
+    dtype = mean.meta["val"].dtype
+    if dtype in (torch.float32, torch.float64):
+        mean.target = _aten.sum.default
+        _divided(graph, mean, value.meta["val"].numel())
+
+
+def _compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
+    """Compute a pointwise op on what views show, in its own shape, and view the result."""
+    shape = _shape_behind(node)
+    if shape is None:
+        return
+    old = node.meta["val"]
+
+    def behind(operand: fx.Node) -> fx.Node:
+        return operand.args[0] if operand.target in _VIEWS else operand  # type: ignore[return-value]
+
+    node.args, node.kwargs = map_arg((node.args, node.kwargs), behind)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    with old.fake_mode:
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    with graph.inserting_after(node):
+        view = _after(graph, node, _aten.view.default, (node, list(old.shape)), {}, "viewed")
+    node.replace_all_uses_with(view, delete_user_cb=lambda user: user is not view)
+
+
+def _shape_behind(node: fx.Node) -> tuple[int, ...] | None:
+    """Return the shape of what all operands of a pointwise op are views of; None where they are not."""
+    tags = getattr(node.target, "tags", ())
+    pointwise = torch.Tag.pointwise in tags or node.target is _aten._to_copy.default
+    value = node.meta.get("val")
+    if not pointwise or not isinstance(value, torch.Tensor) or draws(node) or has_effects(node):
+        return None
+    if node.target is _aten.clone.default or node.kwargs.get("memory_format") is not None:
+        return None
+    shapes: set[tuple[int, ...]] = set()
+    for operand in nodes_in([*node.args, *node.kwargs.values()]):
+        own = operand.meta.get("val")
+        if not isinstance(own, torch.Tensor):
+            return None
+        if own.dim() == 0:
+            continue
+        if operand.target not in _VIEWS or own.shape != value.shape:
+            return None
+        behind = operand.args[0].meta["val"]  # type: ignore[union-attr]
+        if not behind.is_contiguous():
+            return None
+        shapes.add(tuple(behind.shape))
+    return next(iter(shapes)) if len(shapes) == 1 else None
+
+
+def _skip_views(node: fx.Node) -> None:
+    """Derive a view of a view from what both show; one that shows it as it is, is that itself."""
+    while node.target in _VIEWS:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        if source.target not in _VIEWS or not source.args[0].meta["val"].is_contiguous():  # type: ignore[union-attr]
+            break
+        if not is_backward(node) and is_backward(source):
+            break
+        node.update_arg(0, source.args[0])
+    source = node.args[0] if node.target in _VIEWS else None
+    if isinstance(source, fx.Node) and _same_layout(source.meta["val"], node.meta["val"]):
+        node.replace_all_uses_with(source)
+
+
+def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    same = one.shape == other.shape and one.stride() == other.stride()
+    return same and one.storage_offset() == other.storage_offset() and one.dtype == other.dtype

@@ -1,0 +1,411 @@
+"""A joint graph with a region in parts: the ops of the region are run on some of the rows, part after part.
+
+A region gives rows, which each part writes into its slice of the whole, or a sum, to which each part adds: both in
+place, where the plan lets them. Of what is read of the whole, each part reads a slice, which is a view.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from remat_cli.errors import UsageError
+from remat_cli.pytorch.capture.axes import axes_of, in_part
+from remat_cli.pytorch.capture.internals import Captured
+from remat_cli.pytorch.capture.joint import rewritten
+from remat_cli.pytorch.capture.linear import GradientFactor, factor_of
+from remat_cli.pytorch.capture.mutation import is_backward
+from remat_cli.pytorch.capture.ops import IN_PLACE, is_item, is_view, tensors_of
+from remat_cli.pytorch.capture.rows_first import rows_first
+from remat_cli.pytorch.capture.views import follow_operands, views_and_items
+from remat_cli.splitting import Axis, Part, Region, RowOp, Split, bounds, region_of, runs_in_one_go
+
+_aten = torch.ops.aten
+
+
+def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
+    """Return a graph with the regions around these ops in parts; the given one stays as it is.
+
+    Args:
+        captured: the graph.
+        cuts: by the name of an op in the region; they are made in the order of these names.
+
+    Raises:
+        UsageError: there is no such op, or it has no rows that can be worked on in parts.
+    """
+    if not cuts:
+        return captured
+    captured = rewritten(captured)
+    graph = copied(captured.module.graph)
+    rows_first(graph)
+    for seed, cut in sorted(cuts.items()):
+        graph = _cut(graph, seed, cut)
+    return replace(captured, module=fx.GraphModule(captured.module, graph))
+
+
+def copied(graph: fx.Graph) -> fx.Graph:
+    """Return a copy of a graph, on the same memory."""
+    copy = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        nodes[node] = copy.node_copy(node, nodes.__getitem__)
+    return copy
+
+
+def row_ops(graph: fx.Graph) -> tuple[list[RowOp], dict[str, int]]:
+    """Return the ops of a graph with the rows that they can work on, and the bytes of the values by name."""
+    ops: list[RowOp] = []
+    sizes: dict[str, int] = {}
+    labels = _label_ops(graph)
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        sizes[node.name] = value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+        if node.op == "call_function" and not is_item(node):
+            items = [user.name for user in node.users if is_item(user)]
+            makes = (node.name,) if isinstance(value, torch.Tensor) else tuple(items)
+            reads = tuple(source.name for source in node.all_input_nodes)
+            axes = () if node in labels else axes_of(node)
+            ops.append(RowOp(node.name, reads, makes, axes, int(is_backward(node))))
+    return ops, sizes
+
+
+def _label_ops(graph: fx.Graph) -> set[fx.Node]:
+    """Return ops on labels and masks alone: run whole, they are there before any part of a region needs them.
+
+    A loss is divided by the number of its labels, which would have all parts wait for each other.
+    """
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        made = tensors_of(node.meta.get("val"))
+        of_labels = all(source.op == "placeholder" or source in found for source in node.all_input_nodes)
+        if node.op == "call_function" and of_labels and made and not any(map(_is_number, made)):
+            found.add(node)
+    return found
+
+
+def _is_number(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+def _cut(graph: fx.Graph, seed: str, cut: Split) -> fx.Graph:
+    ops, sizes = row_ops(graph)
+    if seed not in {op.name for op in ops}:
+        raise UsageError(f"there is no op {seed!r} to split", hint="name an op that 'remat inspect' or a refusal names")
+    region = region_of(ops, seed, sizes, cut.least_bytes)
+    if region is None:
+        raise UsageError(
+            f"op {seed!r} cannot be split: each of its results depends on all that it reads",
+            hint="name another op; those that see all rows, as batch norm does, bound a region",
+        )
+    if cut.parts > region.rows:
+        raise UsageError(
+            f"op {seed!r} cannot be split in {cut.parts} parts: its region has {region.rows} rows",
+            hint=f"give {region.rows} or less",
+        )
+    factor = None if cut.again else _factor(graph, ops, region)
+    return _Writer(graph, region, cut.parts, factor).written()
+
+
+def _factor(graph: fx.Graph, ops: Sequence[RowOp], region: Region) -> GradientFactor | None:
+    """Return the number that all gradients in a region are a multiple of; None where they cannot be made at once."""
+    nodes = {node.name: node for node in graph.nodes}
+    members = [nodes[name] for name in region.members]
+    factor = factor_of(graph, members)
+    if factor is None:
+        return None
+    of_one_group = [
+        replace(
+            op,
+            group=0,
+            reads=tuple(
+                name for name in op.reads if op.name not in region.members or nodes[name] not in factor.entering
+            ),
+        )
+        for op in ops
+    ]
+    return factor if runs_in_one_go(of_one_group, region) else None
+
+
+@dataclass
+class _Writer:
+    """Writes a graph with a region in parts.
+
+    Attributes:
+        old: what is copied from.
+        region: what is split.
+        parts: how many there are.
+        factor: of all gradients in the region, which are made at once; None: in the backward pass.
+        new: what is written.
+        values: for each value of the old graph that is there, its copy.
+        locals: the same within each part.
+        unscaled: values that still have to be multiplied by the factor.
+    """
+
+    old: fx.Graph
+    region: Region
+    parts: int
+    factor: GradientFactor | None
+    new: fx.Graph = field(default_factory=fx.Graph)
+    values: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    locals: list[dict[fx.Node, fx.Node]] = field(default_factory=list)
+    unscaled: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    slices: dict[Any, fx.Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.nodes = list(self.old.nodes)
+        self.views = views_and_items(self.old)
+        self.locals = [{} for _ in range(self.parts)]
+        self.group: dict[fx.Node, int] = {}
+        for node in self.nodes:
+            if node.name in self.region.members:
+                group = 0 if self.factor is not None else int(is_backward(node))
+                self.group.update(dict.fromkeys([node, *_items(node)], group))
+
+    def written(self) -> fx.Graph:
+        """Return the graph."""
+        for unit in self.in_order():
+            if isinstance(unit, int):
+                self.write_group(unit)
+            else:
+                self.copy(unit)
+        return self.new
+
+    def in_order(self) -> Iterable[fx.Node | int]:
+        """Yield nodes, and the numbers of groups, each after what it reads; as they stood, as far as that goes."""
+        places = {node: place for place, node in enumerate(self.nodes)}
+        units: dict[fx.Node | int, int] = {}
+        for node in self.nodes:
+            units.setdefault(self.group.get(node, node), places[node])
+        before: dict[fx.Node | int, set[fx.Node | int]] = {unit: set() for unit in units}
+        for node in self.nodes:
+            unit = self.group.get(node, node)
+            before[unit].update(self.group.get(source, source) for source in self._sources(node))
+            before[unit].discard(unit)
+        after: dict[fx.Node | int, list[fx.Node | int]] = {unit: [] for unit in units}
+        for unit, sources in before.items():
+            for source in sources:
+                after[source].append(unit)
+        waiting = {unit: len(sources) for unit, sources in before.items()}
+        ready = [(units[unit], unit) for unit, count in waiting.items() if not count]
+        heapq.heapify(ready)
+        while ready:
+            _, unit = heapq.heappop(ready)
+            yield unit
+            for later in after[unit]:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    heapq.heappush(ready, (units[later], later))
+
+    def _sources(self, node: fx.Node) -> list[fx.Node]:
+        sources = list(node.all_input_nodes)
+        if self.factor is None:
+            return sources
+        if node in self.group:  # what the gradients enter by is computed for a factor of 1
+            inner = [source for source in sources if source not in self.factor.entering]
+            return [
+                *inner,
+                *(s for early in self.factor.before for s in early.all_input_nodes if s in self.factor.known),
+            ]
+        if any(source in self.group and is_backward(source) for source in sources):
+            sources.append(self.factor.value)
+        return sources
+
+    def copy(self, node: fx.Node) -> None:
+        """Copy an op that is not in the region."""
+        self.values[node] = self.new.node_copy(node, self.read)
+        if node in self.views and tensors_of(node.meta.get("val")):
+            follow_operands(self.values[node])
+
+    def read(self, node: fx.Node) -> fx.Node:
+        if node in self.unscaled:
+            self.values[node] = self.scaled(node, self.unscaled.pop(node))
+        return self.values[node]
+
+    def scaled(self, node: fx.Node, value: fx.Node) -> fx.Node:
+        assert self.factor is not None
+        factor = self.read(self.factor.value)
+        return self.op(_aten.mul.Tensor, (value, factor), {}, node, f"{node.name}_scaled", forward=False)
+
+    def op(
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        like: fx.Node,
+        name: str,
+        *,
+        forward: bool | None = None,
+        number: int = 0,
+    ) -> fx.Node:
+        """Add an op that stands where `like` stood.
+
+        Args:
+            target: what runs.
+            args: of the new graph.
+            kwargs: of the new graph.
+            like: says where it comes from.
+            name: of the op.
+            forward: the pass that it belongs to; None: that of `like`, or the forward pass where all is made at once.
+            number: of the part.
+        """
+        node = self.new.create_node("call_function", target, args, kwargs, name=name)
+        node.meta = {key: value for key, value in like.meta.items() if key not in ("val", "tensor_meta", IN_PLACE)}
+        if "seq_nr" in node.meta:
+            node.meta["seq_nr"] = (node.meta["seq_nr"], number)
+        if forward is None:
+            forward = not is_backward(like) or self.factor is not None
+        node.meta["partitioner_tag"] = "is_forward" if forward else "is_backward"
+        node.meta["val"] = value_of(target, args, kwargs, like)
+        return node
+
+    def write_group(self, group: int) -> None:
+        """Write the members of a group part by part, and put together what leaves them."""
+        members = [node for node in self.nodes if self.group.get(node) == group and node.name in self.region.members]
+        leaving, outside = self.leaving(members)
+        self.begin()
+        whole: dict[fx.Node, fx.Node] = {}
+        for number, span in enumerate(bounds(self.region.rows, self.parts)):
+            for node in members:
+                self.run(node, number, span, leaving, whole)
+        for value in leaving:
+            at_once = self.factor is not None and is_backward(value)
+            (self.unscaled if at_once else self.values)[value] = whole[value]
+        for view in outside:
+            self.copy(view)
+
+    def begin(self) -> None:
+        """Compute what the gradients enter by for a factor of 1."""
+        if self.factor is None:
+            return
+        value = self.factor.value.meta["val"]
+        kinds = {"dtype": value.dtype, "device": value.device}
+        entered = {self.factor.value: self.op(_aten.full.default, ([], 1), kinds, self.factor.value, "factor_one")}
+        for early in self.factor.before:
+            args, kwargs = map_arg((early.args, early.kwargs), lambda node: entered.get(node) or self.read(node))
+            entered[early] = self.op(early.target, args, kwargs, early, f"{early.name}_of_one")
+        for local in self.locals:
+            local.update(entered)
+
+    def leaving(self, members: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Return the values that are wanted whole, and the views that are derived of these once more."""
+        leaving: dict[fx.Node, None] = {}
+        outside: dict[fx.Node, None] = {}
+        inside = set(members)
+        for node in reversed(members):
+            for value in _made(node):
+                if not any(user in outside or self.wants_whole(user, value) for user in value.users):
+                    continue
+                of_sum = any(source in inside and self.is_sum(source) for source in node.all_input_nodes)
+                (outside if is_view(node) and value is node and not of_sum else leaving)[value] = None
+        return [value for value in self.nodes if value in leaving], [node for node in members if node in outside]
+
+    def wants_whole(self, user: fx.Node, value: fx.Node) -> bool:
+        """Tell whether an op needs all rows of a value that the region makes."""
+        axis = self.region.members.get(user.name)
+        if axis is None:
+            return True
+        same_rows = self.part_of(value) is not None and axis.reads.get(value.name) == self.part_of(value)
+        return self.group[user] != self.group[value] and not same_rows
+
+    def part_of(self, value: fx.Node) -> Part | None:
+        return self.region.parts.get(value.name)
+
+    def run(
+        self,
+        node: fx.Node,
+        number: int,
+        span: tuple[int, int],
+        leaving: Iterable[fx.Node],
+        whole: dict[fx.Node, fx.Node],
+    ) -> None:
+        """Run an op on the rows of a part."""
+        axis, local = self.region.members[node.name], self.locals[number]
+        args, kwargs = in_part(node, axis, span[1] - span[0])
+        args, kwargs = map_arg((args, kwargs), lambda source: self.operand(source, axis, number, span))
+        adds = node in leaving and self.part_of(node) is None and number > 0
+        if adds and node.target is _aten.mm.default:  # without memory for the summand
+            whole[node] = self.in_place(
+                _aten.addmm.default, (whole[node], *args), node, f"{node.name}_part{number}", number
+            )
+            return
+        made = self.op(node.target, args, kwargs, node, f"{node.name}_part{number}", number=number)
+        local[node] = made
+        for item in _items(node):
+            local[item] = self.op(item.target, (made, item.args[1]), {}, item, f"{item.name}_part{number}")
+        for value in _made(node):
+            if value in leaving:
+                whole[value] = self.joined(value, local[value], number, span, whole)
+
+    def joined(
+        self, value: fx.Node, made: fx.Node, number: int, span: tuple[int, int], whole: Mapping[fx.Node, fx.Node]
+    ) -> fx.Node:
+        """Return the whole of a value with what a part has made of it."""
+        part = self.part_of(value)
+        if part is None:
+            if not number:
+                return made
+            return self.in_place(_aten.add.Tensor, (whole[value], made), value, f"{value.name}_sum{number}", number)
+        if not number:
+            full = value.meta["val"]
+            strides = full.stride() if _is_dense(full) else torch.empty(full.shape, device="meta").stride()
+            kinds = {"dtype": full.dtype, "device": full.device}
+            size = (list(full.shape), list(strides))
+            whole = {value: self.op(_aten.empty_strided.default, size, kinds, value, f"{value.name}_rows")}
+        place = (part.dim, span[0] * part.unit, span[1] * part.unit)
+        name = f"{value.name}_rows{number}"
+        return self.in_place(_aten.slice_scatter.default, (whole[value], made, *place), value, name, number)
+
+    def in_place(self, target: Any, args: tuple[Any, ...], like: fx.Node, name: str, number: int) -> fx.Node:
+        """Add an op that may write its result into the memory of its first operand."""
+        node = self.op(target, args, {}, like, name, number=number)
+        node.meta[IN_PLACE] = True
+        return node
+
+    def operand(self, source: fx.Node, axis: Axis, number: int, span: tuple[int, int]) -> fx.Node:
+        """Return what stands for an operand in a part: what the part made, a slice of the whole, or the whole."""
+        part, local = axis.reads.get(source.name), self.locals[number].get(source)
+        if local is not None and source in self.group and part is not None and part == self.part_of(source):
+            return local
+        early = not is_backward(source)
+        if local is None or source in self.group:
+            whole = self.read(source)
+        else:
+            whole, early = local, True
+        if part is None:
+            return whole
+        key = (whole, part, span)
+        if key not in self.slices:
+            place = (part.dim, span[0] * part.unit, span[1] * part.unit)
+            name = f"{source.name}_slice{number}"
+            self.slices[key] = self.op(_aten.slice.Tensor, (whole, *place), {}, source, name, forward=early)
+        return self.slices[key]
+
+    def is_sum(self, value: fx.Node) -> bool:
+        return value in self.group and self.part_of(value) is None
+
+
+def _items(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if is_item(user)]
+
+
+def _made(node: fx.Node) -> list[fx.Node]:
+    return [node] if isinstance(node.meta.get("val"), torch.Tensor) else _items(node)
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Tell whether a tensor fills its memory, each entry with a place of its own."""
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(value))
+
+
+def value_of(target: Any, args: Any, kwargs: Any, like: fx.Node) -> Any:
+    """Return what an op makes of tensors without data."""
+    real = map_arg((args, kwargs), lambda node: node.meta["val"])
+    (first, *_) = tensors_of(like.meta["val"])
+    with first.fake_mode:  # type: ignore[attr-defined]
+        return target(*real[0], **real[1])

@@ -1,0 +1,45 @@
+"""Cuts: around which op a graph is split, and in how many parts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from remat_cli.errors import UsageError
+
+_CUT = re.compile(r"(?P<parts>\d{1,6})(?P<wide>,wide)?(?P<again>,again)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A cut of the region around an op.
+
+    Attributes:
+        parts: how many there are.
+        wide: the region takes in small values, too; else those of a quarter of the op's largest value, or more.
+        again: gradients are made in the backward pass, although their factor is known.
+    """
+
+    parts: int
+    wide: bool = False
+    again: bool = False
+
+    def __str__(self) -> str:
+        """Return the cut as it is written."""
+        return f"{self.parts}{',wide' if self.wide else ''}{',again' if self.again else ''}"
+
+    @classmethod
+    def parse(cls, text: str) -> Split:
+        """Read a cut as it is written.
+
+        Raises:
+            UsageError: it is not understood.
+        """
+        found = _CUT.fullmatch(text)
+        if found is None or int(found["parts"]) < 1:
+            raise UsageError(f"{text!r} is no number of parts", hint="write it like 8, or 8,wide, or 8,again")
+        return cls(int(found["parts"]), bool(found["wide"]), bool(found["again"]))
+
+    def least_bytes(self, largest: int) -> int:
+        """Return the least bytes of a value that joins two ops."""
+        return 1 if self.wide else largest // 4

@@ -1,0 +1,84 @@
+"""`plan --split`: a step whose head runs in parts, verified, executed, and refused where it means nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calls import Remat
+from tests.places import GRAPHS
+
+STEP = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(3000, 8), nn.Linear(8, 3000, bias=False)
+
+    def forward(self, tokens, labels):
+        return F.cross_entropy(self.head(F.gelu(self.embed(tokens))).flatten(0, 1), labels.flatten())
+
+def step(batch=4):
+    return Head(), (torch.randint(3000, (batch, 32)), torch.randint(3000, (batch, 32)))
+"""
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> str:
+    (tmp_path / "head.py").write_text(STEP)
+    return f"{tmp_path / 'head.py'}:step"
+
+
+def test_a_plan_in_parts_is_verified_and_runs(remat: Remat, step: str, tmp_path: Path) -> None:
+    schedule = tmp_path / "schedule.json"
+    refused = remat("plan", step, "--budget", "60%", "--time-limit", 1)
+    assert refused.code == 3
+    assert "Not tried: --split runs the region around _log_softmax_backward_data" in refused.out
+    ended = remat("plan", step, "--budget", "60%", "--time-limit", 1, "--split", "-o", schedule)
+    assert ended.code == 0, ended.err
+    words = " ".join(ended.out.split())
+    assert "results are those of the step to rounding" in words
+    assert "without parts, the plain run peaks at" in words
+    assert "planned(model, '" in words
+    assert json.loads(schedule.read_text())["graph"]["options"]["parts"]
+    assert remat("verify", step, schedule, "-q").code == 0
+    executed = remat("verify", step, schedule, "--execute", "--json")
+    assert executed.code == 0, executed.err
+    assert remat("verify", step, schedule, "--dim", "batch=5", "-q").code != 0
+
+
+def test_parts_that_were_found_are_given_again(remat: Remat, step: str) -> None:
+    given = ("plan", step, "--budget", "100%", "--time-limit", 1, "--json")
+    whole, parts = remat(*given).json, remat(*given, "--parts", "_log_softmax_backward_data=4").json
+    assert parts["peak_bytes"] < 0.6 * whole["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--parts", "nothing=2"), "there is no op 'nothing' to split"),
+        (("--parts", "mm"), "is not understood"),
+        (("--parts", "mm=0"), "is no number of parts"),
+        (("--parts", "mm=4097"), "its region has 128 rows"),
+        (("--split", "--fused"), "--fused is known of the step without parts"),
+        (("--split", "--as", "checkpoints"), "checkpoints run whole modules again"),
+        (("--split", "--addresses"), "no addresses for each"),
+    ],
+)
+def test_what_does_not_go_is_refused(remat: Remat, step: str, options: tuple[str, ...], message: str) -> None:
+    ended = remat("plan", step, "--budget", "60%", *options)
+    assert ended.code == 2
+    assert message in ended.err
+
+
+def test_other_graphs_than_steps_are_refused(remat: Remat) -> None:
+    graph = next(GRAPHS.glob("*.json"))
+    for option in (("--split",), ("--parts", "mm=2")):
+        ended = remat("plan", graph, "--budget", "60%", *option)
+        assert ended.code == 2
+        assert "PyTorch step" in ended.err

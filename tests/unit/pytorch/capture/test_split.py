@@ -1,0 +1,218 @@
+"""Regions in parts: whatever op they are around, the step computes the same to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.errors import UsageError
+from remat_cli.pytorch.capture.convert import graph_of, operators_of
+from remat_cli.pytorch.capture.internals import Captured, compiled, tangents_of
+from remat_cli.pytorch.capture.joint import Joint, rewritten
+from remat_cli.pytorch.capture.split import row_ops, split
+from remat_cli.pytorch.memory.measure import measure_once
+from remat_cli.splitting import Split
+from tests.torch_steps import Block
+
+Step = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Language(nn.Module):
+    """A block, and a head as transformers has it: labels are shifted, and the logits are returned with the loss."""
+
+    def __init__(self, logits: bool) -> None:
+        super().__init__()
+        self.embed, self.block, self.head = nn.Embedding(11, 4), Block(4, 2, 0.0), nn.Linear(4, 11, bias=False)
+        self.logits = logits
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Any:
+        scores = self.head(self.block(self.embed(tokens)))
+        before, after = scores[:, :-1].contiguous(), labels[:, 1:].contiguous()
+        loss = F.cross_entropy(before.view(-1, 11), after.view(-1), label_smoothing=0.1)
+        return (loss, scores) if self.logits else loss
+
+
+class Tied(nn.Module):
+    """Two losses of the same scores, of which one is no cross entropy; the head's weight is the embedding's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 6)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        scores = self.embed(tokens) @ self.embed.weight.t()
+        likely = scores.softmax(-1)
+        entropy = (likely * likely.log()).sum(-1).mean()
+        loss: torch.Tensor = F.cross_entropy(scores.view(-1, 9), labels.view(-1)) + 0.1 * entropy
+        return loss
+
+
+class Images(nn.Module):
+    def __init__(self, norm: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3, padding=1, bias=False), norm()
+        self.second, self.head = nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Linear(6, 5)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = F.max_pool2d(F.relu(self.norm(self.first(images))), 2)
+        return F.cross_entropy(self.head(F.silu(self.second(hidden)).mean((2, 3))), labels)
+
+
+class Contrast(nn.Module):
+    """Each row of the loss sees all of the other side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 4), nn.Linear(5, 4)
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        scores = F.normalize(self.one(one), dim=-1) @ F.normalize(self.other(other), dim=-1).t()
+        return F.cross_entropy(scores, torch.arange(len(one))) + F.cross_entropy(scores.t(), torch.arange(len(one)))
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.down(F.dropout(F.gelu(self.up(x)), 0.3)), wanted)
+
+
+def words() -> tuple[torch.Tensor, torch.Tensor]:
+    labels = torch.randint(9, (4, 6))
+    labels[0, 2] = -100
+    return torch.randint(9, (4, 6)), labels
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.randint(5, (4,))
+
+
+def numbers(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(shape, dtype=torch.float64) for shape in shapes)
+
+
+CASES: Mapping[str, Callable[[], Step]] = {
+    "language": lambda: (Language(False).double(), words()),
+    "with_logits": lambda: (Language(True).double(), words()),
+    "tied": lambda: (Tied().double(), words()),
+    "group_norm": lambda: (Images(lambda: nn.GroupNorm(2, 4)).double(), images()),
+    "batch_norm": lambda: (Images(lambda: nn.BatchNorm2d(4)).double(), images()),
+    "contrast": lambda: (Contrast().double(), numbers((5, 6), (5, 5))),
+    "dropping": lambda: (Dropping().double(), numbers((6, 6), (6, 6))),
+}
+
+
+class _Seen(BaseException):
+    """Ends a capture."""
+
+
+def captured_of(step: Step) -> Captured:
+    """Return what torch captures of a call, rewritten, with the tensors of the call."""
+    found: list[Captured] = []
+
+    def divide(captured: Captured) -> Any:
+        found.append(rewritten(captured))
+        raise _Seen
+
+    torch._dynamo.reset()
+    with suppress(_Seen):
+        compiled(step[0], divide)(*step[1])
+    return found[0]
+
+
+def outcome(captured: Captured) -> list[torch.Tensor]:
+    """Return what a joint graph makes, and what it leaves in its inputs."""
+    torch.manual_seed(0)
+    given: list[Any] = [primal.value for primal in captured.primals]
+    given += [torch.randn(node.meta["val"].shape, dtype=torch.float64) for node in tangents_of(captured.module.graph)]
+    given = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in given]
+    with torch.no_grad():
+        made = pytree.tree_leaves(fx.Interpreter(captured.module).run(*given))
+    return [value for value in (*made, *given) if isinstance(value, torch.Tensor)]
+
+
+def cuts_of(captured: Captured) -> Iterator[dict[str, Split]]:
+    """Yield cuts around ops all over a graph."""
+    ops, _ = row_ops(captured.module.graph)
+    for place, op in enumerate(ops[:: max(1, len(ops) // 7)]):
+        yield {op.name: Split(2 + place % 2, wide=place % 3 > 0, again=place % 4 == 0)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_in_parts_computes_the_same(name: str) -> None:
+    torch.manual_seed(1)
+    captured = captured_of(CASES[name]())
+    wanted, tried = outcome(captured), 0
+    for cuts in cuts_of(captured):
+        try:
+            in_parts = split(captured, cuts)
+        except UsageError:
+            continue
+        made = outcome(in_parts)
+        for one, other in zip(made, wanted, strict=True):
+            assert one.stride() == other.stride(), cuts
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10, msg=f"{cuts} {one} {other}")
+        graph = graph_of(Joint.of(in_parts), "step")
+        simulate(graph, plain_run(graph))
+        tried += 1
+    assert tried > 2
+
+
+def test_two_regions_are_split_one_after_the_other() -> None:
+    captured = captured_of(CASES["language"]())
+    ops = [op.name for op in row_ops(captured.module.graph)[0]]
+    cuts = {next(name for name in ops if "gelu" in name): Split(2), "_log_softmax": Split(3)}
+    in_parts = split(captured, cuts)
+    names = {node.name for node in in_parts.module.graph.nodes}
+    assert {"_log_softmax_part2", "gelu_part1"} <= names
+    for one, other in zip(outcome(in_parts), outcome(captured), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+def test_gradients_of_a_head_are_made_at_once_unless_again_is_asked_for() -> None:
+    captured = captured_of(CASES["language"]())
+    cuts = (Split(2, wide=True, again=again) for again in (False, True))
+    at_once, again = (split(captured, {"_log_softmax": cut}) for cut in cuts)
+    passes = []
+    for in_parts in (at_once, again):
+        (node,) = (n for n in in_parts.module.graph.nodes if n.name == "_log_softmax_backward_data_part1")
+        passes.append(node.meta["partitioner_tag"])
+    assert passes == ["is_forward", "is_backward"]
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        ({"nothing": Split(2)}, "there is no op 'nothing'"),
+        ({"_native_batch_norm_legit_functional": Split(2)}, "each of its results depends on all that it reads"),
+        ({"relu": Split(5)}, "cannot be split in 5 parts: its region has 4 rows"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(cut: dict[str, Split], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        split(captured_of(CASES["batch_norm"]()), cut)
+
+
+def test_what_is_written_in_place_takes_the_time_of_its_part_alone() -> None:
+    joint = Joint.of(split(captured_of(CASES["with_logits"]()), {"mm": Split(2, again=True)}))
+    sizes = {op.name: op for op in joint.ops}
+    operator = operators_of(joint)["mm_rows1"]
+    (whole,) = sizes["mm_rows1"].makes
+    (part,) = (value.bytes for value in operator.inputs if value is not None)
+    assert part < 0.6 * whole.bytes
+    measured: dict[str, tuple[int, int]] = {}
+    found = measure_once(joint, "cpu", measured)
+    assert any(kind.endswith("in place") for kind in measured)
+
+    assert found.workspace_bytes["mm_rows1"] == 0
