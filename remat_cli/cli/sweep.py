@@ -71,7 +71,7 @@ def command(
     if not result.points:
         raise refused_by_all(result.curves)
     if csv_file is not None:
-        streams.write(csv_file, sweep_csv(result))
+        streams.write(csv_file, sweep_csv(result, prepared))
     if plot is not None:
         streams.write(plot, sweep_plot(result, prepared.graph, plot.suffix.lower()))
     streams.report(lambda: sweep_report(result, prepared), lambda: sweep_summary(result, prepared))

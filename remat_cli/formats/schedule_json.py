@@ -49,6 +49,8 @@ def schedule_bytes(
     planner: str,
     options: Mapping[str, object],
     read_with: Mapping[str, object] | None = None,
+    *,
+    estimated: bool = False,
 ) -> bytes:
     """Return the schedule file of a verified result.
 
@@ -61,8 +63,9 @@ def schedule_bytes(
         planner: as in PLANNERS.
         options: options of the planner, as JSON values.
         read_with: options other than the mode for reading the graph, for `verify`, `apply` and `report`.
+        estimated: sizes of the graph are guesses, so that the peak may be higher.
     """
-    graph = _graph_section(solution.problem.graph, mode, read_with or {})
+    graph = _graph_section(solution.problem.graph, mode, read_with or {}) | ({"estimated": True} if estimated else {})
     asked = {"name": planner, "options": options} | ({"offload": True} if solution.problem.offload else {})
     document = _document(solution, graph, asked)
     if solution.result.schedule is not None:

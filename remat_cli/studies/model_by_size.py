@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from remat_cli.config import GraphOptions
-from remat_cli.formats import Reading, read_graph
+from remat_cli.formats import Reading
 from remat_cli.formats.other_sizes import SizeCurves
-from remat_cli.prepare import Prepared, prepare_reading
+from remat_cli.prepare import Prepared, prepare_reading, read
 
 # Models that are read before others are predicted: as many as fix a parabola, and the first, which often differs from
 # the others.
@@ -42,7 +42,7 @@ class ModelBySize:
             UsageError: the model has no such dimension, or the options contradict each other or the file.
         """
         options = self._options(value)
-        reading = read_graph(self.path, options)
+        reading = read(self.path, options)
         if len(self._read) < _MOST_KEPT:
             self._read[value] = reading
             self._curves = SizeCurves.through(self._read)

@@ -17,13 +17,14 @@ from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Offload, Prefetch, Schedule, Wait
 from remat_cli.errors import UsageError
+from remat_cli.formats.functions import names_function
 from remat_cli.formats.onnx.errors import one_line, onnx_faults
 from remat_cli.formats.onnx.load import FOLD_LIMIT, load_model
 from remat_cli.formats.onnx.reader import SizedModel, read_sized
 from remat_cli.formats.onnx.walk import all_graphs
 from remat_cli.formats.reader import Aliasing, Workspace
 from remat_cli.formats.source import Source
-from remat_cli.formats.torch import names_function
+from remat_cli.runtime.onnx.node_order import without_dead_ops
 from remat_cli.runtime.onnx.rewrite import Rewritten, rewrite
 from remat_cli.settings import Setting
 
@@ -101,13 +102,16 @@ def apply_schedule(
         path: the model.
         options: options of reading the planned graph.
         graph: the planned graph.
-        schedule: the schedule; only its computes matter, as onnxruntime frees all values as early as possible.
+        schedule: the schedule; only its computes matter, as onnxruntime frees all values as early as
+            possible. Computes of dead ops are left out.
         facts: facts for the model's metadata, which has the version of remat, too; None is left out.
 
     Raises:
         GraphError: an op needs an estimated size of a value that does not exist yet.
     """
-    rewritten = rewrite(read_for(path, options, keep_data=True), graph, schedule.computes)
+    live = without_dead_ops(graph).op
+    computes = [name for name in schedule.computes if name in live]
+    rewritten = rewrite(read_for(path, options, keep_data=True), graph, computes)
     entries = {**{key: value for key, value in facts.items() if value is not None}, "version": __version__}
     metadata = rewritten.proto.metadata_props
     for index in reversed(range(len(metadata))):

@@ -35,6 +35,7 @@ from remat_cli.formats.onnx.values import TensorType, Value, type_proto
 from remat_cli.formats.onnx.walk import all_graphs, all_nodes
 from remat_cli.runtime.onnx.external_data import location_of
 from remat_cli.runtime.onnx.memory_divergence import first_parting
+from remat_cli.runtime.onnx.node_order import without_dead_ops
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.runtime.onnx.session import import_onnxruntime
 from remat_cli.settings import Setting, Wording
@@ -270,7 +271,7 @@ def execute(
         model: the model as read.
         rewritten: the rewritten model.
         graph: the planned graph.
-        computes: computes of the schedule.
+        computes: computes of the schedule; the rewritten model lacks dead ops.
         fed: given values of inputs, by name, as for `--input`.
         seed: seed of random inputs, and of weights without a file.
         time_limit: time limit of each process, in seconds.
@@ -283,6 +284,7 @@ def execute(
         InvalidSchedule: onnxruntime cannot run the rewritten model, or a process was killed or took too long.
     """
     check_can_measure()
+    live = without_dead_ops(graph)
     observe, timed_runs = observe or Observer(), _TIMED_RUNS if beside_usual else 0
     bounds = upper_bounds(model.graph)
     with TemporaryDirectory(prefix="remat-") as folder:
@@ -301,11 +303,11 @@ def execute(
             plan = child.run_proto(rewritten.proto, timed_runs=timed_runs)
             observe.phase("following the order of the rewritten model")
             order = child.run_proto(rewritten.proto, profile=True)["order"]
-            schedule = with_frees(graph, computes)
-            peak = ProcessPeak(_peak(graph, schedule), plan["peak_bytes"], bool(bounds))
+            schedule = with_frees(live, [name for name in computes if name in live.op])
+            peak = ProcessPeak(_peak(live, schedule), plan["peak_bytes"], bool(bounds))
             parted_at = None
             if not peak.agrees:
-                parted_at = _parted_at(child, rewritten, graph, schedule, observe, at_most=peak.at_most)
+                parted_at = _parted_at(child, rewritten, live, schedule, observe, at_most=peak.at_most)
         except _Failed as failed:
             raise failed.as_error("the rewritten model does not run in onnxruntime", InvalidSchedule) from None
     outputs = {name: digest for name, digest in plain["outputs"].items() if digest is not None}
