@@ -1,8 +1,8 @@
-"""Plans in the words of other trainers: which modules to wrap in `torch.utils.checkpoint`, whole.
+"""Plans for other trainers: whole modules in `torch.utils.checkpoint`.
 
-`memory` works out what a choice of modules does to a step, `choice` finds the one at the least extra time, `study` runs
-it with torch's own checkpoints on tensors without data and has the judge replay what that run did, `words` writes it
-as code and as settings of trainers, `captured` as a schedule of the captured step.
+`memory` computes the memory of a step under a choice of modules, `choice` finds the choice of least extra time, `study`
+runs it with torch's own checkpoints on tensors without data and has the judge replay this run, `words` writes it as
+code and as settings of trainers, `captured` as a schedule of the captured step.
 """
 
 from remat_cli.pytorch.checkpoints.study import CheckpointPlanning, Wrapped, plan_checkpoints
