@@ -13,7 +13,7 @@ from tests.places import ROOT
 
 PACKAGE = ROOT / "remat_cli"
 # Rooms whose docstrings are not mended yet: mend one and take it off the list.
-NOT_MENDED = ("pytorch",)
+NOT_MENDED = ("pytorch/capture",)
 
 _HIDES = re.compile(r"\b(what|whatever|that which|of which|whose is|such as there)\b", re.IGNORECASE)
 _DANGLES = re.compile(

@@ -379,7 +379,11 @@ def _needs_gradient(result: Any) -> bool:
 
 
 def _check_not_transformed() -> None:
-    """Check that autograd itself will differentiate the call."""
+    """Check that autograd itself will differentiate the call.
+
+    Raises:
+        UsageError: the call is within a function transform of torch.func.
+    """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise UsageError(
             "the model is called within a transform of torch.func (grad, vmap, jvp), which a plan cannot follow",
@@ -388,7 +392,11 @@ def _check_not_transformed() -> None:
 
 
 def _check_no_mode() -> None:
-    """Check that torch.compile will run captured functions."""
+    """Check that torch.compile will run captured functions.
+
+    Raises:
+        UsageError: a mode watches each op, and torch.compile passes over functions called within it.
+    """
     if (mode := mode_that_watches()) is not None:
         raise UsageError(
             f"the model is called within {mode}, where torch.compile runs nothing that it captured",
