@@ -66,7 +66,7 @@ class Ended:
         bound_overhead: lower bound on the overhead of plans in `scope`.
         scope: the plans for which the bound holds, or of which none fits; `ANY_PLAN` is written as any-order.
         scope_transfers: the scope includes plans with transfers to the host.
-        estimated: sizes of the graph are guesses, so that peaks may be higher.
+        estimated: whether sizes of the graph are estimates, so that peaks may be higher.
         interrupted: the job's time was up; the plan is the best one until then.
         error: why there is no plan.
         hint: what to do about it.

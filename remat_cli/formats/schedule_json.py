@@ -63,7 +63,7 @@ def schedule_bytes(
         planner: as in PLANNERS.
         options: options of the planner, as JSON values.
         read_with: options other than the mode for reading the graph, for `verify`, `apply` and `report`.
-        estimated: sizes of the graph are guesses, so that the peak may be higher.
+        estimated: whether sizes of the graph are estimates, so that the peak may be higher.
     """
     graph = _graph_section(solution.problem.graph, mode, read_with or {}) | ({"estimated": True} if estimated else {})
     asked = {"name": planner, "options": options} | ({"offload": True} if solution.problem.offload else {})

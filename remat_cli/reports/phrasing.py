@@ -80,7 +80,7 @@ def status_in_words(solution: Solution) -> str:
 
 
 def verdict(solution: Solution, *, estimated: bool = False) -> str:
-    """State the result in one sentence, with a mark for `estimated` sizes."""
+    """State the result in one sentence, with a mark if sizes are estimates."""
     budget = format_bytes(solution.problem.budget.device_bytes)
     if solution.trace is None or solution.overhead is None:
         if solution.status is Status.INFEASIBLE:

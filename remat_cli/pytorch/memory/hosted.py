@@ -165,7 +165,7 @@ def _unpack(saved: torch.Tensor | _Handle) -> torch.Tensor:
     return saved.read() if isinstance(saved, _Handle) else saved
 
 
-class Given:
+class MovableInputs:
     """Arguments of a block that may leave for the host.
 
     They come back when the block runs again.

@@ -25,7 +25,7 @@ from remat_cli.pytorch.plan.rehearsal import Moment
 _SECONDS = 1.0  # seconds for a choice
 
 
-class Choice(NamedTuple):
+class ChosenPlans(NamedTuple):
     """The choice for the calls of regions.
 
     Attributes:
@@ -233,7 +233,7 @@ class WholeStep:
         """Return the plans at these places, one of each curve."""
         return tuple(curve[place] for curve, place in zip(self.curves, places, strict=True))
 
-    def smallest(self, free: int) -> Choice:
+    def smallest(self, free: int) -> ChosenPlans:
         """Choose a plan for each region for the least peak.
 
         `least` is a peak.
@@ -242,7 +242,7 @@ class WholeStep:
         assert chosen is not None
         return chosen
 
-    def tightest(self, free: int) -> Choice:
+    def tightest(self, free: int) -> ChosenPlans:
         """Choose a plan for each region for the least time at the least peak."""
         found = self.smallest(free)
         trace = self.judged(self.at(found.places), free, found.away)
@@ -253,7 +253,7 @@ class WholeStep:
         found = self.smallest(free)
         return self.judged(self.at(found.places), free, found.away).peak_bytes
 
-    def within(self, budget: int, free: int) -> Choice | None:
+    def within(self, budget: int, free: int) -> ChosenPlans | None:
         """Choose a plan for each region for the least time in a budget.
 
         Args:
@@ -265,7 +265,7 @@ class WholeStep:
         """
         return self._solved(free, budget)
 
-    def _solved(self, free: int, budget: int | None) -> Choice | None:
+    def _solved(self, free: int, budget: int | None) -> ChosenPlans | None:
         model = CpModel()
         taken = [[model.new_bool_var("") for _ in curve] for curve in self.curves]
         for literals in taken:
@@ -297,7 +297,7 @@ class WholeStep:
         least = int(solver.best_objective_bound)
         if budget is not None:
             least -= sum(stalls[place] - surely[place] for place in away)
-        return Choice(places, least, frozenset(place for place, x in away.items() if solver.boolean_value(x)))
+        return ChosenPlans(places, least, frozenset(place for place, x in away.items() if solver.boolean_value(x)))
 
     def _inputs_at(self, moment: Moment, away: Mapping[int, Any]) -> Any:
         """Return the bytes of inputs at a moment that `moments` leave out.
