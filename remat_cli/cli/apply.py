@@ -68,7 +68,7 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
     prepared, _ = replay(model, over(config.said, {"mode": options.mode}), file, schedule)
     graph = prepared.graph
     live = without_dead_ops(graph)
-    # The runtime frees everything as early as can be, whatever the file says.
+    # The runtime frees every value as early as possible, whatever the file says.
     run = with_frees(live, [name for name in file.schedule.computes if name in live.op])
     trace = simulate(live, run)
     facts = {

@@ -1,9 +1,11 @@
-"""Reading PyTorch: a Python function that returns a model and its inputs becomes the graph of one training step.
+"""Reading PyTorch: training steps captured as graphs.
 
-`formats.functions` names the function and calls it, `step` says what it may return, `weightless` builds the model
-without memory, `internals` has torch.compile hand over the joint graph of forward and backward pass, `joint` resolves
-in it who shares memory with whom, `convert` makes of that a `Graph`. Of many equal blocks few are traced (`blocks`),
-and what all of them would give is worked out (`lines`). Nothing here loads torch before a function is named.
+The step's model and inputs come from a Python function.
+
+`formats.functions` names the function and calls it, `step` defines the function's results, `weightless` builds the
+model without memory, `internals` gets the joint graph of forward and backward pass from torch.compile, `joint` resolves
+shared memory there, `convert` turns the result into a `Graph`. Of many equal blocks few are traced (`blocks`), and the
+graph of all is computed (`lines`). Nothing here loads torch before a function is named.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ def check_installed() -> None:
     """Check that torch can be imported.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: torch cannot be imported.
     """
     try:
         import torch  # noqa: F401
@@ -52,11 +54,13 @@ def in_parts(reference: Path, options: ReadOptions) -> Callable[[Mapping[str, Sp
 
 
 def read(reference: Path, options: ReadOptions) -> Reading:
-    """Read the training step that `FILE.py:NAME` or `package.module:NAME` describes.
+    """Read the training step of a Python function.
+
+    The function is given as `FILE.py:NAME` or `package.module:NAME`.
 
     Raises:
         UsageError: there is no such function, it does not take the dims, torch is missing or not supported.
-        GraphError: what the function returns is no training step, or it cannot be captured as one graph.
+        GraphError: the function returns no training step, or the step cannot be captured as one graph.
     """
     with nothing_to_lose():
         check_installed()

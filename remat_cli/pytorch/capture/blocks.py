@@ -39,7 +39,7 @@ _CALLS = ("call_function", "call_method")
 def read_by_few(
     module: fx.GraphModule, inputs: Sequence[Any], trace: Trace, read: Callable[[Captured], Reading]
 ) -> Reading | None:
-    """Return what would be read of a model's joint graph; None where few of its blocks do not tell.
+    """Return the reading of a model's joint graph from a few blocks, or None.
 
     Args:
         module: the model as torch's front end hands it over, before autograd.
@@ -75,7 +75,7 @@ def _has_inputs(graph: Graph, module: fx.GraphModule, inputs: Sequence[Any]) -> 
 
 @dataclass(frozen=True)
 class Repetition:
-    """Equal blocks that follow each other in what torch has captured of a model.
+    """Equal consecutive blocks in torch's capture of a model.
 
     Attributes:
         first: place of the first block's first node among the nodes that are no inputs.
@@ -89,7 +89,7 @@ class Repetition:
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return len(self.own_inputs)
 
     def shortened(self, module: fx.GraphModule, inputs: Sequence[Any], blocks: int) -> tuple[fx.GraphModule, list[Any]]:
@@ -112,7 +112,9 @@ class Repetition:
 
 
 def repetition_of(graph: fx.Graph, inputs: Sequence[Any]) -> Repetition | None:
-    """Return the blocks that repeat in what torch has captured of a model; None where too few do, or not exactly.
+    """Return the repeating blocks in torch's capture of a model, or None.
+
+    None if too few blocks repeat, or not exactly.
 
     Args:
         graph: as torch's front end makes it, before autograd.
@@ -133,7 +135,7 @@ def repetition_of(graph: fx.Graph, inputs: Sequence[Any]) -> Repetition | None:
 
 
 class _Front:
-    """What torch's front end has captured of a model.
+    """The capture of a model by torch's front end.
 
     Attributes:
         placeholders: the inputs.
@@ -159,7 +161,10 @@ class _Front:
             self.in_paths.append(in_path)
 
     def repetition(self, first: int, length: int, blocks: int) -> Repetition | None:
-        """Return blocks of equal forms as a repetition; None where what they read is not on lines."""
+        """Return blocks of equal forms as a repetition, or None.
+
+        None if their reads do not lie on lines.
+        """
         end = first + blocks * length
         numbers = self.read, self.given, self.in_paths
         tables = read, given, _ = [_by_block(of, first, length, blocks) for of in numbers]
@@ -198,13 +203,16 @@ def _apart(inputs: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Slot:
-    """Stands for what a node reads, by its number among that."""
+    """Stands for an input of a node, by its number."""
 
     number: int
 
 
 def _form(node: fx.Node) -> Hashable:
-    """Return what a node does: which op, with which constants, where in the user's code, and the layouts it makes."""
+    """Return the form of a node.
+
+    It is the op, with constants, place in the user's code, and layouts of results.
+    """
     number = {source: _Slot(number) for number, source in enumerate(node.all_input_nodes)}
     operands = repr(map_arg((node.args, node.kwargs), lambda source: number[source]))  # type: ignore[arg-type,return-value]
     kinds = tuple(source.op == "placeholder" for source in number)
@@ -227,7 +235,10 @@ def _layout(tensor: torch.Tensor) -> Hashable:
 
 
 def _longest_run(forms: Sequence[Hashable]) -> tuple[int, int, int]:
-    """Return where the longest stretch that repeats begins, the length of what repeats, and how often it does."""
+    """Return the longest repeating stretch.
+
+    The result is its start, the length of a period, and the number of periods.
+    """
     known: dict[Hashable, int] = {}
     kinds = np.array([known.setdefault(form, len(known)) for form in forms])
     best = (0, 1, 1)

@@ -66,7 +66,9 @@ _NAMES_OF_TENSORS_WITHOUT_DATA = ("Fake", 'device "meta"')
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn what torch raises while it captures a step into an error for the user, and keep its log to itself.
+    """Turn torch's errors during a capture into errors for the user.
+
+    torch's log is silenced.
 
     Args:
         what: what is captured, for messages.
@@ -85,7 +87,7 @@ def explained(what: str) -> Iterator[None]:
 
 @contextmanager
 def silent_torch() -> Iterator[None]:
-    """Keep what torch logs to itself."""
+    """Silence torch's log."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -109,7 +111,7 @@ def explanation(error: BaseException, what: str, warned: Sequence[str] = ()) -> 
 
 
 def raised_by_remat(error: BaseException) -> RematError | None:
-    """Return what remat raised while torch called it; None where the error is torch's."""
+    """Return remat's own error behind an error of torch, or None."""
     own: BaseException | None = error
     while own is not None and not isinstance(own, RematError):
         own = getattr(own, "inner_exception", None)
@@ -133,7 +135,7 @@ def random_states() -> Callable[[], None]:
 
 @contextmanager
 def drawing_again() -> Iterator[None]:
-    """Let what is drawn afterwards be what is drawn now: by torch, by NumPy, by Python."""
+    """Restore the random states of torch, NumPy and Python afterwards."""
     put_back = random_states()
     try:
         yield
@@ -144,11 +146,13 @@ def drawing_again() -> Iterator[None]:
 def call_without_data(
     function: Callable[..., Any], modules: Iterable[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ModelState:
-    """Call a function once on tensors without data; raise what its own code raises.
+    """Call a function once on tensors without data.
 
-    Some models set something up in their first call that torch cannot capture: this does so. Where it would leave
-    tensors without data in the modules, a second call, without gradients and on copies, does so in its place. What a
-    model's code raises, torch tells in other words.
+    Errors of its own code are raised unchanged.
+
+    Some models set up state in their first call that torch cannot capture: this call sets it up. If it would leave
+    tensors without data in the modules, a second call, without gradients and on copies, takes its place. torch would
+    reword errors of a model's code.
 
     Args:
         function: what is called.
@@ -254,7 +258,7 @@ def _depends_on_data(text: str) -> bool:
 
 
 def _raised(error: BaseException, text: str) -> str:
-    """Return what the user's code raised, out of what torch made of it."""
+    """Return the user's error from torch's text."""
     for pattern in (r"got (\w+\(.*\))", r"raised exception (.*)$"):
         if found := re.search(pattern, text, re.MULTILINE):
             return found[1]
@@ -262,7 +266,7 @@ def _raised(error: BaseException, text: str) -> str:
 
 
 def _differentiated(error: exc.BackendCompilerFailed, what: str, warned: Sequence[str]) -> GraphError:
-    """Return the error for what came up while torch traced the backward pass."""
+    """Return the error for a failure while torch traced the backward pass."""
     inner = error.inner_exception
     reason = (str(inner).splitlines() or [""])[0]
     # Autograd says where the forward op is that it failed on in a warning.

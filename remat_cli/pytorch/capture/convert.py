@@ -1,4 +1,4 @@
-"""A captured training step as a `Graph`, and what is known of each op beyond it."""
+"""A captured training step as a `Graph`, with further facts on ops."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def _op(joint: Joint, op: JointOp, differentiated: Mapping[int, str]) -> Op:
 
 
 def _differentiated(joint: Joint) -> dict[int, str]:
-    """Return the forward op of each of autograd's sequence numbers; a number first used by a view maps to no op."""
+    """Return the forward op of each of autograd's sequence numbers.
+
+    A number first used by a view maps to no op.
+    """
     ops = {op.node: op for op in joint.ops if op.phase is Phase.FORWARD}
     first: dict[int, str | None] = {}
     for node in joint.module.graph.nodes:
@@ -83,7 +86,9 @@ def _differentiated(joint: Joint) -> dict[int, str]:
 
 
 def signature(op: JointOp) -> str:
-    """Return a hash of what an op does: which op, on which values of which layout, with which constants.
+    """Return a hash of an op.
+
+    It depends on the op, its input values with their layouts, and its constants.
 
     Two joint graphs whose ops have the same names and signatures are the same graph.
     """
@@ -91,14 +96,14 @@ def signature(op: JointOp) -> str:
 
 
 def full_signature(op: JointOp) -> str:
-    """Return what `signature` is the hash of."""
+    """Return the text behind `signature`."""
     if op.node is None:
         return "boundary"
     return f"{written(op.node)} -> {[_layout(value) for value in tensors_of(op.node.meta.get('val'))]}"
 
 
 def hashed(full: str) -> str:
-    """Return the signature of what an op does, from the full text."""
+    """Return the signature for a full text."""
     return sha256(full.encode()).hexdigest()[:_SIGNATURE_LENGTH]
 
 
@@ -142,7 +147,10 @@ def _layout(value: torch.Tensor) -> str:
 
 
 def operators_of(joint: Joint) -> dict[str, Operator]:
-    """Return what each op is given and makes, by position, from which its work is told."""
+    """Return the operator of each op, from which its work is computed.
+
+    It has inputs and results by position.
+    """
     return {op.name: _operator(joint, op) for op in joint.ops}
 
 

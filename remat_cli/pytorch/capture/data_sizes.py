@@ -16,7 +16,7 @@ Known = tuple[int | None, ...] | int
 
 
 class _Part(NamedTuple):
-    """What sizes depend on.
+    """The part of a function that decides its sizes.
 
     Attributes:
         module: takes all inputs of the captured function, and returns the results that are sized by data.
@@ -28,14 +28,14 @@ class _Part(NamedTuple):
 
 
 class DataSizes:
-    """Tells the sizes in a captured function that depend on data, where its inputs alone decide on them.
+    """Computes data-dependent sizes of a captured function from its inputs.
 
     A graph network's masks are of that kind: they depend on the edges. Sizes that depend on parameters, or on what is
     drawn at random, are not known before the call.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        """Look for such sizes in what torch's front end has made."""
+        """Find data-dependent sizes in the front end's capture."""
         nodes = list(module.graph.nodes)
         self._places = [place for place, node in enumerate(nodes) if _is_sized_by_data(node)]
         asked = [nodes[place] for place in self._places]
@@ -43,7 +43,9 @@ class DataSizes:
         self._part = _part_for(module, asked) if asked else None
 
     def of(self, inputs: Sequence[Any]) -> tuple[Known, ...] | None:
-        """Return what is known of each result that is sized by data, if any is; None where inputs do not decide.
+        """Return the known sizes of results that depend on data.
+
+        None if inputs do not decide them.
 
         Args:
             inputs: of the captured function, as it is called.
@@ -90,7 +92,9 @@ _BINDINGS = "unbacked_bindings"
 
 
 def _is_sized_by_data(node: fx.Node) -> bool:
-    """Whether a result has a size that depends on data and that nothing it is made of has, or is a number of the kind.
+    """Whether a result introduces a size that depends on data.
+
+    It may be a number of this kind, too.
 
     Of an op with several results, those are asked.
     """
@@ -139,7 +143,10 @@ def _known(result: Any, unknown: tuple[bool, ...] | None) -> Known:
 
 
 def _part_for(module: fx.GraphModule, asked: Sequence[fx.Node]) -> _Part | None:
-    """Return what some results depend on; None where something of it is changed in place."""
+    """Return the part that computes some results, or None.
+
+    None if a value in the part is changed in place.
+    """
     needed: set[fx.Node] = set()
     left = [root for node in asked for root in (_masks(node) or [node])]
     last = max(asked)
@@ -165,7 +172,7 @@ def _part_for(module: fx.GraphModule, asked: Sequence[fx.Node]) -> _Part | None:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether an op writes to what it is given, going by its name: Python's and torch's own say so."""
+    """Whether an op writes to its inputs, by the conventions of its name."""
     if node.target is operator.setitem or "out" in node.kwargs:
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -184,7 +191,7 @@ def _has_no_data(value: Any) -> bool:
 
 
 def _without_symbols(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without data whose sizes are numbers, where their symbols stand for one."""
+    """Return a tensor without data with numbers in place of decided symbols."""
     shape, strides = [[_as_number(size) for size in sizes] for sizes in (value.shape, value.stride())]
     if shape == list(value.shape) and all(type(size) is int for size in value.shape):
         return value
@@ -198,7 +205,7 @@ def _as_number(size: Any) -> Any:
 
 
 def _with_sizes(value: torch.Tensor, sizes: tuple[int | None, ...]) -> torch.Tensor:
-    """Return a view of a tensor whose sizes are the known ones, instead of what torch's tracing has for them."""
+    """Return a view of a tensor with known sizes in place of traced ones' symbols."""
     shape = [value.size(place) if size is None else size for place, size in enumerate(sizes)]
     for place, size in enumerate(sizes):
         if size is not None:

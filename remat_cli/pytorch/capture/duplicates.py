@@ -17,10 +17,10 @@ from remat_cli.pytorch.capture.views import follow_operands, views_and_items
 
 
 def merge_duplicates(graph: fx.Graph) -> None:
-    """Change a joint graph so that what is computed twice from the same operands is computed once, where it is first.
+    """Merge equal computations in a joint graph into the first.
 
-    Forward and backward ops are kept apart: no op reads across the boundary what it did not read before. What the
-    caller gets keeps memory of its own, as the caller may change it.
+    Forward and backward ops are kept apart: no op gets a new read across the boundary. The caller's outputs keep memory
+    of their own, as the caller may change them.
     """
     returned = set(nodes_in(outputs_of(graph)))
     held = {storage_key(value) for node in returned for value in tensors_of(node.meta.get("val"))}

@@ -105,7 +105,7 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class EagerStep:
-    """What a step did.
+    """The record of a step in eager mode.
 
     Attributes:
         ops: in the order in which they ran.
@@ -133,7 +133,7 @@ class EagerStep:
     parameters: tuple[Operand, ...]
 
     def reading(self, name: str) -> Reading:
-        """Return the step as a graph in which what a checkpoint ran again is an op of its own."""
+        """Return the step as a graph with rerun ops as ops of their own."""
         graph = build_graph(
             name=name,
             kind=Kind.TRAINING,
@@ -289,7 +289,10 @@ def _whole_model(step: Step, where: str) -> nn.Module:
 
 @dataclass(eq=False)
 class _Pack:
-    """What stands for a tensor that autograd keeps; the tensor itself only where it was there before the step."""
+    """Stands for a tensor that autograd keeps.
+
+    It has the tensor itself only if that existed before the step.
+    """
 
     storage: str
     shape: tuple[int, ...]
@@ -302,7 +305,7 @@ class _Pack:
 
 @dataclass(eq=False)
 class _Ended:
-    """What is known of a `_Pack`, which may be gone: as `Kept`."""
+    """The facts on a `_Pack`, which may be gone: as `Kept`."""
 
     storage: str
     modules: tuple[str, ...]
@@ -364,7 +367,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ops.append(op)
 
     def _name(self, tensor: torch.Tensor) -> str:
-        """Return the name of a tensor's memory; what is met first as an operand was there before."""
+        """Return the name of a tensor's memory.
+
+        Memory first met as an operand existed before.
+        """
         name = self._names.get(storage_key(tensor))
         if name is None:
             name = f"input_{len(self._inputs)}"
@@ -415,7 +421,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def looking(self, module: nn.Module) -> Iterator[None]:
-        """While it is entered, see calls of a module's parts, and what autograd keeps; of the latter keep nothing."""
+        """Record calls of a module's parts, and tensors that autograd keeps.
+
+        No such tensor is kept alive.
+        """
         handles = []
         for path, part in module.named_modules():
             handles.append(part.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True, prepend=True))
@@ -472,7 +481,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return stand_in
 
     def finished(self, step: Step, held: Sequence[torch.Tensor], trained: Sequence[nn.Parameter]) -> EagerStep:
-        """Return what was seen.
+        """Return the record of the step.
 
         Args:
             step: that ran.
@@ -502,7 +511,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _resident_bytes(step: Step, known: set[int]) -> int:
-    """Return the bytes of what is there before the step and not read in it: inputs, parameters, optimizer state."""
+    """Return the bytes of unread inputs, parameters and optimizer state."""
     given = pytree.tree_leaves((step.inputs, dict(step.keyword_inputs)))
     inputs = {storage_key(value): value for value in given if isinstance(value, torch.Tensor)}
     unread: int = sum(value.untyped_storage().nbytes() for key, value in inputs.items() if key not in known)
@@ -519,7 +528,10 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
 
 
 def _operator(func: Any, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Sequence[Any]) -> Operator:
-    """Return what an op was given and made, its operands in the order of its schema."""
+    """Return the operator of a call.
+
+    Its operands are in the order of the op's schema.
+    """
     names = [argument.name for argument in func._schema.arguments]
     operands: list[Operand | None] = []
     attributes: dict[str, AttributeValue] = {}

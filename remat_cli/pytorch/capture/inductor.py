@@ -28,7 +28,7 @@ _CHECKS = ("assert_size_stride", "assert_alignment", "run_intermediate_hooks")
 
 
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return what inductor decomposes ops into."""
+    """Return inductor's decompositions of ops."""
     with _quietly():
         import torch._inductor.compile_fx  # noqa: F401  # some decompositions look up what that imports
         from torch._inductor.decomposition import select_decomp_table
@@ -37,10 +37,12 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 def prepared_joint(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
-    """Return a joint graph as inductor has it before it divides it: random numbers are made of seeds, for example.
+    """Return a joint graph after inductor's passes, before its division.
 
-    Values that it puts in the places of others have memory of their own. So shapes and memory are worked out anew: then
-    views of such a value are in its memory.
+    For example, random numbers come from seeds.
+
+    Replaced values have memory of their own. So shapes and memory are computed again: views of such a value are then in
+    its memory.
     """
     from torch._dynamo.utils import get_inputs_devices
 
@@ -77,7 +79,7 @@ def _check_attention(graph: fx.Graph) -> None:
 
 @contextmanager
 def as_captured(inputs: Sequence[Any]) -> Iterator[None]:
-    """While it is entered, torch traces and compiles what was captured before as if it captured it now.
+    """Let torch trace and compile an earlier capture again.
 
     Args:
         inputs: fake tensors that it was captured with.
@@ -89,7 +91,10 @@ def as_captured(inputs: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep torch's own use of what it has deprecated from users who turn warnings into errors."""
+    """Hide torch's own deprecation warnings.
+
+    Users may turn warnings into errors.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
@@ -141,7 +146,7 @@ class CompiledGraph:
 
     @property
     def kernels(self) -> list[str]:
-        """Names of the kernels that were compiled for it."""
+        """Names of its compiled kernels."""
         return [name for name in self._names if name.startswith(_KERNELS)]
 
     def replay(self, arguments: list[Any], make: Callable[..., torch.Tensor], ran: Callable[[str], None]) -> Any:
@@ -181,7 +186,10 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _seen(make: Callable[..., torch.Tensor], device: str) -> Callable[..., torch.Tensor]:
-    """Return `make` so that a dispatch mode sees what it makes: inductor's own way passes modes by."""
+    """Return `make` so that a dispatch mode sees its results.
+
+    inductor's own function passes modes by.
+    """
 
     def made(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         if torch._C._len_torch_dispatch_stack():
@@ -199,12 +207,12 @@ def _order_kept() -> Callable[[], Any]:
         """Fuses an op with one that reads it, and with no other."""
 
         def uuid(self) -> str:
-            """Return what tells kernels in torch's cache that were compiled so."""
+            """Return the key of such kernels in torch's cache."""
             return "remat.OrderKept"
 
         @staticmethod
         def can_fuse_horizontal(*_: Any) -> bool:
-            """Tell whether ops of which neither reads the other may be fused."""
+            """Refuse to fuse ops if neither reads the other."""
             return False
 
     return OrderKept
@@ -235,7 +243,7 @@ def _compiled(module: fx.GraphModule, inputs: list[Any], *, is_backward: bool) -
 
 @contextmanager
 def needing_compiler() -> Iterator[None]:
-    """Say in words where what torch.compile runs finds no compiler.
+    """Explain a missing compiler to the user.
 
     Raises:
         UsageError: there is none for this device.
@@ -280,7 +288,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _names_of(run: Any) -> Iterator[dict[str, Any]]:
-    """Yield the names of the module that inductor has written to run a graph, whatever is wrapped around it."""
+    """Yield the names of the module that inductor wrote for a graph.
+
+    Wrappers around the module are looked through.
+    """
     seen, rest = set[int](), [getattr(run, "current_callable", run)]
     while rest:
         call = rest.pop(0)

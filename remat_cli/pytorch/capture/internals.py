@@ -159,7 +159,9 @@ def compiled_in_ways(
     *,
     fused: bool = False,
 ) -> Callable[..., Any]:
-    """Return `function` so that it is captured once and runs in several ways, as the next call wants it.
+    """Return `function`, captured once, with several ways to run.
+
+    The next call chooses the way.
 
     Args:
         function: what is called.
@@ -181,7 +183,7 @@ def compiled_in_ways(
 
 
 class _Reached(BaseException):
-    """Ends a call where what was captured would run."""
+    """Ends a call where its capture would run."""
 
     def __init__(self, number: int, inputs: tuple[Any, ...]) -> None:
         super().__init__(number)
@@ -229,7 +231,10 @@ class Likeness:
         return run
 
     def kind_of(self, *args: Any, **kwargs: Any) -> tuple[int, Sequence[Any]] | None:
-        """Return what a call runs: its place in `captured`, and its inputs; None where it has nothing to capture."""
+        """Return a call's capture, by its place in `captured`, and its inputs.
+
+        None if the call has nothing to capture.
+        """
         try:
             self._call(*args, **kwargs)
         except _Reached as reached:
@@ -370,7 +375,10 @@ class _Functions(dict[Callable[..., Any], None]):
 
 
 def _logging_methods() -> _Functions:
-    """Return all that loggers do, what libraries add among it: a captured step does not log."""
+    """Return all methods of loggers, for a captured step does not log.
+
+    Libraries' additions are included.
+    """
     methods = (method for name, method in vars(logging.Logger).items() if not name.startswith("_"))
     return _Functions((method, None) for method in methods if callable(method))
 
@@ -397,7 +405,9 @@ class _Seen(BaseException):
 
 
 def seen_by(run: Callable[[Divide], object]) -> Captured | None:
-    """Return the first joint graph that a run has to divide, and end the run there.
+    """Return the first joint graph that a run has to divide.
+
+    The run ends there.
 
     Args:
         run: has torch capture something, and hand what it captured to the function that it is given.
@@ -424,7 +434,7 @@ def divided_by(
     *,
     fused: bool = False,
 ) -> Callable[..., Any]:
-    """Have torch trace a module together with its backward pass, and return what runs as `divide` says.
+    """Let torch trace a module's two passes; return a runner by `divide`.
 
     Args:
         module: as torch's front end makes it.
@@ -469,7 +479,7 @@ class _Divided:
         return seen.around(run, inputs) if self._form else run(*inputs)
 
     def _known(self, inputs: Sequence[Any]) -> tuple[Known, ...]:
-        """Return what is known of sizes that depend on data; nothing where there are none, or nothing tells."""
+        """Return the known data-dependent sizes, or nothing."""
         return self._data_sizes.of(inputs) or ()
 
     def _trace(
@@ -579,7 +589,10 @@ def _like_the_input(gradient: torch.Tensor, _: Any, input_size: Sequence[int], *
 
 
 def given_of(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Primal]:
-    """Return what the inputs of a module are, as torch's front end makes it."""
+    """Return the primals for a module's inputs.
+
+    The module is the front end's.
+    """
     nodes = module.graph.find_nodes(op="placeholder")
     return [
         Primal(_source(node), value if isinstance(value, torch.Tensor) else None)
@@ -614,7 +627,7 @@ def outputs_of(graph: fx.Graph) -> Sequence[Any]:
 
 
 def output_descriptions(graph: fx.Graph) -> Sequence[Any]:
-    """Return what torch says of each output of a joint graph."""
+    """Return torch's description of each output of a joint graph."""
     return graph.output_node().meta["desc"]  # type: ignore[no-any-return]
 
 
@@ -624,7 +637,10 @@ def _given_as(primal: fx.Node, given: Sequence[Primal]) -> Primal:
 
 
 def is_object(value: object) -> bool:
-    """Tell whether a value stands for an object that a graph takes and hands on, as the mesh of a DTensor is."""
+    """Return whether a value stands for an opaque object of a graph.
+
+    The mesh of a DTensor is such an object.
+    """
     return isinstance(value, FakeScriptObject)
 
 
@@ -660,9 +676,11 @@ def _changed_inputs(joint: fx.Graph, forward_outputs: int) -> list[int]:
 
 
 def gradient_of(description: object) -> object:
-    """Return what torch says of the input whose gradient an output is, from the output's description; None of others.
+    """Return torch's description of the input behind a gradient output.
 
-    An input that torch takes apart has one description for each part, and none of them is this one.
+    None for other outputs. The argument is the output's description.
+
+    An input that torch takes apart has one description for each part; none of them equals this one.
     """
     from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
@@ -682,7 +700,10 @@ def _allow_backward_twice() -> None:
 
 
 def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Return what runs a graph; it takes its arguments as a list and empties it, so that it alone holds them."""
+    """Return a runner of a graph that empties its list of arguments.
+
+    So only the runner holds the arguments.
+    """
     from torch.fx.graph import _BoxedCodeGen
 
     module.graph.set_codegen(_BoxedCodeGen())
@@ -696,7 +717,10 @@ def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 
 def boxed_backward(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Return what runs a backward pass as `boxed` does, without the work of gradients that have not arrived."""
+    """Return a runner of a backward pass, in the manner of `boxed`.
+
+    It skips the work of gradients that have not arrived.
+    """
     whole, others = boxed(module), dict[frozenset[str], Callable[[list[Any]], Any]]()
     absent = _absent_tangents(module)
 
@@ -711,7 +735,9 @@ def boxed_backward(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 
 def leaving_out(module: fx.GraphModule, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Return what runs a compiled backward pass, and leaves out gradients that come of none that has arrived.
+    """Return a runner of a compiled backward pass.
+
+    It leaves out gradients that depend on no arrived gradient.
 
     Args:
         module: the backward pass before it was compiled.
@@ -758,7 +784,7 @@ def run_by(module: fx.GraphModule, run: Callable[[list[Any]], Any]) -> None:
 
 
 def _runner(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
-    """Return what runs a graph that torch hands over to be compiled."""
+    """Return the runner of a graph that torch gives to the compiler."""
     del example_inputs
     _allow_backward_twice()
     given = module.meta.get(_RUN) or boxed(module)
@@ -771,7 +797,7 @@ def _runner(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]]
 
 
 def _backward_runner(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
-    """Return what runs a backward pass, unless another one has run in its place."""
+    """Return the runner of a backward pass, unless another has run instead."""
     given, gradients = _runner(module, example_inputs), len(outputs_of(module.graph))
 
     def run(args: list[Any]) -> Any:
@@ -796,7 +822,7 @@ def forgetting() -> Iterator[None]:
 
 @cache
 def check_supported() -> None:
-    """Capture a small step and check that its joint graph is what the rest of remat takes it to be.
+    """Check the joint graph of a small step against remat's assumptions.
 
     Raises:
         UsageError: it is not.
@@ -819,7 +845,7 @@ def unsupported(fault: str) -> UsageError:
 
 
 def _fault_of_capture() -> str:
-    """Return what is wrong with the joint graph of a small step; empty where nothing is."""
+    """Return the fault in a small step's joint graph, or ""."""
 
     def step(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x) * 2.0

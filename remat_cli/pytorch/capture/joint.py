@@ -128,7 +128,7 @@ class Joint:
 
     @classmethod
     def of(cls, captured: Captured) -> Joint:
-        """Resolve what torch has captured; its graph is changed.
+        """Resolve torch's capture; its graph is changed.
 
         Raises:
             GraphError: something in it has no size before it runs, or is of a kind that no plan is made for.
@@ -167,7 +167,7 @@ class Joint:
 
     @cached_property
     def op_of(self) -> Mapping[fx.Node, JointOp]:
-        """The op that makes each stored value; views and inputs are not in it."""
+        """The op of each stored value, without views and inputs."""
         return {value: op for op in self.ops for value in op.values}
 
     @cached_property
@@ -178,7 +178,10 @@ class Joint:
 
     @cached_property
     def values_in(self) -> Mapping[str, tuple[fx.Node, ...]]:
-        """The stored values in each piece of memory, by its name; most have one."""
+        """The stored values in each piece of memory, by name.
+
+        Most pieces have one value.
+        """
         found: dict[str, tuple[fx.Node, ...]] = {}
         for value in self.op_of:
             name = self.storage(value).name
@@ -193,7 +196,7 @@ class Joint:
 
     @cached_property
     def held_outputs(self) -> tuple[Storage, ...]:
-        """What is in memory at the end: what the caller holds, and gradients."""
+        """The memory at the end: the caller's results, and gradients."""
         return tuple(dict.fromkeys((*self.returned, *self._new(self.backward_outputs))))
 
     def _new(self, values: Iterable[Any]) -> tuple[Storage, ...]:
@@ -204,7 +207,9 @@ class Joint:
 
 
 def rewritten(captured: Captured) -> Captured:
-    """Return a graph changed so that nothing is computed twice, and all but random ops can run again at any time.
+    """Return a graph without duplicates, with ops that can run at any time.
+
+    Random ops are the exception.
 
     Raises:
         GraphError: it changes something that is not an input.
@@ -268,7 +273,10 @@ class _Reader:
         )
 
     def input_names(self) -> dict[fx.Node, str]:
-        """Name inputs as the user does; where that is not known or not unique, as torch does."""
+        """Name inputs as the user does, or as torch does.
+
+        torch's names replace unknown and ambiguous ones.
+        """
         taken = {node.name for node in self.graph.nodes}
         names: dict[fx.Node, str] = {}
         sources = dict(zip(self.primals, self.sources, strict=False))
@@ -279,7 +287,10 @@ class _Reader:
         return names
 
     def all_storages(self) -> dict[int, Storage]:
-        """Return all memory that the graph's values are in, each piece named after the first value in it."""
+        """Return all memory of the graph's values.
+
+        Each piece is named after its first value.
+        """
         device = _main_device(self.inputs)
         storages: dict[int, Storage] = {}
         for node in self.graph.nodes:
@@ -301,7 +312,10 @@ class _Reader:
         return self.storages[storage_key(node.meta["val"])]
 
     def ops(self) -> Iterator[JointOp]:
-        """Yield the ops in the order in which they run; what is written into inputs comes last in the forward pass."""
+        """Yield the ops in running order.
+
+        Writes into inputs come last in the forward pass.
+        """
         runs = [node for node in self.graph.nodes if node.op == "call_function" and not is_item(node)]
         runs = [node for node in runs if not is_view(node)]
         forward = sorted((node for node in runs if not is_backward(node)), key=is_copy)
@@ -407,7 +421,7 @@ def _main_device(inputs: Sequence[fx.Node]) -> str:
 
 
 def _check_value(module: fx.GraphModule, node: fx.Node) -> None:
-    """Check that what a node makes is of a kind, and a size, that is known before it runs.
+    """Check that the kind and size of a node's result are known.
 
     Raises:
         GraphError: it is not.

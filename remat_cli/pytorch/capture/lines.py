@@ -58,7 +58,9 @@ class _List:
 
 
 def followed(readings: Sequence[Reading], more: int) -> Reading | None:
-    """Return what would be read of a model with more blocks; None where three readings do not tell.
+    """Return the reading of a model with more blocks, or None.
+
+    None if three readings do not determine it.
 
     Args:
         readings: of the model with a number of blocks, with one more, and with two more. What is hashed otherwise (the
@@ -93,7 +95,10 @@ def followed(readings: Sequence[Reading], more: int) -> Reading | None:
 
 
 def _tables(reading: Reading) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield tensors, ops, and names at the ends, cut into lists that a block makes longer in one place at most."""
+    """Yield tensors, ops, and names, as lists for extrapolation.
+
+    A block makes each list longer in at most one place.
+    """
     graph = reading.graph
     phase: Phase | None = None
     tensors: list[tuple[Phase | None, Tensor]] = []
@@ -135,7 +140,10 @@ def _equal(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
 
 
 def _cut_followed(short: _List, longer: _List, cut: int, more: int) -> _List:
-    """Return the list of a model with more blocks, if that of one more block has it behind a cut of the shorter one."""
+    """Return the list of a model with more blocks.
+
+    The list of one more block must have its addition at a cut of the shorter list.
+    """
     block = slice(cut, cut + len(longer.items) - len(short.items))
     begin, size = sum(longer.counts[:cut]), sum(longer.counts[block])
     before = slice(begin - size, begin)
@@ -156,7 +164,7 @@ def _cut_followed(short: _List, longer: _List, cut: int, more: int) -> _List:
 
 
 def form_and_numbers(value: Any) -> tuple[Hashable, list[int]]:
-    """Return all of a value but the numbers in its texts, and those, in the order in which they stand there."""
+    """Return a value without the numbers in its texts, and these numbers in order."""
     numbers: list[int] = []
     return _form(value, numbers), numbers
 

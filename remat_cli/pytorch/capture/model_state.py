@@ -18,7 +18,9 @@ _MISSING = object()
 
 
 class ModelState:
-    """Attributes of modules, buffers, and what lists, dicts, sets and plain objects among them hold, at one time.
+    """The state of modules at one time.
+
+    It has attributes, buffers, and the content of lists, dicts, sets and plain objects.
 
     Parameters are noted by identity, everything else by value.
     """
@@ -46,7 +48,7 @@ class ModelState:
                     self._note_tensor(buffer)
 
     def restore(self) -> None:
-        """Put back what was there."""
+        """Put back the noted state."""
         with torch.no_grad():
             for restore in self._restorers:
                 restore()
@@ -119,7 +121,7 @@ def _leaves(value: Any, depth: int) -> Iterator[Any]:
 
 
 def _held_by(value: Any) -> Iterable[Any]:
-    """Return what a container or a plain object holds."""
+    """Return the content of a container or a plain object."""
     if isinstance(value, dict):
         return list(value.values())
     if isinstance(value, list | tuple | set):
@@ -129,7 +131,10 @@ def _held_by(value: Any) -> Iterable[Any]:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object that some user's class made; None of others, torch's among them."""
+    """Return the attributes of an object of a user's class, or None.
+
+    None for others, such as torch's objects.
+    """
     of = type(value)
     if of.__module__.partition(".")[0] in ("builtins", "torch", "remat_cli", "types", "functools", "weakref"):
         return None

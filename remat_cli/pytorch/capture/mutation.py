@@ -51,9 +51,9 @@ def is_backward(node: fx.Node) -> bool:
 
 
 def mark_backward(graph: fx.Graph) -> None:
-    """Mark as backward whatever depends on the gradients that come in.
+    """Mark nodes that depend on incoming gradients as backward.
 
-    torch marks what autograd itself runs, and leaves out the backward of a `torch.autograd.Function`.
+    torch marks the nodes that autograd itself runs, and leaves out the backward of a `torch.autograd.Function`.
     """
     after = set(tangents_of(graph))
     for node in graph.nodes:
@@ -140,7 +140,10 @@ def _changes_inside(node: fx.Node) -> GraphError:
 
 
 def _escapes(reader: fx.Node, change: _Change) -> bool:
-    """Tell whether something other than the new value depends on what `reader` reads of the old one."""
+    """Return whether old content reaches more than the new value.
+
+    `reader` reads the old content.
+    """
     front: list[tuple[fx.Node, fx.Node]] = [(reader, change.primal)]
     seen: set[tuple[fx.Node, fx.Node]] = set()
     while front:
@@ -160,7 +163,7 @@ def _escapes(reader: fx.Node, change: _Change) -> bool:
 
 
 def _dependent(node: fx.Node, source: fx.Node) -> list[fx.Node]:
-    """Return what of a node's results depends on one of its arguments."""
+    """Return the results of a node that depend on one argument."""
     results = _STATISTICS.get(node.target, {})
     operands = arguments(node)
     read_as = [name for name, value in operands.items() if value is source]
@@ -171,7 +174,7 @@ def _dependent(node: fx.Node, source: fx.Node) -> list[fx.Node]:
 
 
 def _forget_unread_statistics(graph: fx.Graph) -> None:
-    """Take the running statistics away from backward ops that do not look at them."""
+    """Remove unread running statistics from backward ops."""
     for node in graph.nodes:
         flag = _UNREAD_STATISTICS.get(node.target)
         if flag is not None and arguments(node)[flag] is True:

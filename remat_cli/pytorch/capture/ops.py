@@ -1,4 +1,7 @@
-"""What kind of op a node of a joint graph is (view, random, with effects), and its operands by their names."""
+"""The kinds of a joint graph's nodes, and their operands by name.
+
+A node may be a view, random, or have effects.
+"""
 
 from __future__ import annotations
 
@@ -20,36 +23,42 @@ IN_PLACE = "remat in place"
 
 
 def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
-    """Return the tensors among what a node makes, in order."""
+    """Return the tensors in a node's result, in order."""
     if isinstance(value, torch.Tensor):
         return (value,)
     return tuple(item for item in value if isinstance(item, torch.Tensor)) if isinstance(value, tuple | list) else ()
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return what two tensors have in common if, and only if, they share memory."""
+    """Return a key that tensors share exactly if they share memory."""
     key: int = tensor.untyped_storage()._cdata
     return key
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a tensor: of one that is sharded (a DTensor) its shard, else itself."""
+    """Return this rank's part of a tensor.
+
+    Of a sharded tensor (a DTensor) it is the shard, otherwise the tensor itself.
+    """
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
 
 def is_wrapper(kind: type) -> bool:
-    """Tell whether tensors of a class wrap others, which hold their data, as a DTensor does."""
+    """Return whether a class wraps tensors with the data, like DTensor."""
     return hasattr(kind, "__tensor_flatten__")
 
 
 def is_item(node: fx.Node) -> bool:
-    """Tell whether a node picks one of the results of the node before it."""
+    """Return whether a node picks one of several results."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
 def is_view(node: fx.Node) -> bool:
-    """Tell whether all that a node makes shares memory with what it reads: it is derived where it is read."""
+    """Return whether a node's results all share memory with its inputs.
+
+    Such a node is derived again for each reader.
+    """
     if node.op != "call_function" or is_item(node) or has_effects(node):
         return False
     read = {storage_key(tensor) for source in node.all_input_nodes for tensor in tensors_of(source.meta.get("val"))}
@@ -71,7 +80,10 @@ def communicates(node: fx.Node) -> bool:
 
 
 def waits(node: fx.Node) -> bool:
-    """Tell whether a node waits for what ranks communicate; it returns what it is given, and may wait twice."""
+    """Return whether a node waits for communication between ranks.
+
+    It returns its input, and may wait twice.
+    """
     return is_between_ranks(node.target) and getattr(node.target, "_opname", "") == "wait_tensor"
 
 

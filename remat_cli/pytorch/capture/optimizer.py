@@ -61,7 +61,10 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _of_history(optimizer: torch.optim.LBFGS) -> int:
-    """Return what L-BFGS keeps once its history is full: two vectors of each step in it, its direction, a gradient."""
+    """Return the bytes of L-BFGS's full history.
+
+    It has two vectors for each step, the direction, and a gradient.
+    """
     (group,) = optimizer.param_groups
     vectors: int = 2 * group["history_size"] + 2
     return vectors * sum(parameter.nbytes for parameter in _parameters(optimizer))

@@ -49,7 +49,10 @@ class KnownGradients:
     outputs: tuple[tuple[int, torch.dtype, bool], ...]
 
     def expected(self, form: Form) -> frozenset[int]:
-        """Return the positions of these; all, where the function returns something else."""
+        """Return the positions of expected gradients.
+
+        If the function returns other outputs, these are all positions.
+        """
         is_same = [kind for _, *kind in form] == [kind for *kind, _ in self.outputs]
         reached = [is_reached for *_, is_reached in self.outputs] if is_same else [True] * len(form)
         return frozenset(place for (place, _, _), is_reached in zip(form, reached, strict=True) if is_reached)
@@ -116,7 +119,10 @@ class OutputGradients:
             self.warn(why)
 
     def refusal(self, *, differentiable: bool) -> UsageError:
-        """Return why a backward pass cannot run, of a function of which nothing is held to run it as eager."""
+        """Return the reason why a backward pass cannot run.
+
+        The function has nothing left to run in eager mode.
+        """
         assert self.known is not None
         if differentiable:
             return UsageError(
@@ -185,7 +191,7 @@ class Released:
 
     @property
     def possible(self) -> frozenset[int]:
-        """The same, with the outputs of which no backward pass has shown anything."""
+        """The same, with outputs that no backward pass has tested yet."""
         return self.known | self._where(None)
 
     def _where(self, released: bool | None) -> frozenset[int]:
@@ -210,7 +216,7 @@ class EagerRun:
     draws: bool = False
 
     def begun(self, inputs: Sequence[Any]) -> Begun:
-        """Return what has to be known of a call to run it again."""
+        """Return the facts for a rerun of a call."""
         # Not as a tensor, which would be in the memory of the step.
         generators = (bytes(torch.get_rng_state().numpy()), *get_device_states(*inputs)) if self.draws else None
         cast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES]
@@ -361,7 +367,7 @@ class _Call:
 
 
 class _Seen(torch.autograd.Function):
-    """Hands outputs on, and sees the gradients that arrive for them."""
+    """Passes outputs on, and sees the gradients that arrive."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -20,7 +20,9 @@ _LOCAL = re.compile(r"^[LG]\['([^']*)'\]")
 
 
 def module_of(node: fx.Node, root: str) -> str | None:
-    """Return the path of the innermost module that an op belongs to; a backward op to that of its forward op.
+    """Return the path of an op's innermost module.
+
+    A backward op has the module of its forward op.
 
     Args:
         node: the op.
@@ -32,7 +34,10 @@ def module_of(node: fx.Node, root: str) -> str | None:
 
 
 def readable(source: str, root: str) -> str:
-    """Return what torch calls a value, such as "L['self']._modules['a']._parameters['b']", as people do: "a.b"."""
+    """Return a readable path for torch's name of a value.
+
+    "L['self']._modules['a']._parameters['b']" becomes "a.b".
+    """
     text = _LOCAL.sub(r"\1", source, count=1)
     text = _INDEX.sub(r".\1", _ATTRIBUTE.sub(r".\1", text))
     if text == root:
@@ -59,7 +64,10 @@ def last_place(trace: str) -> str | None:
 
 
 def innermost(frames: Sequence[tuple[str, int]]) -> str | None:
-    """Return "file:line" of the last of these frames, of torch's or ours only where there is no other; None of none."""
+    """Return "file:line" of the last frame, if possible of the user's.
+
+    None without frames.
+    """
     outside = [frame for frame in frames if not frame[0].startswith(_not_the_users())]
     return shown_place(*(outside or frames)[-1]) if frames else None
 

@@ -10,10 +10,10 @@ from torch import fx
 
 
 def without_gradients(module: fx.GraphModule, missing: Collection[str]) -> fx.GraphModule:
-    """Return a backward pass that leaves out what comes of gradients that are missing.
+    """Return a backward pass without the work of missing gradients.
 
-    A gradient that comes of these alone is missing, too; added to another one, it leaves that as it is. Where an op
-    makes one gradient of several, the missing ones among them are zeros.
+    A gradient that depends on missing ones alone is missing, too; added to another, it changes nothing. If an op
+    computes one gradient from several, missing ones among them are zeros.
 
     Args:
         module: the backward pass.

@@ -1,4 +1,4 @@
-"""From the function that GRAPH names to what is read of its training step."""
+"""The reading of the training step of a Python function."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TakenStep:
         return replace(self, captured=captured, joint=Joint.with_losses_alone(captured), notes=notes)
 
     def reading(self) -> Reading:
-        """Return what is read of it."""
+        """Return the reading of the step."""
         where, name = parts(self.reference)
         reading = reading_of(
             self.joint,
@@ -104,7 +104,7 @@ class TakenStep:
 
 
 def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int, optimizer: str | None) -> Reading:
-    """Return what is known of a captured step.
+    """Return the reading of a captured step.
 
     Args:
         joint: the step.
@@ -132,7 +132,7 @@ def _told_of_parts(cuts: Mapping[str, Split]) -> list[str]:
 
 
 class _Told(BaseException):
-    """Ends the capture once a reading is there."""
+    """Ends the capture once a reading exists."""
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
@@ -186,7 +186,9 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
 
 
 def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[str, ...]]:
-    """Return a training step without data, the kind of device whose kernels are read, and what to say about that.
+    """Return a training step without data, its device, and notes.
+
+    The kernels of this kind of device are read.
 
     Raises:
         UsageError: there is no such function, or it does not take these options.
@@ -214,7 +216,9 @@ def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[s
 
 @contextmanager
 def explaining_failure(reference: str) -> Iterator[None]:
-    """Turn what the user's code raises, while it builds the model or runs, into an error that says where.
+    """Turn errors of the user's code into errors with a place.
+
+    The code builds the model, or runs.
 
     Args:
         reference: the function that GRAPH names.
@@ -235,7 +239,7 @@ def explaining_failure(reference: str) -> Iterator[None]:
 
 
 def _device(asked: str | None) -> tuple[str, list[str]]:
-    """Return the kind of device whose kernels are read, and what to say about that."""
+    """Return the kind of device with the kernels to read, and notes."""
     has_cuda = torch.cuda.is_available()
     if asked not in (None, "cpu", "cuda") or (asked == "cuda" and not has_cuda):
         return "cpu", [
@@ -300,7 +304,10 @@ def _check_inputs(step: Step, where: str) -> None:
 
 
 def callable_of(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what torch captures of a model: of a module, its call with all hooks, as `Module.compile` does."""
+    """Return the function that torch captures of a model.
+
+    For a module it is the call with all hooks, as in `Module.compile`.
+    """
     return captured_call(model) if isinstance(model, nn.Module) else model
 
 

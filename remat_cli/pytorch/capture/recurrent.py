@@ -54,7 +54,10 @@ def as_ops(graph: fx.Graph) -> None:
 
 
 def _by_layers(kind: str) -> Callable[..., Any]:
-    """Return what runs layer by layer, with the dropout between layers drawn as in eager."""
+    """Return a function that runs layer by layer.
+
+    Dropout between layers is drawn as in eager mode.
+    """
 
     def traced(
         x: Any, states: Any, weights: Any, biases: Any, layers: Any, dropout: Any, train: Any, *form: Any
@@ -99,7 +102,7 @@ def _without_onednn() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LayerForm:
-    """What fixes the kernels of a layer, and what they save.
+    """The facts that fix a layer's kernels and their saved tensors.
 
     Attributes:
         kind: torch's function for it.
@@ -137,7 +140,7 @@ class LayerForm:
 
 
 class _Call(NamedTuple):
-    """The operands of a layer, as the ops have them: those of `_OPERANDS`."""
+    """The operands of a layer in the ops' order, `_OPERANDS`."""
 
     kind: str
     x: torch.Tensor
@@ -153,7 +156,7 @@ class _Call(NamedTuple):
 
     @property
     def form(self) -> LayerForm:
-        """What fixes the kernels."""
+        """The facts that fix the kernels."""
         layouts = tuple((value.dtype, tuple(value.shape)) for value in self.values)
         return LayerForm(self.kind, self.x.device, layouts, len(self.states), self.biases, self.bidirectional)
 
@@ -189,7 +192,7 @@ class _Place:
 
 @dataclass
 class _Saving:
-    """What autograd saves while a layer runs.
+    """The tensors that autograd saves while a layer runs.
 
     Attributes:
         inputs: of the layer.
@@ -246,7 +249,7 @@ class _Saving:
         return self._in_reserve(tensor)
 
     def _in_reserve(self, tensor: torch.Tensor) -> _Place:
-        """Return a tensor's place among what is saved; one that was saved before is there already."""
+        """Return a tensor's place in the reserve, new or earlier."""
         storage, layout = tensor.untyped_storage(), (tensor.storage_offset(), tensor.shape, tensor.stride())
         key = storage._cdata, tensor.dtype, layout
         if key not in self._reserved:
@@ -293,7 +296,7 @@ class _Entry(torch.autograd.Function):
 
 @dataclass
 class _LayerGraph:
-    """The autograd graph of a run of a layer, and what it saved.
+    """The autograd graph of a layer's run, with its saved tensors.
 
     Attributes:
         begins: edges at which gradients of inputs come out.
@@ -375,7 +378,7 @@ def _autograd_inside_ops() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a layer saves.
+    """The saved tensors of a layer.
 
     Attributes:
         bytes: beside its inputs and results.
@@ -390,9 +393,9 @@ class _Saved:
 
 @cache
 def saved_by(form: LayerForm) -> _Saved:
-    """Return what a layer saves, found by running it on zeros.
+    """Return the saved tensors of a layer, by a run on zeros.
 
-    Of a long sequence, fewer steps are run; each step more saves as many bytes more, to a few pages.
+    A long sequence is run with fewer steps: each further step saves equally many bytes, up to a few pages.
     """
     dtype, shape = form.layouts[0]
     gates = sum(shape[0] for _, shape in form.layouts[1 + form.states :] if len(shape) == 2)
@@ -426,7 +429,10 @@ _GRAPH = "remat_layer_graph"  # attribute of a tensor that stands for what a lay
 
 
 def _forward(*operands: Any) -> list[torch.Tensor]:
-    """Run a layer; return its result, its last states, and an empty tensor that holds what eager would have saved."""
+    """Run a layer; return result, last states and an empty tensor.
+
+    The empty tensor holds the tensors that eager would have saved.
+    """
     layer, graph = _Call(*operands), _LayerGraph()
     form = layer.form
     saving = _Saving(layer.values, places=_places.get(form, []))
@@ -438,7 +444,10 @@ def _forward(*operands: Any) -> list[torch.Tensor]:
 
 
 def _forward_flat(*operands: Any) -> list[torch.Tensor]:
-    """Run a layer; return its result, its last states, and all that is saved in one tensor, which can be moved."""
+    """Run a layer; return result, last states and the saved tensors.
+
+    All saved tensors are in one tensor, which can be moved.
+    """
     layer, graph = _Call(*operands), _LayerGraph()
     form = layer.form
     saved = saved_by(form)

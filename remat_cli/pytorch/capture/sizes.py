@@ -119,7 +119,7 @@ class Sizes:
         )
 
     def input_shapes(self, values: Values) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what a call is given, by name, at these sizes."""
+        """Return the shapes of a call's inputs at these sizes, by name."""
         at = self._at(values)
         return input_shapes(self.captured, lambda size: int(_number(_expression(size), at)))
 
@@ -190,12 +190,15 @@ def input_shapes(captured: Captured, known: Callable[[Any], int] = int) -> dict[
 
 
 def without_inputs(captured: Captured) -> Captured:
-    """Return what was captured without the tensors of the call, which would stay in memory."""
+    """Return a capture without the call's tensors, which use memory."""
     return replace(captured, primals=tuple(map(_kept, captured.primals)))
 
 
 def _kept(primal: Primal) -> Primal:
-    """Return a primal without its value, where a call has brought it: it would stay in memory."""
+    """Return a primal without its value, unless the model has the value.
+
+    A value of the call would stay in memory.
+    """
     of_model = isinstance(primal.value, nn.Parameter) or _OF_MODULE.search(primal.source)
     return primal if of_model else replace(primal, value=None)
 
@@ -209,7 +212,10 @@ def _expression(size: Any) -> Any:
 
 
 def _with_size_nodes(captured: Captured) -> tuple[Captured, tuple[sympy.Expr, ...]]:
-    """Return a copy of a graph in which what is computed of sizes is an input, and the expressions of these."""
+    """Return a copy of a graph with computed sizes as inputs.
+
+    The expressions of these sizes are returned, too.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     nodes = list(captured.module.graph.nodes)

@@ -1,4 +1,4 @@
-"""What a function that GRAPH names may return."""
+"""The training step that a user's function returns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def losses_in(returned: Any, tensors: Sequence[Any]) -> list[Any]:
 
 
 def as_step(returned: Any, where: str) -> Step:
-    """Return what a function returned as a `Step`.
+    """Return the result of a user's function as a `Step`.
 
     Args:
         returned: a `Step`; a tuple of a model and its inputs, and keyword inputs after these; a model and one mapping,

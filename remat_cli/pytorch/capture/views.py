@@ -9,12 +9,15 @@ from remat_cli.pytorch.capture.ops import is_item, is_view, storage_key, tensors
 
 
 def views_and_items(graph: fx.Graph) -> dict[fx.Node, None]:
-    """Return the views of a graph, and what picks one of several results, in order."""
+    """Return the views and picked results of a graph, in order."""
     return {node: None for node in graph.nodes if is_view(node) or is_item(node)}
 
 
 def follow_operands(node: fx.Node) -> None:
-    """Put the value of a view, or of one of several results, into the memory of its operand, if that is another now."""
+    """Move a view's value into its operand's present memory.
+
+    So it is for one of several results.
+    """
     made = tensors_of(node.meta.get("val"))
     operands = [value for operand in node.all_input_nodes for value in tensors_of(operand.meta.get("val"))]
     if {storage_key(value) for value in made} <= {storage_key(value) for value in operands}:

@@ -29,7 +29,7 @@ _MOVES = {torch.Tensor.to: None, torch.Tensor.cuda: "cuda", torch.Tensor.cpu: "c
 
 
 class Weightless(TorchFunctionMode):
-    """While it is entered, what torch makes has no data, whatever device is asked for.
+    """Lets torch make tensors without data, whatever device is asked for.
 
     Attributes:
         device_type: the last kind of device other than the CPU that was asked for; None where none was.
@@ -42,7 +42,7 @@ class Weightless(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Send factories to the meta device, and keep there what is moved."""
+        """Send factories to the meta device, and keep moved tensors there."""
         kwargs = dict(kwargs or {})
         if func in _device_constructors():
             return self._made(func, args, kwargs)
@@ -58,7 +58,10 @@ class Weightless(TorchFunctionMode):
         return made
 
     def _moved(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the tensor with the element type that was asked for, on meta; on the CPU it may keep its values."""
+        """Return the tensor with the wanted element type, on meta.
+
+        On the CPU it may keep its values.
+        """
         tensor = args[0]
         asked: str | None
         if (named := _MOVES[func]) is not None:
@@ -83,7 +86,7 @@ class Weightless(TorchFunctionMode):
 
 @dataclass
 class _Fakes:
-    """Gives each tensor one fake tensor, so that what was shared stays shared."""
+    """Gives each tensor one fake tensor, so that sharing is preserved."""
 
     mode: FakeTensorMode
     device: str
@@ -168,7 +171,7 @@ class _Fakes:
 def split_tensor(
     local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: torch.Size, stride: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return a DTensor of what this rank holds of it.
+    """Return a DTensor from this rank's part.
 
     Args:
         local: this rank's part.
@@ -181,7 +184,7 @@ def split_tensor(
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Tell whether an attribute is a tensor, or a container that holds one."""
+    """Return whether an attribute is or contains a tensor."""
     if isinstance(value, torch.Tensor):
         return True
     return isinstance(value, list | tuple | dict) and any(

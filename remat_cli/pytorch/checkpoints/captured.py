@@ -1,4 +1,7 @@
-"""Checkpoints as a schedule of the captured step, which `planned` and `remat verify` take."""
+"""Checkpoints as a schedule of the captured step.
+
+`planned` and `remat verify` take this schedule.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from remat_cli.core.schedule import Schedule, with_frees
 
 
 def captured_schedule(graph: Graph, paths: Sequence[str]) -> Schedule:
-    """Return the schedule in which the forward pass of each of these modules runs again before its backward pass.
+    """Return the schedule that reruns modules before their backward pass.
 
-    What must run once only (random ops) keeps its results, as does all that others read in the forward pass.
+    Ops that may run only once (random ops) keep their results. Tensors that other modules read in the forward pass are
+    kept, too.
 
     Args:
         graph: a captured training step.
-        paths: of modules, none inside another.
+        paths: paths of the modules, none inside another.
     """
     forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
     module_of = {op.name: _inside(op, paths) for op in forward}
@@ -53,7 +57,10 @@ def _computes(graph: Graph, dropped: Mapping[str, str]) -> Iterator[str]:
 
 
 def _again(graph: Graph, wanted: set[str], dropped: Mapping[str, str], module: str) -> list[str]:
-    """Return the ops that make these tensors from what the module keeps, in order."""
+    """Return the ops that recompute tensors from the module's kept tensors.
+
+    The ops are in order.
+    """
     needed, ops = set(wanted), []
     for op in reversed(graph.ops):
         if not needed.isdisjoint(op.outputs):

@@ -1,4 +1,7 @@
-"""Which modules to checkpoint: an integer program to which memory constraints are added where an answer breaks them."""
+"""The choice of modules to checkpoint, by an integer program.
+
+Memory constraints are added at the ops where an answer breaks them.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,20 @@ from dataclasses import dataclass
 from remat_cli.planners.shared.cp_model import INFEASIBLE, OPTIMAL, UNKNOWN, CpModel, CpSolver, IntVar
 from remat_cli.pytorch.checkpoints.memory import Candidate, Condition, Memory
 
-_SECONDS = 5.0  # for one integer program; of equal blocks it takes much less than one
-_MOST_NEW = 12  # constraints that one answer adds
-_NEIGHBOURS = 4  # ops that are this close to each other need one constraint
+_SECONDS = 5.0  # for one integer program; for equal blocks it takes far below a second
+_MOST_NEW = 12  # number of constraints that one answer adds
+_NEIGHBOURS = 4  # ops this close to each other share one constraint
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Modules to wrap.
+    """A choice of modules to wrap.
 
     Attributes:
-        paths: of the modules, in the order of their calls; None where there are none.
-        proven: no choice among the candidates is better, or none fits, as far as `Memory` tells.
-        peak: as `Memory` tells it, in bytes; 0 without modules.
-        least_time: no choice among the candidates that fits runs less again.
+        paths: paths of the modules, in the order of their calls; None without a choice.
+        proven: no choice among the candidates is better, or none fits, by the memory of `Memory`.
+        peak: peak by `Memory`, in bytes; 0 without modules.
+        least_time: lower bound on the rerun time of choices that fit.
     """
 
     paths: tuple[str, ...] | None
@@ -31,13 +34,13 @@ class Choice:
 
 
 def choose(memory: Memory, budget: int | None) -> Choice:
-    """Return the modules to wrap at the least extra time within a budget.
+    """Return the modules to wrap within a budget, at least extra time.
 
-    Of choices that take the same time, the one with the fewest and the first modules is taken.
+    Of choices of equal time, the one with the fewest and the first modules wins.
 
     Args:
-        memory: of the step.
-        budget: in bytes; None asks for the least peak, and then for the fewest modules.
+        memory: memory of the step.
+        budget: budget in bytes; None asks for the least peak, and then for the fewest modules.
     """
     model = CpModel()
     wrapped = {candidate.path: model.new_bool_var(candidate.path) for candidate in memory.candidates}
@@ -71,7 +74,7 @@ def choose(memory: Memory, budget: int | None) -> Choice:
         status = solver.solve(model)
         if status in (INFEASIBLE, UNKNOWN):
             return Choice(None, status == INFEASIBLE)
-        # Of fewer constraints: what holds for them holds for all.
+        # These bounds come from fewer constraints, so they hold for all.
         proven = status == OPTIMAL
         chosen = tuple(path for path, literal in wrapped.items() if solver.boolean_value(literal))
         if budget is None:
@@ -93,7 +96,10 @@ def _literal(
 
 
 def _worst(over: Sequence[int | str], peaks: Mapping[int | str, int]) -> list[int | str]:
-    """Return where memory is most above the limit: of neighbouring ops one, and of all no more than a few."""
+    """Return the places where memory is most above the limit.
+
+    Of neighbouring ops one is returned, and of all only a few.
+    """
     found: list[int | str] = []
     for where in sorted(over, key=lambda where: (-peaks[where], str(where))):
         near = any(
@@ -111,6 +117,9 @@ def _unit(candidates: Sequence[Candidate]) -> int:
 
 
 def _weights(candidates: Sequence[Candidate]) -> Mapping[str, int]:
-    """Return the price of each candidate: its time first, then one for being wrapped, and less for an earlier one."""
+    """Return the weight of each candidate in the objective.
+
+    Its time comes first, then the number of wrapped modules, then the order, earlier ones first.
+    """
     count, unit = len(candidates) + 1, _unit(candidates)
     return {item.path: item.time * unit + count + place for place, item in enumerate(candidates)}

@@ -1,7 +1,9 @@
-"""What a choice of modules to checkpoint does to the memory of a step, from one run of it on tensors without data.
+"""The memory of a step under any choice of checkpointed modules.
 
-A module that is wrapped keeps its inputs and its output; all else that autograd would keep of it is let go, and its
-forward pass runs again, up to the last tensor that autograd keeps, when the backward pass asks for the first of them.
+It follows from one run of the step on tensors without data.
+
+A wrapped module keeps its inputs and its output, and frees all other tensors that autograd would keep. Its forward pass
+runs again, up to the last tensor that autograd keeps, when the backward pass asks for the first.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ class Candidate:
     """A module that may be wrapped.
 
     Attributes:
-        path: of the module.
+        path: path of the module.
         kind: name of its class.
-        time: of what runs again.
-        asked: the op of the backward pass before which it runs again.
-        peak: the most that its second run has in memory at one time beside what was there before, in bytes.
-        until: the last op before which its inputs are let go.
+        time: time of the ops that run again.
+        asked: the op of the backward pass before which the module runs again.
+        peak: peak of its second run without memory from before, in bytes.
+        until: the last op before its inputs are freed.
         given: its inputs.
         copies: what the second run makes and autograd keeps: bytes, and the last op that has it.
         ops: that run again: the first, and the one after the last.
@@ -53,10 +55,12 @@ class Candidate:
 
 
 def candidate_paths(step: EagerStep) -> tuple[str, ...]:
-    """Return the modules that come into question: repeated blocks, all that they are in, and their children.
+    """Return the modules that may be wrapped.
 
-    A block is repeated where a module of its class stands beside it, both named by numbers. What is called several
-    times is left out, as each call of it would be a checkpoint of its own.
+    They are repeated blocks, the modules around these, and their children.
+
+    A block is repeated if it has a neighbour of its class, and both are named by numbers. A module with several calls
+    is left out, as each call would be a checkpoint of its own.
     """
     times: dict[str, int] = defaultdict(int)
     for call in step.calls:
@@ -84,11 +88,11 @@ def candidate_paths(step: EagerStep) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Condition:
-    """When something is in memory: where none of some modules is wrapped, for any of several groups, or one is.
+    """A condition on wrapped modules for a storage to be in memory.
 
     Attributes:
-        unless: groups of modules, of which one at most can be wrapped; it is kept where none of one group is.
-        where: modules that hold it where they are wrapped.
+        unless: groups of modules, at most one wrapped in each; the storage is kept if no module of a group is wrapped.
+        where: modules that hold the storage if they are wrapped.
     """
 
     unless: frozenset[tuple[str, ...]]
@@ -96,15 +100,18 @@ class Condition:
 
 
 class Memory:
-    """What any choice of modules does to the memory of a step. Positions count its ops."""
+    """The memory of a step under any choice of modules.
+
+    Positions count the step's ops.
+    """
 
     def __init__(self, step: EagerStep, graph: Graph, left_out: Iterable[str] = ()) -> None:
-        """Work out what each module keeps.
+        """Compute the tensors that each module keeps.
 
         Args:
-            step: was looked at while it ran.
+            step: the step, observed while it ran.
             graph: the same step, with times and workspace.
-            left_out: paths of modules that are not to be wrapped.
+            left_out: paths of modules that must not be wrapped.
         """
         self._step = step
         self._ops = len(step.ops)
@@ -115,14 +122,14 @@ class Memory:
         self._writes = [(at, name) for at, op in enumerate(step.ops) for name in op.writes]
         found = self._candidates()
         asked = {candidate.path: candidate.asked for candidate in found}
-        # Modules that cannot run again: by then, an op has written into what they read.
+        # Modules that cannot run again: an op has overwritten their input by then.
         self.overwritten = tuple(
             call.path for call in step.calls if call.path in asked and self._is_overwritten(call, asked[call.path])
         )
         self.left_out = (*self.overwritten, *left_out)
         self.candidates = tuple(item for item in found if item.path not in self.left_out)
         paths = {candidate.path for candidate in self.candidates}
-        # By storage: the wrapped modules that would drop it (any of them), and the last op that needs it.
+        # By storage: the wrapped modules any of which would drop it, and the last op that needs it.
         self._held: dict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
         for kept in step.kept:
             if kept.storage in self._born:
@@ -135,7 +142,7 @@ class Memory:
 
     @cached_property
     def nested(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of candidates of which one is inside the other."""
+        """Pairs of nested candidates, the outer one first."""
         pairs = combinations(sorted(self.by_path), 2)
         return tuple((one, other) for one, other in pairs if other.startswith(f"{one}."))
 
@@ -173,10 +180,12 @@ class Memory:
         return tuple(found)
 
     def _is_overwritten(self, call: ModuleCall, asked: int) -> bool:
-        """Tell whether an op writes into what a module was given or reads from outside before the module runs again.
+        """Return whether an op overwrites a module's input before its rerun.
 
-        Its second run would read something else, which torch refuses. What was there before the step and is not given
-        to the module is its own state, such as running statistics.
+        Inputs are the module's arguments, and other tensors that it reads from outside.
+
+        The second run would read other values, which torch refuses. A tensor from before the step that is no argument
+        is the module's own state, such as running statistics.
         """
         first, after = call.ops
         read = {name for op in self._step.ops[first:after] for name in op.reads}
@@ -184,7 +193,7 @@ class Memory:
         return any(first <= at < asked and name in outside for at, name in self._writes)
 
     def _peak_again(self, first: int, last: int, kept: Mapping[str, int]) -> int:
-        """Return the most that the ops from `first` to before `last` have in memory at one time when they run again."""
+        """Return the peak of the rerun ops from `first` to before `last`."""
         change = np.zeros(max(last - first, 0) + 1, np.int64)
         for at in range(first, last):
             for name in self._step.ops[at].makes:
@@ -196,7 +205,7 @@ class Memory:
         return max(int(there.max(initial=0)), kept_after)
 
     def _let_go(self, name: str, chosen: frozenset[str]) -> int:
-        """Return the last op that runs while what a storage held in the first run is there."""
+        """Return the last op during which a storage's first content is in memory."""
         last = self._step.until[name]
         for modules, until in self._held.get(name, ()):
             if until > last and chosen.isdisjoint(modules):
@@ -215,7 +224,7 @@ class Memory:
         return {name: tuple(paths) for name, paths in found.items()}
 
     def _levels(self, chosen: frozenset[str]) -> NDArray[np.int64]:
-        """Return the bytes that are there while each op runs, without its workspace."""
+        """Return the bytes in memory at each op, without its workspace."""
         change = np.zeros(self._ops + 2, np.int64)
         for name, at in self._born.items():
             size = self._step.bytes[name]
@@ -232,7 +241,10 @@ class Memory:
         return sum(self._step.bytes[name] for name in self._step.ops[at].makes)
 
     def peaks(self, chosen: Iterable[str]) -> Mapping[int | str, int]:
-        """Return the bytes in use at each op and, by path, during each second run of a module's forward pass."""
+        """Return the bytes in use at each op and in each rerun.
+
+        Reruns of modules are given by path.
+        """
         wrapped = frozenset(chosen)
         levels = self._levels(wrapped)
         at_ops: dict[int | str, int] = dict(enumerate(map(int, levels + self._workspace)))
@@ -248,11 +260,10 @@ class Memory:
         return max(self.peaks(chosen).values())
 
     def terms(self, where: int | str) -> tuple[int, Mapping[str, int], Mapping[Condition, int]]:
-        """Return what is in memory at an op, or during the second run of a module, as a sum over all choices.
+        """Return the memory at an op or in a module's rerun, as a sum of terms.
 
         Returns:
-            Bytes that are there under every choice; bytes for each module where it is chosen; bytes that are there
-            where a condition holds.
+            Bytes under every choice; bytes for each chosen module; bytes for each condition that holds.
         """
         second_run = isinstance(where, str)
         at = self.by_path[where].asked if isinstance(where, str) else where

@@ -1,4 +1,7 @@
-"""What `remat plan --as checkpoints` does: choose, run with torch's checkpoints on tensors without data, and judge."""
+"""`remat plan --as checkpoints`: choose modules, run, and judge.
+
+The run has torch's checkpoints, and tensors without data.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,7 @@ _TRIES = 3  # of choices whose run takes more than was worked out
 # What layers of these kernels keep for the backward pass is known to the kernels only.
 _UNTOLD = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 _MANY = 3
-# Of a request, what a choice of checkpoints heeds, and what alone asks for nothing; of the options of a graph, what is
-# not for steps in eager mode.
+# Settings of a request that checkpoints heed, and graph options that do not apply to steps in eager mode.
 _OF_CHECKPOINTS = ("budget", "planner", "alignment")
 _OF_NO_CHECKPOINTS = ("ranks", "fused")
 # Ops of a captured step that do the work of one in eager mode.
@@ -50,14 +52,14 @@ _CAPTURED_AS = {
 
 @dataclass(frozen=True)
 class Wrapped:
-    """Modules in `torch.utils.checkpoint`, and the step with them as the judge replayed it.
+    """Modules in `torch.utils.checkpoint`, and the judge's replay.
 
     Attributes:
-        paths: of the modules, in the order of their calls.
+        paths: paths of the modules, in the order of their calls.
         kinds: names of their classes.
-        trace: of the step.
-        proven: no other choice runs less again and fits; or, of the least peak, has a lower one.
-        least_time: no choice that fits runs less again, in the graph's time unit.
+        trace: replay of the step.
+        proven: no other choice that fits reruns less; for the least peak, no other choice has a lower peak.
+        least_time: lower bound on the rerun time of choices that fit, in the graph's time unit.
     """
 
     paths: tuple[str, ...]
@@ -69,20 +71,20 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class CheckpointPlanning:
-    """What was asked, and what came of it.
+    """The result of planning with checkpoints.
 
     Attributes:
         prepared: the captured step, for the free plan.
         eager: the step as eager PyTorch runs it.
-        budget_bytes: of both.
+        budget_bytes: budget of both plans, in bytes.
         plain: eager's step without checkpoints, replayed.
-        wrapped: the choice; None where no choice fits, or none was found.
+        wrapped: the choice; None if no choice fits, or none was found.
         none_fits: it is proven that no choice fits.
-        least: without a choice, the one of the least peak; None where none was found.
-        settings: of other trainers, with which the step fits, too.
+        least: the choice of the least peak, if none fits; None if none was found.
+        settings: settings of other trainers with which the step fits.
         free: the plan that is free to keep and recompute any tensor, run by remat.
-        free_least: where there is neither a choice nor a free plan: the plan at the smallest budget that was found.
-        notes: what the user should know, one line each.
+        free_least: the plan at the smallest budget found, if there is neither a choice nor a free plan.
+        notes: notes for the user, one line each.
     """
 
     prepared: Prepared
@@ -99,7 +101,7 @@ class CheckpointPlanning:
 
     @property
     def exit_code(self) -> ExitCode:
-        """How the process ends."""
+        """The exit code of the process."""
         if self.free.solution.interrupted:
             return ExitCode.INTERRUPTED
         if self.wrapped is not None:
@@ -107,20 +109,22 @@ class CheckpointPlanning:
         return ExitCode.NO_FIT if self.none_fits else ExitCode.NO_PLAN
 
     def overhead(self, time: int) -> float:
-        """Return a time of the step as a share of eager's beyond it."""
+        """Return a time beyond eager's step as a share of that step."""
         return share_over(time, self.plain.time)
 
     @property
     def code(self) -> str:
-        """Lines that wrap the chosen modules; empty where none are chosen."""
+        """Lines that wrap the chosen modules; empty without a choice."""
         return code(self.wrapped.paths) if self.wrapped is not None and self.wrapped.paths else ""
 
     @property
     def schedule_file(self) -> bytes:
-        """The same choice as a schedule of the captured step, which remat runs; it draws random numbers once.
+        """The same choice as a schedule of the captured step.
+
+        remat runs this schedule. Its random ops run once.
 
         Raises:
-            UsageError: there is no choice, or the schedule does not keep within the budget.
+            UsageError: there is no choice, or the schedule exceeds the budget.
         """
         if self.wrapped is None:
             raise UsageError(
@@ -130,7 +134,7 @@ class CheckpointPlanning:
         return file_of_given(self.prepared, schedule, self.budget_bytes, "checkpoints")
 
     def summary(self) -> Summary:
-        """Return what `remat plan --as checkpoints --json` prints, as JSON values."""
+        """Return the JSON values of `remat plan --as checkpoints --json`."""
         return {
             "graph": graph_summary(self.prepared),
             "budget_bytes": self.budget_bytes,
@@ -173,7 +177,8 @@ class Eager:
         self._reference, self._options = reference, options
         self._reading = reading
         self._measured: Measurements | None = None
-        self._ratio: float | None = None  # of measured times to estimates, from the first run: the same for all
+        # ratio of measured times to estimates, from the first run; the same for all runs
+        self._ratio: float | None = None
         if options.measurements is not None:
             self._measured = load_measurements(Path(options.measurements))
             self._measured.check(reading.graph, options.dims, options.measurements)
@@ -214,7 +219,7 @@ class Eager:
         return simulate(prepared.graph, step.schedule), prepared
 
     def fails_with(self, path: str) -> bool:
-        """Tell whether the step fails with a checkpoint of this module alone."""
+        """Return whether the step fails with only this module checkpointed."""
         try:
             run_eagerly(self._reference, self._options, checkpoints=(path,), accumulate=self._options.accumulate)
         except GraphError:
@@ -223,7 +228,7 @@ class Eager:
 
 
 def _by_kind(measured: Mapping[str, int], captured: Reading) -> Mapping[object, int]:
-    """Return what was measured of captured ops by what they have in common."""
+    """Return measurements of captured ops by kernel and shapes."""
     found: dict[object, int] = {}
     for name, operator in captured.operators.items():
         if name in measured:
@@ -234,9 +239,11 @@ def _by_kind(measured: Mapping[str, int], captured: Reading) -> Mapping[object, 
 def _carried_over(
     times: Mapping[object, int], workspace: Mapping[object, int], ratio: float, step: EagerStep, estimated: Prepared
 ) -> Measurements:
-    """Return what was measured of captured ops for those of eager mode that are given, and make, the same.
+    """Return captured ops' measurements for equal ops of eager mode.
 
-    Others take the estimated time, in the measure of those that are known.
+    Equal ops have the same inputs and outputs.
+
+    Other ops have their estimated time, scaled by the ratio of known times.
     """
     keys = {op.name: _key(op.operator) for op in step.ops}
     return Measurements(
@@ -251,7 +258,7 @@ def _carried_over(
 
 
 def _key(operator: Operator) -> object:
-    """Return what ops have in common that run the same kernel on tensors of the same shapes."""
+    """Return a key of ops with the same kernel and shapes."""
     kind = operator.type.rpartition("/")[2]
     return (_CAPTURED_AS.get(kind, kind), *map(_shape, operator.inputs), *map(_shape, operator.outputs[:1]))
 
@@ -309,17 +316,17 @@ class Looked:
 
 
 def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, observe: Observer) -> CheckpointPlanning:
-    """Choose the modules of a training step to wrap in `torch.utils.checkpoint`, and plan freely beside it.
+    """Choose a step's modules to checkpoint, and find a free plan.
 
     Args:
         reference: FILE.py:NAME or package.module:NAME.
-        options: how it is read.
+        options: options of reading the step.
         request: names a budget; a share is of eager's peak, the smallest is the least peak with checkpoints. Its
-            planner makes the free plan.
-        observe: is told what is done.
+            planner gives the free plan.
+        observe: is told the progress.
 
     Raises:
-        UsageError: this is no PyTorch step, or the request asks for what checkpoints cannot do.
+        UsageError: this is no PyTorch step, or checkpoints cannot meet the request.
         GraphError: the step cannot be captured, or run on tensors without data.
     """
     check_asked(reference, options, request)
@@ -392,7 +399,7 @@ def _chosen(eager: Eager, memory: Memory, budget: int | None) -> tuple[Wrapped |
         return wrapped, False, None
     least = _confirmed(eager, memory, choose(memory, None))
     if least is not None and budget is not None and least.trace.peak_bytes <= budget:
-        # What was worked out was a little too much.
+        # The computed memory was a little too high.
         return replace(least, proven=False), False, None
     return None, none_fits, least
 
@@ -407,7 +414,7 @@ def _within(eager: Eager, memory: Memory, budget: int) -> tuple[Wrapped | None, 
         found = _confirmed(eager, memory, choice)
         if found is not None and found.trace.peak_bytes <= budget:
             return (found if proven else replace(found, proven=False, least_time=0)), False
-        # What was worked out was too little: by as much less from now on.
+        # The computed memory was too low: the limit falls by as much.
         limit, proven = choice.peak - 1, False
     return None, False
 

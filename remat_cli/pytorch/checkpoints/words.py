@@ -1,4 +1,4 @@
-"""A choice of modules as code that people paste, and choices that a setting of another trainer can make."""
+"""A choice of modules as code to paste, and as other trainers' settings."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from remat_cli.pytorch.checkpoints.memory import Memory
 from remat_cli.pytorch.checkpoints.policy_memory import Call, Policy
 
-_WIDTH = 76  # of lines of code, as far as names allow
-# What Megatron calls parts of a layer, of those that a model may have under the same names.
+_WIDTH = 76  # width of lines of code, if names are short enough
+# Megatron's names for parts of a layer, if a model may have parts of the same names.
 _MEGATRON_MODULES = ("core_attn", "mlp", "moe", "shared_experts")
 
 
 @dataclass(frozen=True)
 class TrainerSetting:
-    """A choice that a setting of a trainer makes.
+    """The choice of modules by a trainer's setting.
 
     Attributes:
-        trainer: whose setting it is.
-        setting: as it is written there.
-        paths: the modules that it wraps.
-        peak: of the step with it, in bytes.
-        time: of what runs again.
+        trainer: name of the trainer.
+        setting: text of the setting in the trainer.
+        paths: paths of the wrapped modules.
+        peak: peak of the step with this setting, in bytes.
+        time: time of the ops that run again.
     """
 
     trainer: str
@@ -118,15 +118,17 @@ def _quoted(path: str) -> str:
 
 
 def settings(memory: Memory, budget: int) -> tuple[TrainerSetting, ...]:
-    """Return the settings of other trainers that keep within a budget, of each kind the one that runs least again.
+    """Return trainers' settings within a budget.
 
-    The blocks are the largest group of modules of one class beside each other. transformers wraps the blocks 0, N, 2N
+    Of each kind this is the setting that reruns least.
+
+    The blocks are the largest group of neighbouring modules of one class. transformers wraps the blocks 0, N, 2N
     (`every_n_layers=N`); Megatron-LM the first N (`recompute_method="block"`), or parts of all blocks
     (`recompute_modules`).
 
     Args:
-        memory: of the step.
-        budget: in bytes.
+        memory: memory of the step.
+        budget: budget in bytes.
     """
     blocks = _blocks(memory)
     kinds = (_every_nth(blocks), _first(blocks), _parts(memory, blocks)) if blocks else ()
@@ -142,7 +144,7 @@ def settings(memory: Memory, budget: int) -> tuple[TrainerSetting, ...]:
 
 
 def _blocks(memory: Memory) -> tuple[str, ...]:
-    """Return the largest group of blocks that all may be wrapped."""
+    """Return the largest group of blocks that may all be wrapped."""
     broken = {path.rpartition(".")[0] for path in memory.left_out if path.rpartition(".")[2].isdecimal()}
     groups: dict[tuple[str, str], list[str]] = {}
     for item in memory.candidates:
@@ -165,7 +167,10 @@ def _first(blocks: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def _parts(memory: Memory, blocks: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Give the parts that Megatron has a name for, where every block has one, those that run least again first."""
+    """Yield the parts of blocks that Megatron has a name for.
+
+    Every block must have the part. Parts that rerun least come first.
+    """
     found = []
     for name in _MEGATRON_MODULES:
         paths = tuple(f"{block}.{name}" for block in blocks)

@@ -1,1 +1,4 @@
-"""The memory of a step that runs: each kernel's measured alone, whole steps followed, copies to the host and back."""
+"""The memory of running steps.
+
+Kernels are measured alone, whole steps are followed, and tensors are copied to the host and back.
+"""

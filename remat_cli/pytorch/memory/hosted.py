@@ -1,7 +1,7 @@
-"""Inputs of blocks that are on the host between the two passes of their block.
+"""Inputs of blocks on the host between the passes of their block.
 
-A block's input goes out as its forward pass begins, and its memory is given back where that ends. It comes back as the
-backward pass of the block before it in that pass begins. Autograd saves a handle in its place.
+A block's input goes out when its forward pass begins, and the input's memory is released at the end of that pass. The
+input comes back when the block one earlier in the backward pass begins there. Autograd saves a handle in its place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from remat_cli.pytorch.memory.transfers import COPIES, offload, prefetch, wait
 
 
 def can_leave(value: Any) -> bool:
-    """Tell whether a value is a tensor that fills its memory, on a device from which can be copied."""
+    """Return whether a value is a tensor that may leave for the host.
+
+    It must fill its memory, on a device that can copy to the host.
+    """
     if type(value) is not torch.Tensor or value.device.type not in COPIES or not value.is_contiguous():
         return False
     return 0 < value.nbytes == value.untyped_storage().nbytes()
@@ -29,14 +32,14 @@ def can_leave(value: Any) -> bool:
 
 @dataclass(eq=False)
 class _Away:
-    """The memory of a tensor that is on the host.
+    """The memory of a tensor on the host.
 
     Attributes:
-        host: the copy.
-        device: where it comes back to.
-        arriving: what has come back, or will, until somebody reads it.
-        there: what was read, as long as somebody holds it.
-        is_saved: autograd holds a handle for it.
+        host: the host copy.
+        device: device that the tensor comes back to.
+        arriving: the tensor on its way back, until it is read.
+        there: the storage after a read, as long as it lives.
+        is_saved: whether autograd holds a handle of the tensor.
     """
 
     host: torch.Tensor
@@ -46,12 +49,12 @@ class _Away:
     is_saved: bool = False
 
     def fetch(self) -> None:
-        """Start copying it back, where that was not begun."""
+        """Start copying back, unless the copy has begun."""
         if self.arriving is None and self.there() is None:
             self.arriving = prefetch(self.host, self.device)
 
     def read(self) -> torch.UntypedStorage:
-        """Return it, once it is back."""
+        """Return the memory once the copy is complete."""
         self.fetch()
         if self.arriving is not None:
             wait(self.host, self.arriving)
@@ -65,7 +68,10 @@ class _Away:
 
 @dataclass(frozen=True, eq=False)
 class _Handle:
-    """What autograd holds of a tensor that is on the host: its memory, and how it lies in that."""
+    """Autograd's handle of a tensor on the host.
+
+    It has the memory, and the tensor's layout there.
+    """
 
     away: _Away
     dtype: torch.dtype
@@ -84,7 +90,7 @@ def _handle(away: _Away, tensor: torch.Tensor) -> _Handle:
 
 @dataclass(eq=False)
 class HostedStep:
-    """The inputs of blocks that are on the host in one step.
+    """The inputs of blocks on the host in one step.
 
     Attributes:
         running: numbers of the calls whose backward pass has not begun, by the order of their forward passes.
@@ -95,11 +101,13 @@ class HostedStep:
 
     @contextmanager
     def leaving(self, number: int, values: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Have values leave for the host while a block's forward pass runs; they are given back where it ends.
+        """Let values leave for the host while a block's forward pass runs.
+
+        Their device memory is released when the pass ends.
 
         Args:
-            number: of the block's call.
-            values: inputs of it.
+            number: number of the block's call.
+            values: inputs of the block.
         """
         self.running.add(number)
         if not values:
@@ -121,11 +129,11 @@ class HostedStep:
         self._away[number] = [away for away in going.values() if away.is_saved]
 
     def watch(self, number: int, result: Any) -> None:
-        """Have the input of the next block to come fetched as the backward pass of a block begins.
+        """Fetch the next block's input when a block's backward pass begins.
 
         Args:
-            number: of the block's call.
-            result: what it has returned.
+            number: number of the block's call.
+            result: the result of the call.
         """
         begin = _Begin(self, number)
         for node in {leaf.grad_fn for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)}:
@@ -133,8 +141,8 @@ class HostedStep:
                 node.register_prehook(begin)
 
     def begin(self, number: int) -> None:
-        """Fetch what a block reads in its backward pass, and what the next one reads."""
-        if number not in self.running:  # it goes back a second time
+        """Fetch the tensors of a block's backward pass, and the next block's."""
+        if number not in self.running:  # a second backward pass
             return
         self.running.remove(number)
         coming = [number, max(self.running)] if self.running else [number]
@@ -144,7 +152,7 @@ class HostedStep:
 
 @dataclass(frozen=True)
 class _Begin:
-    """Is called where the backward pass of a block begins."""
+    """Called at the beginning of a block's backward pass."""
 
     step: HostedStep
     number: int
@@ -158,28 +166,33 @@ def _unpack(saved: torch.Tensor | _Handle) -> torch.Tensor:
 
 
 class MovableInputs:
-    """What a block is called with, of which tensors can leave for the host until the block runs again."""
+    """Arguments of a block that may leave for the host.
+
+    They come back when the block runs again.
+    """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._leaves, self._structure = pytree.tree_flatten((args, dict(kwargs)))
         self._away: dict[int, tuple[_Handle, bool]] = {}
 
     def __call__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return it, with what is on the host fetched."""
+        """Return the arguments, with tensors fetched from the host."""
         leaves = [self._back(place) if place in self._away else leaf for place, leaf in enumerate(self._leaves)]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         return args, kwargs
 
     def _back(self, place: int) -> torch.Tensor:
         handle, requires_grad = self._away[place]
-        # No leaf of autograd: the block may change it in place, as it may what it is given.
+        # No leaf of autograd: the block may change it in place, like its arguments.
         return handle.read().requires_grad_(requires_grad).view(handle.shape)
 
     def leave(self, staying: Callable[[int, torch.Tensor], bool]) -> dict[int, torch.UntypedStorage]:
-        """Have tensors leave; return the memory that they were in, by their places among the leaves.
+        """Let tensors leave; return their earlier memory by place.
+
+        A place is an index among the leaves.
 
         Args:
-            staying: tells of a place and a tensor that it does not leave.
+            staying: returns whether the tensor at a place stays.
         """
         memory: dict[int, torch.UntypedStorage] = {}
         keys = [storage_key(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self._leaves]

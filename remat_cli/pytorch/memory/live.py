@@ -1,8 +1,10 @@
-"""Bytes that are alive on a device, from a call of a model until somebody says that the step is over.
+"""Live bytes on a device during a step.
 
-On the CPU a dispatch mode sees the results of every op, and weak references tell when these are freed, as in
-`torch.distributed._tools.mem_tracker`; the workspace of kernels is not seen. On CUDA the allocator
-tells; that is untried, as there was no GPU to try it on.
+A step begins with a call of the model, and ends when the caller ends it.
+
+On the CPU a dispatch mode sees the results of every op, and weak references show their end, as in
+`torch.distributed._tools.mem_tracker`; the workspace of kernels is not seen. On CUDA the allocator counts; this is
+untried, for lack of a GPU.
 """
 
 from __future__ import annotations
@@ -21,44 +23,56 @@ from remat_cli.pytorch.capture.recurrent import CARRIED_OUT_BY
 from remat_cli.pytorch.memory.resizes import tell_no_more, tell_of_resizes
 from remat_cli.pytorch.memory.transfers import is_host_copy
 
-# Tensors with memory of their own. Those without data, and those that wrap others, are of other classes.
+# Classes of tensors with memory of their own. Tensors without data, and wrappers of others, have other classes.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class LiveBytes(Protocol):
-    """Follows what is alive on a device during a step, which has two parts."""
+    """Follows the live bytes on a device during a step.
+
+    A step has two parts.
+    """
 
     def begin(self, tensors: Collection[torch.Tensor]) -> None:
         """Begin a step, within the call of the model.
 
         Args:
-            tensors: that are in memory and belong to the step.
+            tensors: tensors of the step that are in memory.
         """
 
     def pause(self) -> None:
-        """Look away, as the call of the model ends: torch has its own to do around it."""
+        """Stop looking at the end of the model's call.
+
+        torch has work of its own around the call.
+        """
 
     def resume(self) -> bool:
-        """Look on after `pause`; return whether that can be done."""
+        """Look again after `pause`; return whether this is possible."""
 
     def look(self) -> None:
-        """Look on after `pause`, where it is paused again before any dispatch mode is left that is entered now."""
+        """Look again after `pause`, within dispatch modes that stay entered.
+
+        `pause` must come again before any mode is left that is entered now.
+        """
 
     def mark(self) -> None:
         """End the first part of the step."""
 
     def end(self) -> tuple[int, int]:
-        """End the step; return the most bytes that were alive at one time in each part, 0 for a missing second part."""
+        """End the step; return the peak of live bytes in each part.
+
+        A missing second part has 0.
+        """
 
     def forget(self) -> None:
-        """Count what is in memory anew when the next step begins: the last one is over."""
+        """Forget the last step: the next one counts memory from the start."""
 
 
 class LiveOnCpu:
-    """Follows the storages of tensors: those that it is told of, and those that ops of this thread make."""
+    """Follows storages of given tensors, and of results of this thread's ops."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self.bytes = 0  # that are alive now
+        self.bytes = 0  # live bytes
         self._device = device
         self._most = 0
         self._most_before: int | None = None
@@ -74,15 +88,18 @@ class LiveOnCpu:
         tell_of_resizes(self._follow)
 
     def pause(self) -> None:
-        """Look away."""
+        """Stop looking."""
         self._mode.leave()
 
     def resume(self) -> bool:
-        """Look on; that cannot be done within a dispatch mode of the user's, as modes are left in the reverse order."""
+        """Look again.
+
+        Within a dispatch mode of the user this is impossible, as modes are left in reverse order.
+        """
         return all(isinstance(mode, _EveryOp) for mode in _get_current_dispatch_mode_stack()) and self._mode.enter()
 
     def look(self) -> None:
-        """Look on."""
+        """Look again."""
         self._mode.enter()
 
     def mark(self) -> None:
@@ -90,16 +107,16 @@ class LiveOnCpu:
         self._most_before, self._most = self._most, self.bytes
 
     def end(self) -> tuple[int, int]:
-        """End the step; return the most bytes at one time in each part."""
+        """End the step; return the peak of live bytes in each part."""
         self._mode.leave()
         tell_no_more(self._follow)
         return (self._most, 0) if self._most_before is None else (self._most_before, self._most)
 
     def forget(self) -> None:
-        """Do nothing: what is freed between two steps is seen."""
+        """Do nothing: memory freed between two steps is seen."""
 
     def see(self, results: object) -> None:
-        """Follow the storages of the tensors among what an op has made."""
+        """Follow the storages of tensors among an op's results."""
         for tensor in pytree.tree_leaves(results):
             if type(tensor) in _PLAIN and tensor.device.type == self._device and tensor.layout is torch.strided:
                 self._follow(tensor.untyped_storage())
@@ -129,7 +146,7 @@ class LiveOnCuda:
 
     def __init__(self) -> None:
         self._base = 0
-        self._net: int | None = None  # what a step left behind that was ended by the next one
+        self._net: int | None = None  # bytes left by a step that the next one ended
         self._before = 0
         self._most_before: int | None = None
 
@@ -141,7 +158,7 @@ class LiveOnCuda:
         self._before, self._most_before = torch.cuda.memory_allocated(), None
 
     def pause(self) -> None:
-        """Do nothing: the allocator sees all."""
+        """Do nothing: the allocator sees all memory."""
 
     def resume(self) -> bool:
         """Do nothing."""
@@ -156,13 +173,13 @@ class LiveOnCuda:
         torch.cuda.reset_peak_memory_stats()
 
     def end(self) -> tuple[int, int]:
-        """End the step; return the most bytes at one time in each part."""
+        """End the step; return the peak of live bytes in each part."""
         most = self._most()
         self._net = int(torch.cuda.memory_allocated() - self._before)
         return (most, 0) if self._most_before is None else (self._most_before, most)
 
     def forget(self) -> None:
-        """Count what is in memory anew when the next step begins."""
+        """Forget the last step: the next one counts memory from the start."""
         self._net = None
 
     def _most(self) -> int:
@@ -171,17 +188,20 @@ class LiveOnCuda:
 
 
 class _EveryOp(TorchDispatchMode):
-    """Shows the results of ops; it stays entered while code of the user runs."""
+    """Shows the results of ops.
+
+    The mode stays entered while the user's code runs.
+    """
 
     def __init__(self, see: Callable[[object], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._see = see
-        self._thread: int | None = None  # in which it is entered
+        self._thread: int | None = None  # thread that entered the mode
         self._is_showing = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile work as ever for other functions of the user's."""
+        """Let torch.compile work as usual for the user's other functions."""
         return True
 
     def enter(self) -> bool:
@@ -193,7 +213,7 @@ class _EveryOp(TorchDispatchMode):
 
     def leave(self) -> None:
         self._is_showing = False
-        # Below another mode, or in another thread, it stays and shows nothing, until that one is left.
+        # Below another mode, or in another thread, the mode stays and shows nothing until that one is left.
         while (stack := _get_current_dispatch_mode_stack()) and isinstance(top := stack[-1], _EveryOp):
             if top._is_showing:
                 break
@@ -204,9 +224,9 @@ class _EveryOp(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if any(map(is_wrapper, types)):
-            return NotImplemented  # it is seen with the local tensors, and what the wrapper does with them
+            return NotImplemented  # seen with the local tensors, and with the wrapper's ops on them
         carried_out = CARRIED_OUT_BY.get(func) if self._is_showing else None
-        if carried_out is not None:  # a layer holds what no op returns
+        if carried_out is not None:  # a layer holds tensors that no op returns
             with self:
                 return carried_out(*args, **(kwargs or {}))
         results = func(*args, **(kwargs or {}))
@@ -216,13 +236,13 @@ class _EveryOp(TorchDispatchMode):
 
 
 def live_on(device: str) -> LiveBytes | None:
-    """Return what follows a kind of device; None for one that cannot be followed."""
+    """Return the follower of a kind of device; None if there is none."""
     if device == "cuda":
         return LiveOnCuda()
     return LiveOnCpu() if device == "cpu" else None
 
 
 def bytes_in(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the storages of tensors, each once."""
+    """Return the bytes of tensors' storages, each counted once."""
     parts = map(local_part, tensors)
     return sum({storage_key(part): part.untyped_storage().nbytes() for part in parts}.values())

@@ -1,4 +1,7 @@
-"""Each op of a captured step run by itself on random tensors: how long it takes, and what memory its kernel takes."""
+"""Measured times and workspace of a captured step's ops.
+
+Each op runs alone on random tensors.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +41,22 @@ from remat_cli.pytorch.memory.memory import allocations_of, peak_of, time_of
 _log = logging.getLogger("remat")
 
 MEASURED_DEVICES = ("cpu", "cuda")
-# An op is timed this often, or as often as fits into these nanoseconds, but a few times in any case.
+# Each op runs this often, or as often as fits into these nanoseconds, but at least a few times.
 _MOST_RUNS, _FEWEST_RUNS, _ENOUGH_NS = 21, 3, 50_000_000
 
 
 def measure_joint(joint: Joint, device: str, observe: Observer | None = None) -> Measurements:
-    """Run each op of a step, one at a time, on tensors of its shapes; those that are alike are run once.
+    """Measure each op of a step on tensors of its shapes.
 
-    Indices point into what they index, drawn evenly; all else is drawn too. What torch cannot run by itself (an op
-    with a graph inside, communication between processes) is left out.
+    Equal ops run once.
+
+    Indices are drawn evenly from their valid range; other values are random, too. Ops that torch cannot run alone (an
+    op with a graph inside, communication between processes) are left out.
 
     Args:
         joint: the step.
         device: kind of device to run on: "cpu", or "cuda" (untried).
-        observe: is told what is measured.
+        observe: is told the progress.
 
     Raises:
         GraphError: an op does not run.
@@ -71,15 +76,17 @@ def measure_joint(joint: Joint, device: str, observe: Observer | None = None) ->
 
 
 def measure_once(joint: Joint, device: str, known: dict[str, tuple[int, int]]) -> Measurements:
-    """Measure each kernel of a step that is not known yet by two runs of each, less than two steps.
+    """Measure each unknown kernel of a step by two runs.
 
-    Floating-point operands hold one number everywhere, as drawing takes longer than most kernels. What torch cannot run
-    by itself is left out. The random numbers that the user draws next stay what they are.
+    This takes less time than two steps.
+
+    Floating-point operands hold one number everywhere, as drawing takes longer than most kernels. Ops that torch cannot
+    run alone are left out. The user's next random numbers stay the same.
 
     Args:
         joint: the step.
         device: kind of device to run on: "cpu", or "cuda" (untried).
-        known: what was measured before, by the kind of op: time in nanoseconds, and bytes; what is new is added.
+        known: earlier measurements by kind of op: time in nanoseconds, and bytes; new ones are added.
     """
     ops = [op for op in joint.ops if op.node is None or _runs_alone(op.node)]
     kinds = {op.name: "" if op.node is None else _kind(op.node) for op in ops}
@@ -98,7 +105,10 @@ def measure_once(joint: Joint, device: str, known: dict[str, tuple[int, int]]) -
 
 
 def _taken_once(new: Mapping[str, JointOp], device: str) -> dict[str, int]:
-    """Run each op, and return the bytes that it takes beside inputs and outputs; without those that do not run."""
+    """Run each op; return the bytes besides inputs and outputs.
+
+    Ops that do not run are left out.
+    """
     runs: dict[str, tuple[int, int]] = {}
     peaks: dict[str, int] = {}
 
@@ -136,15 +146,17 @@ def _kind(node: fx.Node) -> str:
 
 
 def workspace_of(op: Callable[..., Any], args: Any, kwargs: Any, device: str) -> int:
-    """Return the bytes that a call of an op takes beside inputs and outputs; 0 where it does not run by itself.
+    """Return an op's bytes besides inputs and outputs.
 
-    One by which ranks communicate is not run, as the others would have to run it, too. The random numbers that the user
-    draws next stay what they are.
+    0 if the op does not run alone.
+
+    An op by which ranks communicate does not run, as the others would have to run it, too. The user's next random
+    numbers stay the same.
 
     Args:
-        op: is run once.
-        args: its positional arguments; tensors without data, in whose places others with the same strides are given.
-        kwargs: those by name.
+        op: the op; it runs once.
+        args: positional arguments; tensors without data are replaced by others with the same strides.
+        kwargs: keyword arguments.
         device: kind of device to run on.
     """
     if is_between_ranks(op):
@@ -174,7 +186,10 @@ def _runs_alone(node: fx.Node) -> bool:
 
 
 def _measured(op: JointOp, node: fx.Node, device: str) -> tuple[int, int]:
-    """Return the time of one run in nanoseconds, and the memory that it takes beside inputs and outputs in bytes."""
+    """Return the time and the workspace of one run.
+
+    The time is in nanoseconds, the workspace in bytes without inputs and outputs.
+    """
     try:
         call = _call(node)
         call()
@@ -209,13 +224,15 @@ def _call(node: fx.Node, *, drawn: bool = True) -> Callable[[], object]:
 
 
 def drawn_like(value: Any, bound: int, *, drawn: bool = True, device: str | None = None) -> Any:
-    """Return a random tensor of the shape, strides and element type of a fake one; of indices, below `bound`.
+    """Return a random tensor with a fake tensor's layout and type.
+
+    Indices are below `bound`.
 
     Args:
-        value: the fake one; what is no tensor is given back.
-        bound: of indices.
-        drawn: draw floating-point numbers; else they are all the same.
-        device: where it lies; None: where the fake one does.
+        value: the fake tensor; other values are returned unchanged.
+        bound: bound of indices.
+        drawn: draw floating-point numbers; otherwise all are equal.
+        device: device of the tensor; None takes the fake tensor's.
     """
     if not isinstance(value, torch.Tensor):
         return value
@@ -232,7 +249,10 @@ def drawn_like(value: Any, bound: int, *, drawn: bool = True, device: str | None
 
 
 def _index_bounds(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
-    """Yield the operands of an op that are indices, and what they must be below; 1 is right for any other integer."""
+    """Yield an op's index operands, with their bounds.
+
+    For other integers the bound 1 is right.
+    """
     operands = {name: numbered(value) for name, value in arguments(node).items()}
     for name, bound in _bounds(short_name(node), operands):
         for place, index in enumerate(nodes_in(operands.get(name))):
@@ -240,7 +260,10 @@ def _index_bounds(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
 
 
 def _bounds(kind: str, operands: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[int], int]]]:
-    """Yield, for an op of a kind, the names of operands that are indices, and for each its n-th tensor's bound."""
+    """Yield the names of an op's index operands, with bounds.
+
+    A bound is a function of the number of the operand's tensor.
+    """
 
     def shape(name: str) -> tuple[int, ...]:
         return tuple(operands[name].meta["val"].shape)
@@ -261,7 +284,10 @@ def _bounds(kind: str, operands: Mapping[str, Any]) -> Iterator[tuple[str, Calla
 
 
 def machine(device: str) -> str:
-    """Return the machine for people: version of torch, kind of processor, number of threads."""
+    """Return a description of the machine for people.
+
+    It has the version of torch, the processor, and the number of threads.
+    """
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
     count = torch.get_num_threads()
     threads = "" if device == "cuda" else f", {count} {'thread' if count == 1 else 'threads'}"

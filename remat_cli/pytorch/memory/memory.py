@@ -1,7 +1,8 @@
-"""How much memory a call allocates at its peak, beside what is there before.
+"""The memory that a call allocates at its peak.
 
-On the CPU from the allocation events of torch's profiler, which see the workspace of kernels too. On CUDA from
-the allocator's count of requested bytes; that branch is untried, as there was no GPU to try it on.
+Memory from before the call does not count. On the CPU the allocation events of torch's profiler give it, with the
+workspace of kernels. On CUDA the allocator's count of requested bytes gives it; this branch is untried, for lack of a
+GPU.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from remat_cli.pytorch.capture.internals import unsupported
 
 @dataclass(frozen=True)
 class Allocations:
-    """What a call allocated on the CPU.
+    """The allocations of a call on the CPU.
 
     Attributes:
-        times_ns: [N] when memory was taken or given back, in nanoseconds since the epoch, ascending.
-        bytes: [N] what was in use after that, beside what was there before the call.
+        times_ns: [N] times of allocations and frees, in nanoseconds since the epoch, ascending.
+        bytes: [N] bytes in use after each, without memory from before the call.
     """
 
     times_ns: Sequence[int]
@@ -32,30 +33,33 @@ class Allocations:
 
     @property
     def peak(self) -> int:
-        """The most that was in use at one time."""
+        """The peak of the bytes in use."""
         return max(self.bytes, default=0)
 
     def at(self, time_ns: int) -> int:
-        """Return what was in use at a time."""
+        """Return the bytes in use at a time."""
         before = bisect_left(self.times_ns, time_ns)
         return self.bytes[before - 1] if before else 0
 
     def peak_between(self, start_ns: int, end_ns: int) -> int:
-        """Return the most that was in use at one time between two times."""
+        """Return the peak of the bytes in use between two times."""
         first, last = bisect_left(self.times_ns, start_ns), bisect_left(self.times_ns, end_ns)
         return max((self.at(start_ns), *self.bytes[first:last]))
 
 
 def profiler_runs() -> bool:
-    """Return whether a profiler runs: two cannot run at one time."""
+    """Return whether a profiler runs.
+
+    Two profilers cannot run at one time.
+    """
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
 def allocations_of(call: Callable[[], object]) -> Allocations:
-    """Call, and return what it allocated on the CPU.
+    """Call a function; return its allocations on the CPU.
 
     Raises:
-        UsageError: torch's profiler does not tell.
+        UsageError: torch's profiler gives no events.
     """
     # Else it writes a line to stderr whenever it starts and stops; it looks here when it is first used.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -72,14 +76,16 @@ def allocations_of(call: Callable[[], object]) -> Allocations:
 
 
 def peak_of(call: Callable[[], object], device: str) -> int:
-    """Call, and return the most bytes that were in use at one time beside what was there before.
+    """Call a function; return its peak memory in bytes.
+
+    Memory from before the call does not count.
 
     Args:
-        call: what to measure, once.
+        call: function to call once.
         device: "cpu" or "cuda"; CUDA is untried.
 
     Raises:
-        UsageError: torch's profiler does not tell.
+        UsageError: torch's profiler gives no events.
     """
     if device != "cuda":
         return allocations_of(call).peak
@@ -92,10 +98,12 @@ def peak_of(call: Callable[[], object], device: str) -> int:
 
 
 def time_of(call: Callable[[], object], device: str) -> int:
-    """Call, and return how long that took, in nanoseconds; on one thread of the CPU without the time of other programs.
+    """Call a function; return its time in nanoseconds.
+
+    On one thread of the CPU the time of other programs does not count.
 
     Args:
-        call: what to measure, once.
+        call: function to call once.
         device: "cpu" or "cuda"; CUDA is untried.
     """
     clock = time.thread_time_ns if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter_ns

@@ -1,4 +1,7 @@
-"""Storages that change their size in place, which no op shows: FSDP2 frees and makes gathered parameters so."""
+"""Storages that change their size in place.
+
+No op shows these changes: FSDP2 frees and allocates gathered parameters this way.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _own: list[Any] = []  # torch's method, while another stands for it
 
 
 def tell_of_resizes(tell: Tell) -> None:
-    """Call a function with each storage that has changed its size, from now on."""
+    """Begin to call a function with each storage that changes its size."""
     if not _telling:
         _own.append(torch.UntypedStorage.resize_)
         torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign, assignment]
@@ -22,7 +25,7 @@ def tell_of_resizes(tell: Tell) -> None:
 
 
 def tell_no_more(tell: Tell) -> None:
-    """Call a function no more, if it is."""
+    """Stop calling a function with resized storages."""
     if tell in _telling:
         _telling.remove(tell)
         if not _telling:

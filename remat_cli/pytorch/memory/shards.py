@@ -1,6 +1,8 @@
-"""Models that FSDP2 has sharded (`fully_shard`), or tensor parallelism (DTensors): what all ranks decide together.
+"""Decisions of all ranks about sharded models.
 
-A rank that rehearses a step, or raises an error, while others do not, would leave these waiting in a collective.
+Models are sharded by FSDP2 (`fully_shard`), or by tensor parallelism (DTensors).
+
+If one rank alone rehearses a step, or raises an error, the others wait in a collective for ever.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ _PLAIN = frozenset({nn.Parameter, torch.Tensor, type(None)})  # what a module ma
 
 
 def has_plain_parameters(module: nn.Module) -> bool:
-    """Tell whether nothing shards a module, or gives it parameters of a class of its own. Each call asks: one walk."""
+    """Return whether a module has plain, unsharded parameters only.
+
+    Each call walks the module once.
+    """
     left = [module]
     while left:
         part = left.pop()
@@ -41,20 +46,20 @@ def has_plain_parameters(module: nn.Module) -> bool:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Tell whether FSDP2 manages a module, or parts of it."""
+    """Return whether FSDP2 manages a module, or some of its parts."""
     return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
 def is_distributed(module: nn.Module) -> bool:
-    """Tell whether a module is sharded by FSDP2, or has DTensors among its parameters, as in tensor parallelism."""
+    """Return whether a module is sharded, or has DTensor parameters."""
     return is_sharded(module) or any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
 def check_regions_are_whole(regions: Mapping[str, nn.Module]) -> None:
-    """Check that no part of a region is sharded apart from it.
+    """Check that no part of a region is sharded separately.
 
     Raises:
-        UsageError: one is.
+        UsageError: a part is.
     """
     for path, region in regions.items():
         inner = next((name for name, part in region.named_modules() if name and isinstance(part, FSDPModule)), None)
@@ -69,7 +74,7 @@ def check_not_offloaded(module: nn.Module) -> None:
     """Check that the shards of a model are on the device that computes.
 
     Raises:
-        UsageError: they are on the host.
+        UsageError: a shard is on the host.
     """
     for name, part in module.named_parameters():
         if isinstance(part, DTensor) and part.device.type != part.device_mesh.device_type:
@@ -82,10 +87,10 @@ def check_not_offloaded(module: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks over which a model is sharded; this one alone where it is not.
+    """The ranks of a sharded model; without shards this one alone.
 
     Attributes:
-        groups: of processes, one for each dimension of the mesh.
+        groups: groups of processes, one for each dimension of the mesh.
         device: kind of device on which they communicate.
     """
 
@@ -94,7 +99,7 @@ class Ranks:
 
     @classmethod
     def of(cls, module: nn.Module) -> Ranks:
-        """Return those of a model."""
+        """Return the ranks of a model."""
         meshes = [part.device_mesh for part in parameters_at_rest(module) if isinstance(part, DTensor)]
         if not meshes:
             return cls()
@@ -111,7 +116,7 @@ class Ranks:
         return [int(value) for value in tensor.tolist()]
 
     def all(self, value: T) -> list[T]:
-        """Return what all ranks have given, in one order on all of them."""
+        """Return the values of all ranks, in the same order on each."""
         found: list[Any] = [value]
         for group in self.groups:
             gathered: list[Any] = [None] * dist.get_world_size(group)
@@ -120,10 +125,10 @@ class Ranks:
         return found
 
     def all_or_none(self, refusal: RematError | None) -> None:
-        """Have all ranks go on, or none.
+        """Let all ranks go on, or none.
 
         Raises:
-            RematError: what a rank gave.
+            RematError: the refusal of a rank.
         """
         said = self.all(None if refusal is None else (type(refusal), refusal.message, refusal.hint))
         if refusal is not None:
@@ -135,7 +140,7 @@ class Ranks:
 
 
 def arrived(value: Any) -> Any:
-    """Return a tensor that is still on its way from other ranks once it is here; any other value as it is."""
+    """Return a value once it has arrived from other ranks."""
     if isinstance(value, DTensor):
         local: Any = value._local_tensor
         if isinstance(local, AsyncCollectiveTensor):
@@ -156,41 +161,56 @@ class _Arrived(torch.autograd.Function):
 
 
 def _device_to_ask_on(groups: Sequence[Any], device: str) -> str:
-    """Return the host where all groups communicate over it, too: it need not wait for the device then."""
+    """Return the device for communication: the host if possible.
+
+    Communication over the host need not wait for the device.
+    """
     return "cpu" if all(torch.device("cpu") in group._device_types for group in groups) else device
 
 
 def _sharded_parts(module: nn.Module) -> list[Any]:
-    """Return what FSDP2 has for each parameter. While one is gathered the module shows the whole, not the shard."""
+    """Return FSDP2's records of parameters.
+
+    While a parameter is gathered, the module shows the whole, not the shard.
+    """
     states = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
     groups = [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
     return [part for group in groups for part in group.fsdp_params]
 
 
 def parameters_at_rest(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of a module: of those that FSDP2 manages the shards, also while they are gathered."""
+    """Return a module's parameters, or FSDP2's shards of these parameters.
+
+    This is so also while they are gathered.
+    """
     parts = _sharded_parts(module)
     managed = {id(shown) for part in parts for shown in _forms(part)}
     return [*(part.sharded_param for part in parts), *(p for p in module.parameters() if id(p) not in managed)]
 
 
 def gathered_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Return what FSDP2 has gathered of the parameters of a module, and holds beside the shards now."""
+    """Return the module's parameters that FSDP2 has gathered.
+
+    They are in memory in addition to the shards.
+    """
     gathered = {id(form) for part in _sharded_parts(module) for form in _forms(part)[1:]}
     return [parameter for parameter in module.parameters() if id(parameter) in gathered]
 
 
 def _forms(part: Any) -> list[nn.Parameter]:
-    """Return what a module shows of a parameter in turn: its shard, the whole, and what is left after forward."""
+    """Return a parameter's forms: shard, whole, and rest after forward."""
     forms = [getattr(part, name, None) for name in ("sharded_param", "_unsharded_param", "_sharded_post_forward_param")]
     return [form for form in forms if form is not None]
 
 
 @contextmanager
 def gradients_kept(module: nn.Module) -> Iterator[None]:
-    """Have a step leave the gradients of parameters as they are, and run no hook on them."""
+    """Keep the gradients of parameters through a step.
+
+    No hooks run on them.
+    """
     sharded = _sharded_parts(module)
-    # Gradients that are not reduced yet, where the caller accumulates them by set_requires_gradient_sync(False).
+    # Gradients not yet reduced, if the caller accumulates them with set_requires_gradient_sync(False).
     gathered = [part._unsharded_param for part in sharded if hasattr(part, "_unsharded_param")]
     shards = [part.sharded_param for part in sharded]
     parameters = list({id(part): part for part in (*module.parameters(), *shards)}.values())
@@ -212,7 +232,10 @@ def gradients_kept(module: nn.Module) -> Iterator[None]:
 
 
 def plain_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Return a copy of a module as it was before it was sharded, with what `memo` has for its parameters."""
+    """Return a copy of a module without its sharding.
+
+    `memo` gives the parameters of the copy.
+    """
     if not isinstance(module, FSDPModule):
         plain: nn.Module = copy.deepcopy(module, memo)
         return plain

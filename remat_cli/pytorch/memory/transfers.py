@@ -1,9 +1,10 @@
-"""Tensors copied to the host and back: what the steps offload, prefetch and wait of a schedule do.
+"""Tensors copied to the host and back, by the steps of a schedule.
 
-All the memory that a tensor is in is copied, so that it comes back with the strides and the offset that it had. Its
-host copy is a tensor too, of the same layout. On CUDA each direction has a stream of its own beside the one that
-computes. On the CPU, where device and host are one, the same steps are plain copies, and the host's are in memory that
-torch's allocator does not count.
+The steps are offload, prefetch and wait.
+
+A tensor's whole storage is copied, so that the tensor comes back with its strides and offset. The host copy is a tensor
+of the same layout. On CUDA each direction has a stream of its own, apart from the compute stream. On the CPU device and
+host are one, and the same steps are plain copies; host copies are in memory that torch's allocator does not count.
 
 torch's own ops (`torch.ops.ao.offload`, `reload`, `wait_tensor`) do not fit: they have one stream for both directions
 and nothing for the CPU, and can wait for a copy only once, where the second backward pass of a step waits again.
@@ -26,35 +27,40 @@ HostBytes = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
 
 def offload(value: torch.Tensor) -> torch.Tensor:
-    """Start copying the memory that a tensor is in to the host; return the host copy.
+    """Start copying a tensor's memory to the host; return the host copy.
 
-    The memory must not be given back, or overwritten, before `wait` was called.
+    The memory must not be freed or overwritten before `wait` is called.
     """
     return _laid_out(COPIES[value.device.type].out(_bytes_of(value)), value)
 
 
 def prefetch(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Start copying back; return the tensor, which must not be read or given back before `wait` was called."""
+    """Start copying back; return the tensor.
+
+    The tensor must not be read or freed before `wait` is called.
+    """
     return _laid_out(COPIES[device.type].back(_bytes_of(host), device), host)
 
 
 def wait(host: torch.Tensor, value: torch.Tensor) -> None:
-    """Have whatever is computed from now on wait for the last copy from or to a host copy.
+    """Let later computation wait for the last copy of a tensor.
+
+    The copy is from or to the host copy.
 
     Args:
-        host: the copy.
-        value: what it is a copy of; being named here keeps its memory until now.
+        host: the host copy.
+        value: the copied tensor; the argument keeps its memory until now.
     """
     COPIES[value.device.type].wait(_bytes_of(host), value.device)
 
 
 def beside(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in the memory that `one` is in, where `other` is in its own."""
+    """Return a tensor in `one`'s memory, with the layout of `other`."""
     return _laid_out(one, other)
 
 
 def is_host_copy(storage: torch.UntypedStorage) -> bool:
-    """Tell whether memory is the host's, taken for a copy of what is on a device."""
+    """Return whether a storage is a host copy's memory."""
     address = storage.data_ptr()
     return any(address in copies.memory.taken for copies in COPIES.values())
 
@@ -64,18 +70,23 @@ def _bytes_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def _laid_out(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in the memory of one, with element type, shape, strides and offset of another."""
+    """Return a tensor in one's memory, with the layout of another.
+
+    The layout is element type, shape, strides and offset.
+    """
     empty = torch.empty(0, dtype=like.dtype, device=memory.device)
     return empty.set_(memory.untyped_storage(), like.storage_offset(), like.shape, like.stride())
 
 
 class HostMemory:
-    """Memory of the host that is used again once the tensor in it is gone: pinning it takes longer than a copy.
+    """Host memory that is reused: pinning takes longer than a copy.
+
+    Memory is free again once its tensor is gone.
 
     Attributes:
-        make: gives new memory of a size in bytes.
-        free: what no tensor is in, by its size in bytes.
-        taken: addresses of memory that tensors are in.
+        make: allocates memory of a size in bytes.
+        free: free memory, by its size in bytes.
+        taken: addresses of memory in use.
     """
 
     def __init__(self, make: Callable[[int], HostBytes]) -> None:
@@ -85,7 +96,10 @@ class HostMemory:
         self._taking = threading.Lock()  # autograd has a thread for each device
 
     def take(self, size: int) -> torch.Tensor:
-        """Return [size] bytes; of memory that is there, none of more than twice the size is taken."""
+        """Return [size] bytes, reused if possible.
+
+        No memory of more than twice the size is reused.
+        """
         with self._taking:
             fitting = min((free for free in self.free if size <= free <= 2 * size and self.free[free]), default=None)
             memory = self.make(size) if fitting is None else self.free[fitting].pop()
@@ -100,7 +114,7 @@ class HostMemory:
         self.free[memory.nbytes].append(memory)
 
     def free_bytes(self) -> int:
-        """Return the bytes of memory that no tensor is in."""
+        """Return the bytes of free memory."""
         with self._taking:
             return sum(memory.nbytes for free in self.free.values() for memory in free)
 
@@ -109,7 +123,7 @@ class Copies(Protocol):
     """Copies bytes between a kind of device and the host.
 
     Attributes:
-        memory: of the host.
+        memory: memory of the host.
     """
 
     memory: HostMemory
@@ -123,12 +137,12 @@ class Copies(Protocol):
         ...
 
     def wait(self, host: torch.Tensor, device: torch.device) -> None:
-        """Have what is computed on a device wait for the last copy that a host copy had part in."""
+        """Let a device's computation wait for the last copy of a host copy."""
         ...
 
 
 class CopiesAtOnce:
-    """Copies within the CPU's memory, each done before what follows it."""
+    """Copies within the CPU's memory, complete at once."""
 
     def __init__(self) -> None:
         # Not torch's memory: the host's share must not count where a step's memory is measured.
@@ -147,7 +161,7 @@ class CopiesAtOnce:
 
 
 class Way(Enum):
-    """The direction of a copy."""
+    """The direction of a copy: to or from the host."""
 
     OUT = "to the host"
     BACK = "from the host"
@@ -157,48 +171,48 @@ class DeviceStream(Protocol):
     """A queue of work on a device, as `torch.cuda.Stream`."""
 
     def wait_stream(self, other: Any) -> None:
-        """Have what is issued from now on wait for all that was issued to another stream."""
+        """Let later work wait for all earlier work of another stream."""
         ...
 
     def wait_event(self, event: Any) -> None:
-        """Have what is issued from now on wait for an event."""
+        """Let later work wait for an event."""
         ...
 
     def record_event(self) -> Any:
-        """Return the event that all that was issued so far is done."""
+        """Return the event that all work issued so far is done."""
         ...
 
 
 class Streams(Protocol):
-    """The streams of a kind of device, as `torch.cuda` has them."""
+    """The streams of a kind of device, in the manner of `torch.cuda`."""
 
     def Stream(self, device: torch.device) -> DeviceStream:
         """Return a new stream."""
         ...
 
     def current_stream(self, device: torch.device) -> DeviceStream:
-        """Return the stream to which work is issued."""
+        """Return the stream that work is issued to."""
         ...
 
     def stream(self, stream: Any) -> AbstractContextManager[object]:
-        """Have work issued to a stream while the context is entered."""
+        """Issue work to a stream while the context is entered."""
         ...
 
 
 class CopiesOnStreams:
     """Copies between CUDA and pinned memory, on a stream for each direction (untried on a GPU).
 
-    A copy begins once all is done that was issued before it to the stream that computes. So a tensor is made before it
-    goes out; and the memory of one that comes back, which belongs to the stream that computes, has no earlier use left.
-    Memory is given back after the stream that computes has waited for the copy, so whatever gets it next comes after
-    the copy, too, and the allocator need not be told of the other streams (`record_stream` would hold memory back).
+    A copy begins after all earlier work of the compute stream. So a tensor is complete before it goes out; and the
+    memory of a tensor that comes back, which belongs to the compute stream, has no earlier use left. Memory is freed
+    after the compute stream has waited for the copy. So its next user comes after the copy, too, and the allocator need
+    not know the other streams (`record_stream` would hold memory back).
 
-    A step may end before it has waited: an op fails, or there is no backward pass. What goes out then stays unread.
-    What comes back is kept here until the next wait for that host memory.
+    A step may end before its waits: an op fails, or there is no backward pass. Host copies then stay unread. Tensors on
+    their way back are kept here until the next wait for that host memory.
 
     Attributes:
-        streams: of the device.
-        memory: of the host.
+        streams: streams of the device.
+        memory: memory of the host.
     """
 
     def __init__(self, streams: Streams = torch.cuda) -> None:
@@ -224,7 +238,7 @@ class CopiesOnStreams:
         return target
 
     def wait(self, host: torch.Tensor, device: torch.device) -> None:
-        """Have the stream that computes wait for the last copy that a host copy had part in."""
+        """Let the compute stream wait for the last copy of a host copy."""
         self.streams.current_stream(device).wait_event(self._ends[host.data_ptr()])
         self._arriving.pop(host.data_ptr(), None)
 
@@ -246,7 +260,7 @@ class CopiesOnStreams:
         target.copy_(source, non_blocking=True)
 
     def host_memory(self, size: int) -> HostBytes:
-        """Return new memory that copies can reach while the CPU does other things."""
+        """Return new pinned memory, for copies while the CPU works."""
         pinned: HostBytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
         return pinned
 

@@ -1,8 +1,10 @@
-"""The first steps of a planned model, measured as wholes: what the model does not see is in them, too.
+"""The first steps of a planned model, measured as wholes.
 
-A step lasts from a planned call to the end of the backward pass, and of the optimizer's step. After the first steps,
-and two after the optimizer's first one, which makes its state, nothing is measured any more. (torch's profiler would
-see more on the CPU, but crashes the interpreter where it stays open from one call to the next.)
+They include memory that the model does not see.
+
+A step lasts from a planned call to the end of the backward pass, and of the optimizer's step. Measuring ends after the
+first steps, and after two steps beyond the optimizer's first, which allocates its state. (torch's profiler would see
+more on the CPU, but crashes the interpreter where it stays open from one call to the next.)
 """
 
 from __future__ import annotations
@@ -26,18 +28,18 @@ from remat_cli.pytorch.memory.memory import profiler_runs
 from remat_cli.pytorch.memory.shards import gathered_parameters, parameters_at_rest
 
 _FIRST_STEPS = 3
-_STEPS_WITH_STATE = 2  # the second one is that in which gradients are accumulated, where they are
+_STEPS_WITH_STATE = 2  # gradients are accumulated in the second such step, if at all
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """What a whole step took, with what was there before it.
+    """The memory of a whole step, with memory from before.
 
     Attributes:
-        passes_bytes: the most at one time before the optimizer's step: forward pass, what the caller computes, backward
+        passes_bytes: peak before the optimizer's step: in forward pass, the caller's own computation, and backward
             pass.
-        optimizer_bytes: the most at one time in the optimizer's step; 0 where there was none.
-        gradient_bytes: of gradients that were there when it began.
+        optimizer_bytes: peak in the optimizer's step; 0 without such a step.
+        gradient_bytes: gradients in memory at the start of the step.
     """
 
     passes_bytes: int
@@ -46,17 +48,19 @@ class MeasuredStep:
 
     @property
     def peak_bytes(self) -> int:
-        """The most at one time."""
+        """The peak of the step."""
         return max(self.passes_bytes, self.optimizer_bytes)
 
 
 class StepWatch:
-    """Measures the first steps of a model; those in which another profiler runs are left out.
+    """Measures the first steps of a model.
+
+    Steps under another profiler are left out.
 
     Attributes:
-        left: how many steps are still to be measured.
-        state_bytes: of the state that optimizers had when the last measured step began.
-        calls: how many came before the last measured backward pass, or since.
+        left: number of steps still to measure.
+        state_bytes: optimizers' state at the start of the last measured step.
+        calls: number of calls before the last measured backward pass, or since.
     """
 
     def __init__(self) -> None:
@@ -78,24 +82,27 @@ class StepWatch:
 
     @property
     def without(self) -> str:
-        """What measured peaks leave out, in words: on the CPU nobody tells of the memory of kernels."""
+        """The part that measured peaks leave out, in words.
+
+        On the CPU it is the memory of kernels.
+        """
         return ", without the workspace of kernels" if isinstance(self._live, LiveOnCpu) else ""
 
     def again(self) -> None:
-        """Measure as many steps as at first, as another plan runs now."""
+        """Measure as many steps again, for another plan."""
         self.left = _FIRST_STEPS
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         self.left, self._awaits_optimizer = 0, False
 
     def begin(self, device: str, modules: Iterable[nn.Module], given: Any) -> None:
-        """Begin to measure a step, where one is still to be measured.
+        """Begin to measure a step, if any are left to measure.
 
         Args:
             device: kind of device.
-            modules: whose parameters are in memory.
-            given: what the model is called with.
+            modules: modules with their parameters in memory.
+            given: arguments of the model's call.
         """
         self.calls = 1 if self._has_gone_back else self.calls + 1
         self._has_gone_back = False
@@ -126,13 +133,19 @@ class StepWatch:
         self._step += 1
 
     def pause(self) -> None:
-        """Look away where the model has run: torch still has to do with its results."""
+        """Stop looking after the model's run.
+
+        torch has work of its own on the results.
+        """
         if self._is_begun and self._live is not None:
             self._live.pause()
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look on while it is entered; torch may be within dispatch modes of its own, as at a first run."""
+        """Look again while the context is entered.
+
+        torch may be within dispatch modes of its own, as at a first run.
+        """
         if not self._is_begun or self._live is None:
             yield
             return
@@ -143,18 +156,23 @@ class StepWatch:
             self._live.pause()
 
     def resume(self, result: Any = None) -> None:
-        """Look on as the planned call ends, until the backward pass has ended, or `result` goes without one.
+        """Look again from the end of the planned call.
 
-        A step that cannot be seen from there on is not measured.
+        This ends with the backward pass, or when `result` is freed without one.
+
+        A step that cannot be followed from there is not measured.
         """
         if self._is_begun and self._live is not None:
             self._is_begun = self._live.resume()
             for node in {getattr(leaf, "grad_fn", None) for leaf in pytree.tree_leaves(result)}:
-                if isinstance(node, BackwardCFunction):  # others go with the object that stands for them in Python
+                if isinstance(node, BackwardCFunction):  # other nodes die with their Python objects
                     weakref.finalize(node, self._pause_in, self._step).atexit = False
 
     def backward_begins(self) -> None:
-        """Look away where this backward pass ends: a mode that stays on would be in the way of what comes then."""
+        """Stop looking at the end of this backward pass.
+
+        A mode that stays on would disturb later code.
+        """
         self._has_gone_back = True
         if self._is_begun:
             torch.autograd.Variable._execution_engine.queue_callback(_AtEnd(partial(self._pause_in, self._step)))
@@ -164,11 +182,14 @@ class StepWatch:
             self.pause()
 
     def drop(self) -> None:
-        """Do not measure this step: eager runs its backward pass."""
+        """Leave this step out: eager runs its backward pass."""
         self._is_dropped = True
 
     def end(self) -> MeasuredStep | None:
-        """End the step that is being measured; return the last one that was, once."""
+        """End the current step; return the last measured step.
+
+        Each step is returned once.
+        """
         self._finish()
         measured, self._measured = self._measured, None
         if not self.left and not self._awaits_optimizer:
@@ -206,7 +227,7 @@ class StepWatch:
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """Return what calls a method of an object as long as something else holds that."""
+    """Return a function that calls a method while its object lives."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> None:
@@ -217,27 +238,27 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class _AtEnd:
-    """A callback of autograd's engine that acts when it is dropped.
+    """A callback of autograd's engine that acts when dropped.
 
-    When it is called, the engine has still to bring back the dispatch modes that there were as it began.
+    When the engine calls it, the earlier dispatch modes are not restored yet.
     """
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
 
     def __call__(self) -> None:
-        """Wait."""
+        """Do nothing yet."""
 
     def __del__(self) -> None:
         self._act()
 
 
 def standing_bytes(modules: Iterable[nn.Module], *, gradients: bool) -> int:
-    """Return what is there at a call beside parameters and buffers.
+    """Return the bytes in memory at a call, without parameters and buffers.
 
     Args:
-        modules: that are called.
-        gradients: count those that are there, beside the buckets of DistributedDataParallel.
+        modules: the called modules.
+        gradients: count existing gradients, in addition to the buckets of DistributedDataParallel.
     """
     parameters = [parameter for module in modules for parameter in parameters_at_rest(module)]
     there = [parameter.grad for parameter in parameters if parameter.grad is not None and gradients]

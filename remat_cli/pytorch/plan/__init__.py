@@ -1,1 +1,4 @@
-"""Plans for captured graphs: asked for, measured, chosen among blocks, adapted to sizes, kept on record."""
+"""Plans for captured graphs: requested, measured, chosen, recorded.
+
+Plans are chosen among blocks, and adapted to sizes.
+"""

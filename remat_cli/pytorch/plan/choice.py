@@ -52,17 +52,17 @@ from remat_cli.units import format_bytes, format_count, format_time, parse_budge
 _log = logging.getLogger("remat")
 
 _NAME = "the captured step"
-# Seconds that a plan may take by default, for graphs of up to so many ops; more for more.
+# Seconds of planning by default, for graphs of up to so many ops; more for larger ones.
 _SECONDS, _OPS = 3.0, 500
 # A search for the smallest budget asks for many plans. Of a GPT of 419 ops it takes 6 s with this share of the time for
 # each, and its peak is 0.9 % above what 19 s find.
 _SHARE_OF_EACH = 0.1
-# Device profiles by what torch calls the device; anything else has the generic one.
+# Device profiles by torch's name of the device; other devices have the generic profile.
 _PROFILES = ("h200", "h100", "a100", "v100")
 
 
 class ScheduleSource(ABC):
-    """Gives the schedule of a captured step.
+    """A source of schedules for captured steps.
 
     Attributes:
         takes_sizes: its plans can be carried over to other sizes.
@@ -80,27 +80,27 @@ class ScheduleSource(ABC):
 
     @property
     def has_reserved(self) -> bool:
-        """Whether something is left free that measured steps took."""
+        """Whether memory is left free for measured steps."""
         return False
 
     @property
     def counts_state(self) -> bool:
-        """Whether the optimizer's state is in the plans, as far as is known."""
+        """Whether plans count the optimizer's state, as far as known."""
         return True
 
     @cached_property
     def waiting(self) -> Waiting:
-        """How long calls have waited for it and for torch."""
+        """The times that calls have waited for plans and for torch."""
         return Waiting()
 
     @abstractmethod
     def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
-        """Return a schedule that was verified on the graph of `joint`, and what is known of it.
+        """Return a verified schedule of a joint graph, with its figures.
 
         Args:
-            joint: what torch has captured.
-            captured: the same as torch handed it over.
-            modules: whose parameters are in memory, used or not.
+            joint: the captured joint graph.
+            captured: the same graph as given by torch.
+            modules: modules with their parameters in memory, used or not.
         """
 
     def in_parts(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> tuple[Joint, Captured]:
@@ -118,55 +118,64 @@ class ScheduleSource(ABC):
     def planned_within(
         self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
     ) -> PlannedGraph:
-        """Return what `planned` does, for another budget where this source plans for one."""
+        """Return the result of `planned` for another budget.
+
+        A source without a budget ignores it.
+        """
         del budget_bytes
         return self.planned(joint, captured, modules)
 
     def least(self) -> ScheduleSource | None:
-        """Return a source of plans of the least peak that is found; None where this one plans for no budget."""
+        """Return a source of plans of the least peak found.
+
+        None for a source without a budget.
+        """
         return None
 
     def budget_bytes(self, graph: Graph) -> int | None:
-        """Return the budget for a graph in bytes, as far as it is known before it is planned."""
+        """Return the budget for a graph in bytes, if known before planning."""
         del graph
         return None
 
     def regrant(self) -> None:  # noqa: B027  # only a share has been granted
-        """Let a share be one of what is planned from now on, as former graphs held more than they had to."""
+        """Grant later plans a new share.
+
+        Earlier graphs held more than necessary.
+        """
 
     def carried(self, planned: PlannedGraph, graph: Graph, schedule: Schedule) -> PlannedGraph | None:
-        """Return a schedule as a plan for the graph at other sizes; None where it is above the budget there.
+        """Return a schedule as a plan at other sizes; None above the budget.
 
         Args:
-            planned: the graph's plan at the sizes that it was made for.
+            planned: the graph's plan at its own sizes.
             graph: the graph at the other sizes.
-            schedule: of the plan, or the plain run.
+            schedule: schedule of the plan, or the plain run.
         """
         del planned, graph, schedule
         return None
 
     def reserve(self, missing_bytes: int, gradient_bytes: int, modules: Sequence[nn.Module]) -> bool:
-        """Leave this much of the budget free in what is planned from now on; return whether that can be.
+        """Leave memory free in later plans; return whether this is possible.
 
         Args:
-            missing_bytes: what a measured step took beyond the plan's peak.
-            gradient_bytes: of gradients that were there when that step began.
-            modules: that are called; of what is known of them by now, nothing is reserved.
+            missing_bytes: memory of a measured step beyond the plan's peak.
+            gradient_bytes: gradients in memory at the start of that step.
+            modules: the called modules; nothing is reserved for their memory that is known by now.
         """
         del missing_bytes, gradient_bytes, modules
         return False
 
     def release(self) -> None:  # noqa: B027  # where nothing is left free, there is nothing to take back
-        """Take back what was left free last, as no plan fits beside it."""
+        """Take the last reserve back, as no plan fits."""
 
 
 @dataclass(frozen=True)
 class FromFile(ScheduleSource):
-    """The schedule in a file, which must have been made for the same graph.
+    """The schedule in a file, for the same graph.
 
     Attributes:
-        path: of the file.
-        file: what it says.
+        path: path of the file.
+        file: content of the file.
     """
 
     is_given = True
@@ -179,12 +188,12 @@ class FromFile(ScheduleSource):
         """Read the file.
 
         Args:
-            path: of the file.
-            fused: inductor's kernels are to run it.
+            path: path of the file.
+            fused: inductor's kernels will run the schedule.
 
         Raises:
-            ScheduleFileError: it cannot be read, or holds no plan.
-            UsageError: it was not made for a PyTorch step, or for other kernels.
+            ScheduleFileError: the file cannot be read, or has no plan.
+            UsageError: the schedule is not for a PyTorch step, or is for other kernels.
         """
         file = read_schedule(path)
         if file.structure is None:
@@ -219,8 +228,8 @@ class FromFile(ScheduleSource):
         """Return the schedule in the file.
 
         Raises:
-            GraphError: it was made for another graph; names the first op that differs.
-            InvalidSchedule: it breaks a rule.
+            GraphError: the schedule is for another graph; the message names the first different op.
+            InvalidSchedule: the schedule breaks a rule.
         """
         del captured, modules
         graph = graph_of(joint, _NAME)
@@ -228,20 +237,22 @@ class FromFile(ScheduleSource):
         # Whether a step holds does not depend on how fast the link is.
         trace = simulate(graph, self.file.schedule, link=Link(Fraction(1)))
         planned = PlannedGraph.of(graph, self.file.schedule, trace, self.file.budget_bytes)
-        # The graph has no times here.
+        # The graph here has no times.
         return replace(planned, overhead=self.file.overhead or 0.0)
 
 
 def check_structure(graph: Graph, structure: Mapping[str, str], where: str) -> None:
-    """Check that a graph is the planned one: the same ops on the same values, with the same shapes and constants.
+    """Check that a graph equals the planned graph.
+
+    It must have the same ops on the same values, with the same shapes and constants.
 
     Args:
-        graph: of what is to run.
+        graph: graph of the step to run.
         structure: signatures of the planned graph's ops by name.
-        where: where they come from, for messages.
+        where: origin of the signatures, for messages.
 
     Raises:
-        GraphError: it is another one.
+        GraphError: the graph is another.
     """
     if (fault := structure_fault(graph, structure)) is not None:
         raise GraphError(
@@ -251,10 +262,10 @@ def check_structure(graph: Graph, structure: Mapping[str, str], where: str) -> N
 
 
 def structure_fault(graph: Graph, structure: Mapping[str, str]) -> str | None:
-    """Return in what a graph is another than the planned one; None where it is the same.
+    """Return the first difference from the planned graph, or None.
 
     Args:
-        graph: of what is to run.
+        graph: graph of the step to run.
         structure: signatures of the planned graph's ops by name.
     """
     for op in graph.ops:
@@ -269,7 +280,7 @@ def structure_fault(graph: Graph, structure: Mapping[str, str]) -> str | None:
 
 @dataclass
 class WithinBudget(ScheduleSource):
-    """A plan made for each graph when it is first captured, and kept.
+    """Plans within a budget, made at each graph's first capture and kept.
 
     Attributes:
         request: the plan that is wanted.
@@ -290,7 +301,7 @@ class WithinBudget(ScheduleSource):
         granted: bytes of the largest budget that a share has come to: smaller inputs may use as much as larger ones.
 
     Raises:
-        UsageError: the folder is a file, or the optimizer's state cannot be told.
+        UsageError: the folder is a file, or the optimizer's state is unknown.
     """
 
     request: Request
@@ -319,10 +330,10 @@ class WithinBudget(ScheduleSource):
             raise UsageError(f"plans: {self.folder} is a file", hint="name a folder; it is made where there is none")
 
     def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
-        """Return the plan for this graph, made now or before.
+        """Return the plan for this graph, new or earlier.
 
         Raises:
-            DoesNotFit: there is none.
+            DoesNotFit: no plan fits.
         """
         prepared = self.prepared(joint, captured, modules)
         key = self.key(prepared)
@@ -431,31 +442,42 @@ class WithinBudget(ScheduleSource):
     def planned_within(
         self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
     ) -> PlannedGraph:
-        """Return the plan for this graph within another budget, in bytes; what was measured is shared.
+        """Return the plan for this graph within another budget, in bytes.
+
+        Measurements are shared.
 
         Raises:
-            DoesNotFit: there is none.
+            DoesNotFit: no plan fits.
         """
         source = replace(self, request=self.request.at(budget_bytes))
         source.waiting = self.waiting
         return source.planned(joint, captured, modules)
 
     def least(self) -> ScheduleSource | None:
-        """Return a source of plans of the least peak that is found; what was measured is shared."""
+        """Return a source of plans of the least peak found.
+
+        Measurements are shared.
+        """
         source = replace(self, request=replace(self.request, budget=parse_budget("min")))
         source.waiting = self.waiting
         return source
 
     def budget_bytes(self, graph: Graph) -> int | None:
-        """Return the budget for a graph in bytes; None where it is the smallest that is found."""
+        """Return the budget for a graph in bytes.
+
+        None stands for the smallest budget that can be found.
+        """
         return self.request_for(graph).budget_bytes(graph)
 
     def regrant(self) -> None:
-        """Let a share be one of what is planned from now on."""
+        """Grant later plans a new share."""
         self.granted = 0
 
     def state_bytes(self) -> int:
-        """Return the bytes of the optimizer's state: of what it has by now, else of what its first step will make."""
+        """Return the bytes of the optimizer's state.
+
+        A state that does not exist yet is counted as its first step will allocate it.
+        """
         return 0 if self.optimizer is None else optimizer_state_bytes(self.optimizer)
 
     def standing(self, modules: Sequence[nn.Module]) -> int:
@@ -463,27 +485,30 @@ class WithinBudget(ScheduleSource):
         return standing_bytes(modules, gradients=not self.graph_options.accumulate)
 
     def reserve(self, missing_bytes: int, gradient_bytes: int, modules: Sequence[nn.Module]) -> bool:
-        """Leave this much of the budget free; see `ScheduleSource.reserve`. The smallest budget leaves nothing free."""
+        """Leave memory of the budget free; see `ScheduleSource.reserve`.
+
+        The smallest budget leaves nothing free.
+        """
         if self.request.budget is None or self.request.budget.smallest:
             return False
         self.before_bytes = self.missed_bytes
-        # Gradients that are there by now, and were not in that step, are no part of what it missed.
+        # Gradients that exist by now, but not in that step, were no part of its missing memory.
         known = min(gradient_bytes, max(0, self.standing(modules) - self.standing_bytes))
         self.missed_bytes += max(0, missing_bytes - known)
         return True
 
     def release(self) -> None:
-        """Take back what was left free last; when that is done again, all that was."""
+        """Take the last reserve back; the second time take all back."""
         self.missed_bytes, self.before_bytes = self.before_bytes, 0
 
     @property
     def has_reserved(self) -> bool:
-        """Whether something is left free that measured steps took."""
+        """Whether memory is left free for measured steps."""
         return self.missed_bytes > 0
 
     @property
     def counts_state(self) -> bool:
-        """Whether the optimizer's state is in the plans."""
+        """Whether plans count the optimizer's state."""
         return self.optimizer is not None or self.graph_options.optimizer is not None
 
     @property
@@ -520,7 +545,10 @@ class WithinBudget(ScheduleSource):
         return prepare_reading(reading, _NAME, self.graph_options, measured=measured)
 
     def measured(self, joint: Joint, prepared: Prepared) -> Measurements:
-        """Return what the kernels of a step take here: as an earlier run of Python has left it, or measured now."""
+        """Return times and memory of a step's kernels on this machine.
+
+        They come from an earlier run of Python, or are measured now.
+        """
         here = {"graph": graph_sha256(prepared.graph), "machine": machine(joint.device), "version": __version__}
         path = self.path("kernels", sha256(canonical_json(here)).hexdigest())
         if path is not None and os.path.exists(path):
@@ -540,7 +568,7 @@ class WithinBudget(ScheduleSource):
         return found
 
     def key(self, prepared: Prepared) -> str:
-        """Return a hash of all that a plan depends on."""
+        """Return a hash of all inputs of a plan."""
         asked = {
             "graph": graph_sha256(prepared.graph),
             "budget_bytes": self.request_for(prepared.graph).budget_bytes(prepared.graph),
@@ -553,7 +581,7 @@ class WithinBudget(ScheduleSource):
         return sha256(canonical_json(asked)).hexdigest()
 
     def kept(self, key: str, prepared: Prepared) -> PlannedGraph | None:
-        """Return the plan that an earlier run of Python left in the folder; None where there is none that holds."""
+        """Return a valid plan that an earlier run of Python left, or None."""
         path = self.path("plan", key)
         if path is None or not os.path.exists(path):
             return None
@@ -570,7 +598,7 @@ class WithinBudget(ScheduleSource):
         return self.granting(PlannedGraph.of(prepared.graph, file.schedule, trace, budget))
 
     def made(self, key: str, prepared: Prepared) -> PlannedGraph:
-        """Make a plan, and leave it in the folder."""
+        """Plan a graph, and save the plan in the folder."""
         request = self.request_for(prepared.graph)
         with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
             planning = plan(prepared, request)
@@ -581,9 +609,11 @@ class WithinBudget(ScheduleSource):
         return self.granting(planned)
 
     def request_for(self, graph: Graph) -> Request:
-        """Return what is asked for a graph; a share is one of the largest plain peak there was.
+        """Return the request for a graph.
 
-        The first step waits for the plan: without a time limit of the user's, the planner has some seconds.
+        A share is of the largest plain peak so far.
+
+        The first step waits for the plan: without the user's time limit, the planner has some seconds.
         """
         request, chosen = self.request, self.request.chosen
         if chosen.has("time_limit") and "time_limit" not in chosen.options:
@@ -594,7 +624,7 @@ class WithinBudget(ScheduleSource):
         if not self.is_share:
             return request
         seen = graph
-        if self.missed_bytes:  # memory that steps took beyond their plans does not raise the budget
+        if self.missed_bytes:  # memory of steps beyond their plans does not raise the budget
             seen = replace(graph, resident_bytes=graph.resident_bytes - self.missed_bytes)
         return request.at(max(request.budget_bytes(seen) or 0, self.granted))
 
@@ -653,7 +683,10 @@ def told_of_parts(cuts: Mapping[str, Split]) -> str:
 
 
 def _up_to(request: Request, graph: Graph) -> str:
-    """Return how large a graph is and how long a plan for it may take, for whoever waits."""
+    """Return a graph's size and its plan's longest time, in words.
+
+    Users read this while they wait.
+    """
     text = f"the step has {format_count(len(graph.ops))} ops"
     if not request.chosen.has("time_limit"):
         return text
@@ -662,11 +695,11 @@ def _up_to(request: Request, graph: Graph) -> str:
 
 
 def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
-    """Return the error that says that no plan fits, what the floor is, and why.
+    """Return the error for no plan, with the least memory and reasons.
 
     Args:
-        solution: without a plan.
-        free_bytes: of what is always in memory: left free for what the model does not see.
+        solution: a solution without a plan.
+        free_bytes: reserved bytes that count as always in memory.
     """
     graph, working_set = solution.problem.graph, solution.working_set
     gradients = sum(graph.tensors[name].bytes for name in graph.outputs if name in graph.producer)
@@ -696,12 +729,14 @@ def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
 
 
 def larger_share(peak_bytes: int, beside_bytes: int, activation_bytes: int) -> str:
-    """Return a peak as a budget that is a share of activations, and a comma, where these are the smaller part.
+    """Return a peak as a budget in shares of activations, with a comma.
+
+    The text is empty unless activations are the smaller part.
 
     Args:
-        peak_bytes: of the step.
-        beside_bytes: what is in memory beside activations.
-        activation_bytes: their most in the plain run.
+        peak_bytes: peak of the step.
+        beside_bytes: memory besides activations.
+        activation_bytes: peak of activations in the plain run.
     """
     if not 0 < activation_bytes < beside_bytes or not beside_bytes <= peak_bytes <= beside_bytes + activation_bytes:
         return ""
@@ -720,14 +755,14 @@ def graph_options(
     measurements: str | None = None,
     link_bandwidth: str | float | None = None,
 ) -> GraphOptions:
-    """Return how a captured step becomes the graph that is planned.
+    """Return the options of turning a captured step into a graph.
 
     Args:
         optimizer: one of `OPTIMIZERS` by name, or an optimizer, or None.
-        accumulate: whether gradients are there before the step.
+        accumulate: whether gradients are in memory before the step.
         device: a device profile; None: the one for the device that torch would use.
-        measurements: a file of what was measured, which gives times instead.
-        link_bandwidth: of the link to the host; None: that of the device profile, where there is one.
+        measurements: a file of measurements, which gives times instead.
+        link_bandwidth: bandwidth of the link to the host; None: the device profile's, if any.
 
     Raises:
         UsageError: there is no such optimizer.
@@ -749,7 +784,10 @@ def graph_options(
 
 
 def default_profile() -> str:
-    """Return the device profile for the device that torch would use; for CUDA by its name (untried on a GPU)."""
+    """Return the device profile for torch's device.
+
+    For CUDA it is chosen by name (untried on a GPU).
+    """
     if not torch.cuda.is_available():
         return "laptop-cpu"
     name = torch.cuda.get_device_name().lower()

@@ -1,4 +1,4 @@
-"""What stands for tensors that are gone, and for what a model was called with."""
+"""Descriptions of tensors and inputs that are gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Dimension = tuple[int, int]
 
 @dataclass(frozen=True)
 class Described:
-    """What stands for a tensor once it is gone."""
+    """The description of a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -36,26 +36,26 @@ class Described:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether it has its numbers one after another."""
+        """Whether the tensor is contiguous."""
         strides = make_contiguous_strides_for(self.shape)
         return all(size == 1 or own == one for size, own, one in zip(self.shape, self.stride, strides, strict=True))
 
     def is_like(self, other: Described) -> bool:
-        """Tell whether another tensor differs in sizes alone."""
+        """Return whether another tensor differs in sizes alone."""
         same = (self.dtype, self.requires_grad, len(self.shape)) == (other.dtype, other.requires_grad, len(other.shape))
         return same and (self.stride == other.stride or (self.is_contiguous and other.is_contiguous))
 
 
 @dataclass(frozen=True)
 class DescribedShard:
-    """What stands for a DTensor once it is gone.
+    """The description of a DTensor.
 
     Attributes:
-        local: what this rank holds of it.
+        local: description of this rank's part.
         mesh: the ranks.
-        placements: how it is split among them, for each dimension of the mesh.
-        shape: of the whole.
-        stride: of the whole.
+        placements: split among the ranks, for each dimension of the mesh.
+        shape: shape of the whole.
+        stride: strides of the whole.
         requires_grad: whether it needs a gradient.
     """
 
@@ -73,7 +73,7 @@ class DescribedShard:
 
 
 def described(value: Any) -> Any:
-    """Return what stands for a tensor; any other value as it is."""
+    """Return the description of a tensor; other values unchanged."""
     if isinstance(value, DTensor):
         whole = value.shape, value.stride(), value.requires_grad
         return DescribedShard(described(value._local_tensor), value.device_mesh, value.placements, *whole)
@@ -84,12 +84,14 @@ def described(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model is called with, described; of a number only that it is one, as it may count steps.
+    """The described arguments of a model's call.
+
+    Numbers are described by their type alone, as they may count steps.
 
     Attributes:
         leaves: the inputs.
-        structure: what they are in.
-        autocast: whether it is on, and its element type.
+        structure: structure of the arguments.
+        autocast: whether autocast is on, and its element type.
     """
 
     leaves: tuple[Any, ...]
@@ -98,12 +100,12 @@ class Inputs:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str) -> Inputs:
-        """Return what stands for inputs.
+        """Return the description of arguments.
 
         Args:
-            args: by position.
-            kwargs: by name.
-            device: kind of device that they are on.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            device: kind of their device.
         """
         leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
         autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
@@ -111,11 +113,14 @@ class Inputs:
 
     @property
     def numel(self) -> int:
-        """How many numbers the inputs have together."""
+        """The number of elements of all inputs."""
         return sum(prod(leaf.shape) for leaf in self.leaves if isinstance(leaf, Described))
 
     def differing(self, other: Inputs) -> frozenset[Dimension] | None:
-        """Return the dimensions in which others have other sizes; None where they differ in more than that."""
+        """Return the dimensions in which other inputs have other sizes.
+
+        None if they differ in more than sizes.
+        """
         if (self.structure, self.autocast) != (other.structure, other.autocast):
             return None
         found: set[Dimension] = set()
@@ -129,9 +134,9 @@ class Inputs:
         return frozenset(found)
 
     def is_within(self, other: Inputs, dimensions: frozenset[Dimension]) -> bool:
-        """Tell whether others are the same but for larger sizes in some dimensions.
+        """Return whether other inputs differ only by larger sizes.
 
-        Torch captures sizes of 0 and 1 by themselves.
+        Only these dimensions may be larger. Torch captures sizes of 0 and 1 separately.
         """
         differing = self.differing(other)
         if differing is None or not differing <= dimensions:

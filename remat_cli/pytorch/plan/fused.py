@@ -1,10 +1,12 @@
-"""A plan with inductor's fused kernels: planned, compiled, its peak read from what was compiled, and corrected.
+"""A plan with inductor's fused kernels, compiled and corrected.
 
-Fusion takes intermediates away, and inductor moves work about, so the peak of what runs is near that of the plan on the
-graph, and not the same. What inductor has compiled is a sequence of kernels and of the memory that is made and freed
-around them: it is run once on tensors without data, forward and backward pass together with what is handed over. Where
-that peak is above the budget, the plan is compiled again without the fusions that change the order of ops, and then a
-tighter plan is; where it leaves room, a looser one.
+The peak is read from the compiled code.
+
+Fusion removes intermediates, and inductor moves ops, so the compiled peak is near the plan's peak on the graph, but not
+equal. Inductor's code is a sequence of kernels, allocations and frees: it runs once on tensors without data, forward
+and backward pass with the saved tensors. If its peak is above the budget, the plan is compiled again without the
+fusions that change the order of ops, and then a tighter plan is compiled. If the peak leaves room, a looser plan is
+compiled.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from remat_cli.units import format_bytes, format_time
 
 _log = logging.getLogger("remat")
 
-# A step is compiled at most so often before it runs, to come near its budget and not above it.
+# Largest number of compilations of a step before it runs.
 MOST_COMPILED = 3
-# A plan that leaves more than this share of the budget free is made again, with that room.
+# A plan that leaves more than this share of the budget free is replaced by a looser one.
 _ROOM = 0.03
 # A tighter plan is asked for with this share of the budget beyond what was missing, as fusion takes its peak elsewhere.
 _MARGIN = 0.01
@@ -47,13 +49,13 @@ _LOOSER = (1.06, 1.15)
 
 @dataclass(frozen=True)
 class CompiledMemory:
-    """Bytes that a compiled step takes beside its inputs.
+    """Memory of a compiled step without its inputs, in bytes.
 
     Attributes:
-        forward: the most in the forward pass.
-        kept: between the passes, with what the forward pass returns.
-        backward: the most in the backward pass, with what the forward pass returned and the gradients of that.
-        peak_at: the kernel that runs where the peak is.
+        forward: peak of the forward pass.
+        kept: memory between the passes, with the forward pass's outputs.
+        backward: peak of the backward pass, with the outputs and their gradients.
+        peak_at: the kernel at the peak.
     """
 
     forward: int
@@ -63,20 +65,20 @@ class CompiledMemory:
 
     @property
     def peak(self) -> int:
-        """The most at one time."""
+        """The peak of both passes."""
         return max(self.forward, self.backward)
 
 
 @dataclass(frozen=True, eq=False)
 class FusedPlan:
-    """A plan whose two graphs are compiled.
+    """A plan with its two graphs compiled.
 
     Attributes:
-        planned: the plan, with the peak of what was compiled.
+        planned: the plan, with the compiled peak.
         forward: forward pass.
         backward: backward pass.
-        memory: what they take.
-        keeps_order: no ops are fused of which neither reads the other.
+        memory: memory of the compiled graphs.
+        keeps_order: ops are fused only if one reads the other.
     """
 
     planned: PlannedGraph
@@ -87,24 +89,25 @@ class FusedPlan:
 
 
 def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> FusedPlan:
-    """Plan a step and compile it, at most three times, so that what was compiled keeps within the budget.
+    """Plan and compile a step until it fits the budget, at most three times.
 
     Args:
-        source: makes the plans.
+        source: source of plans.
         joint: the step, as inductor decomposes it.
-        captured: the same as torch handed it over.
-        modules: whose parameters are in memory.
+        captured: the same graph as given by torch.
+        modules: modules with their parameters in memory.
 
     Raises:
-        DoesNotFit: there is no plan, or what is compiled stays above the budget; says where its peak is.
-        GraphError: inductor does not compile it.
+        DoesNotFit: there is no plan, or the compiled step stays above the budget; the message has the place of its
+            peak.
+        GraphError: inductor does not compile the step.
         UsageError: there is no compiler.
     """
     planned = source.planned(joint, captured, modules)
     given = planned.budget_bytes
-    budget = given or sys.maxsize  # where a schedule from a file says none
+    budget = given or sys.maxsize  # a schedule from a file has no budget
     made: list[FusedPlan] = []
-    asked = [budget]  # what each of them was planned for
+    asked = [budget]  # budgets of the plans
     spent, before = source.waiting.spent_ns, source.waiting.spent_ns[COMPILING]
     keeps_order = source.is_smallest
     while True:
@@ -142,7 +145,7 @@ def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules
 
 
 def _corrected(made: Sequence[FusedPlan], asked: Sequence[int], budget: int) -> int:
-    """Return what to plan for next, after plans that were made for what was asked."""
+    """Return the budget of the next plan, after compiled plans."""
     alike = [
         (ask, plan.planned.predicted_peak_bytes)
         for ask, plan in zip(asked, made, strict=True)
@@ -165,16 +168,16 @@ def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
 
 
 def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int, *, keeps_order: bool = False) -> FusedPlan:
-    """Return a plan with its two graphs compiled, and the peak of what was compiled.
+    """Return a plan with its two graphs compiled, and their peak.
 
     Args:
         joint: the step, as inductor decomposes it.
         planned: the plan.
-        forward_outputs: how many results the step has.
-        keeps_order: fuse no ops of which neither reads the other: fewer fusions, and less memory.
+        forward_outputs: number of the step's outputs.
+        keeps_order: fuse ops only if one reads the other: fewer fusions, and less memory.
 
     Raises:
-        GraphError: inductor does not compile it.
+        GraphError: inductor does not compile the plan.
         UsageError: there is no compiler.
     """
     made = halves(joint, planned.schedule, fused=True)
@@ -192,7 +195,7 @@ def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int, *, 
 
 
 def _take_strides(backward: fx.GraphModule, saved: Sequence[fx.Node], strides: Sequence[Sequence[int] | None]) -> None:
-    """Have the backward pass take what is handed over as the forward pass makes it."""
+    """Give the backward pass the strides of saved tensors."""
     taken = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     for value, stride in zip(saved, strides, strict=True):
         fake = value.meta["val"]
@@ -228,7 +231,10 @@ def _memory(forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes
 
 
 def _without_data(value: Any) -> Any:
-    """Return a tensor on the device "meta" for a fake one; a number is given back."""
+    """Return a fake tensor's copy on the device "meta".
+
+    A number is returned unchanged.
+    """
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
@@ -241,10 +247,10 @@ def _described(tensor: torch.Tensor) -> tuple[Any, ...]:
 class _Replay(TorchDispatchMode):
     """Follows memory on the device "meta" while the code around kernels runs.
 
-    Kernels that were not compiled are run by themselves, once for each kind of call, for the memory that they take.
+    Kernels that are not compiled run alone, once for each kind of call, to measure their memory.
 
     Attributes:
-        most: most bytes at one time, beside the inputs, and the kernel that ran then.
+        most: peak without the inputs, in bytes, and the kernel that ran then.
     """
 
     def __init__(self, inputs: Sequence[Any], device: str) -> None:
@@ -257,7 +263,7 @@ class _Replay(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Bytes in memory now, beside the inputs."""
+        """Bytes in memory now, without the inputs."""
         return self._live.bytes - self._inputs_bytes
 
     def make(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -267,7 +273,7 @@ class _Replay(TorchDispatchMode):
         self._live.see(tensors)
 
     def ran(self, kernel: str, workspace: int = 0) -> None:
-        """Take note of what is in memory while a kernel runs."""
+        """Note the memory while a kernel runs."""
         now = self.bytes + workspace
         if now > self.most[0]:
             self.most = now, kernel

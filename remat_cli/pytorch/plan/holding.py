@@ -1,4 +1,7 @@
-"""Measured steps held against the budget: what a plan did not know of is left free in the next one."""
+"""Measured steps compared with the budget.
+
+The next plan leaves memory free that the last one did not know of.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,19 @@ _log = logging.getLogger("remat")
 
 Made = TypeVar("Made")
 
-# A model is planned again at most so often for memory that measured steps took beyond the plan.
+# Largest number of new plans for memory of measured steps beyond the plan.
 _MOST_REPLANNED = 3
 # Tolerance of a measured step above the budget: alignment, and single numbers such as counters of steps.
 _SLACK_BYTES = 16_384
 
 
 class Holding:
-    """Holds measured steps against the budget.
+    """Compares measured steps with the budget.
 
     Attributes:
-        source: leaves memory free in what is planned from then on.
+        source: source of plans, which can leave memory free.
         watch: measures the steps.
-        strict: a step for which no plan fits is refused, though others have run.
+        strict: refuse a later step without a plan that fits.
         has_begun: a step has run.
     """
 
@@ -45,7 +48,7 @@ class Holding:
         self._replanned = 0
         self._warned = False
         self._tells_of_least = False
-        self._above = ""  # what a measured step took, where another plan is to be made for that
+        self._above = ""  # a measured step's peak in words, if it needs a new plan
 
     def planned(
         self,
@@ -55,12 +58,14 @@ class Holding:
         *,
         again: bool = False,
     ) -> tuple[Made, PlannedGraph]:
-        """Make a plan; where none fits and a step has run already, make the one of the least peak, and warn.
+        """Make a plan that fits; after the first step, at worst the least peak.
+
+        A plan of the least peak comes with a warning.
 
         Args:
-            joint: what is planned.
-            possible: positions of forward outputs that the caller may let go of before the backward pass.
-            make: makes it, by plans of a source.
+            joint: the joint graph to plan.
+            possible: positions of forward outputs that the caller may free before the backward pass.
+            make: makes the plan, from a source.
             again: another plan of the same step has run.
 
         Raises:
@@ -68,7 +73,7 @@ class Holding:
         """
         try:
             made = make(self.source, joint)
-        except (DoesNotFit, InvalidSchedule) as error:  # invalid: a file's, where an output is to be let go of
+        except (DoesNotFit, InvalidSchedule) as error:  # invalid: a file's schedule, if an output may be freed
             # Its traceback would keep all frames of this call, and what the model returns, until the next collection.
             refusal: RematError = error.with_traceback(None)
             refusal.__context__ = None
@@ -95,11 +100,11 @@ class Holding:
         return runs, replace(planned, budget_bytes=budget)
 
     def tell_of_least(self, predicted: int, budget: int) -> None:
-        """Warn, once, that no plan fits, though others have run, and the one of the least peak runs.
+        """Warn once that no plan fits, and that the least peak runs.
 
         Args:
-            predicted: its peak, in bytes.
-            budget: in bytes.
+            predicted: peak of that plan, in bytes.
+            budget: budget in bytes.
         """
         above, self._above = self._above, ""
         self._replanned = _MOST_REPLANNED
@@ -114,23 +119,25 @@ class Holding:
         )
 
     def tell_again(self) -> None:
-        """Tell that another plan has been made for what a measured step took."""
+        """Tell that a new plan leaves a measured step's memory free."""
         above, self._above = self._above, ""
         if above:
             told(logging.WARNING, f"{above}; planned again with that left free")
 
     @staticmethod
     def is_above(measured: MeasuredStep, budget: int) -> bool:
-        """Tell whether a measured step is above the budget before its optimizer's step."""
+        """Return whether a step exceeds the budget before its optimizer's step."""
         return measured.passes_bytes > budget + _SLACK_BYTES
 
     def note_old_gradients(self, measured: MeasuredStep, budget: int, old: int) -> None:
-        """Note that another plan is to be made, as gradients of the step before are there in the forward pass.
+        """Note the need for a new plan that counts old gradients.
+
+        Gradients of the earlier step are in memory in the forward pass.
 
         Args:
             measured: a step.
-            budget: in bytes.
-            old: these, in bytes.
+            budget: budget in bytes.
+            old: old gradients in bytes.
         """
         self._above = (
             f"the measured step peaks at {format_bytes(measured.peak_bytes)}, above the budget of "
@@ -139,13 +146,13 @@ class Holding:
         self.watch.again()
 
     def needs_another(self, measured: MeasuredStep, predicted: int, budget: int, modules: Sequence[nn.Module]) -> bool:
-        """Tell whether another plan is to be made, with more left free; warn of a step above the budget.
+        """Return whether a new plan must leave more free; warn above the budget.
 
         Args:
             measured: a step.
             predicted: the peak of the plan, in bytes.
-            budget: in bytes.
-            modules: that are called.
+            budget: budget in bytes.
+            modules: the called modules.
         """
         most = budget + _SLACK_BYTES
         missing = measured.passes_bytes - predicted
@@ -164,7 +171,7 @@ class Holding:
         return False
 
     def _what(self, missing: int) -> str:
-        """Return what may have taken memory that the plan does not have."""
+        """Return the likely cause of memory beyond the plan, in words."""
         unseen = "of what the model does not see (a loss outside, gradients that are kept, several forward passes)"
         if (calls := self.watch.calls) > 1:
             unseen = (
@@ -178,12 +185,14 @@ class Holding:
         return f"for {named}" if missing - state <= _SLACK_BYTES else f"for {named}, and the rest {unseen}"
 
     def warn_of_tightest(self, predicted: int, budget: int, missed: int) -> None:
-        """Warn that no plan leaves free what steps took beyond their plans; the one of the least peak runs.
+        """Warn that no plan has room for steps' extra memory.
+
+        The plan of the least peak runs.
 
         Args:
-            predicted: its peak, with that, in bytes.
-            budget: in bytes.
-            missed: what steps took, in bytes.
+            predicted: peak of that plan with the extra memory, in bytes.
+            budget: budget in bytes.
+            missed: extra memory of steps, in bytes.
         """
         self._replanned = _MOST_REPLANNED
         self.warn(
@@ -193,7 +202,7 @@ class Holding:
         )
 
     def warn(self, text: str) -> None:
-        """Warn of a step above the budget, once."""
+        """Warn once of a step above the budget."""
         if not self._warned:
             told(logging.WARNING, text)
         self._warned = True

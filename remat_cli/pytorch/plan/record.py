@@ -1,4 +1,7 @@
-"""What was planned for a model, and what ran: kept while it trains, and shown by `plan_of`."""
+"""The record of a model's plans and runs.
+
+It is kept while the model trains; `plan_of` returns it.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ from remat_cli.units import format_bytes, format_count, format_share, format_tim
 
 _LOG = logging.getLogger("remat")
 
-_VISIBLE = 0.03  # of a predicted peak; what is measured is otherwise at most so far from it
+_VISIBLE = 0.03  # share of a predicted peak; other measured peaks differ at most this much
 
 
 @dataclass(eq=False)
 class PlannedGraph:
-    """The plan that a captured graph runs by, and what was seen of its runs.
+    """The plan of a captured graph, with figures of its runs.
 
     Attributes:
-        graph: what is planned.
-        schedule: what runs.
-        budget_bytes: total device memory that the plan keeps within; None where the schedule came from a file.
+        graph: the planned graph.
+        schedule: the schedule.
+        budget_bytes: budget for total device memory; None for a schedule from a file.
         fixed_bytes: always in memory: parameters, buffers, inputs, optimizer state.
         predicted_peak_bytes: of the plan, with what is always there.
         plain_peak_bytes: of the same graph unplanned.
@@ -59,13 +62,13 @@ class PlannedGraph:
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, trace: Trace, budget_bytes: int | None = None) -> PlannedGraph:
-        """Return what is known of a plan before it runs.
+        """Return the record of a plan before it runs.
 
         Args:
-            graph: what is planned.
+            graph: the planned graph.
             schedule: the plan.
-            trace: what the judge makes of it.
-            budget_bytes: that it was made for; None where it came from a file.
+            trace: the judge's replay.
+            budget_bytes: budget of the plan; None for a schedule from a file.
         """
         plain = baseline_of(graph)
         return cls(
@@ -92,21 +95,23 @@ class PlannedGraph:
 
 @dataclass(eq=False)
 class PlanRecord:
-    """What was planned for a model, and how its calls ran; `print` of it is a small report.
+    """The record of a model's plans and calls.
+
+    `print` shows it as a small report.
 
     Attributes:
-        budget: as it was asked for; the file's name where the schedule came from a file.
-        graphs: what was planned, in the order in which it was captured.
-        last: what the last planned call ran by; None before there was one.
-        backward_passes: how many ran as planned.
-        unplanned: how many calls ran unplanned, by the reason.
-        refused: how many calls did not run, as no plan fits at their sizes.
-        is_part: another planned model has it as a part, and is planned as a whole.
-        gradients_unplanned: gradients of the model's parameters arrived that no planned backward pass had made.
-        without: what measured peaks leave out, in words.
-        waited_ns: time that calls waited before they ran as planned, by what it was for, in nanoseconds.
+        budget: budget, as the user gave it; the file's name for a schedule from a file.
+        graphs: planned graphs, in the order of their capture.
+        last: plan of the last planned call; None before the first.
+        backward_passes: number of planned backward passes.
+        unplanned: number of unplanned calls, by reason.
+        refused: number of refused calls, for which no plan fits.
+        is_part: the model is part of another planned model.
+        gradients_unplanned: gradients of the model's parameters arrived from unplanned backward passes.
+        without: part that measured peaks leave out, in words.
+        waited_ns: time that calls waited before they ran as planned, by cause, in nanoseconds.
         around_run: entered while a planned call runs.
-        at_backward: called where a planned backward pass begins.
+        at_backward: called at the beginning of a planned backward pass.
     """
 
     budget: str
@@ -124,11 +129,14 @@ class PlanRecord:
 
     @property
     def calls(self) -> int:
-        """How many calls ran as planned."""
+        """The number of calls that ran as planned."""
         return sum(plan.calls for graph in self.graphs for plan in (graph, *graph.carried))
 
     def add(self, planned: PlannedGraph) -> PlannedGraph:
-        """Note a plan, and tell of the first in the log where it is read by default; return the record's own of it."""
+        """Note a plan; return the record's own copy.
+
+        The first plan is logged.
+        """
         own = next((graph for graph in self.graphs if graph.schedule is planned.schedule), None)
         if own is None:
             own = replace(planned, calls=0, carried=[], measured_peak_bytes=[])
@@ -138,7 +146,7 @@ class PlanRecord:
 
     @contextmanager
     def runs(self, graph: PlannedGraph) -> Iterator[None]:
-        """Note that a call runs by a plan, while it does."""
+        """Note a call by a plan while it runs."""
         graph.calls += 1
         self.last = graph
         with self.around_run():
@@ -201,13 +209,16 @@ def more_time(overhead: float) -> str:
 
 
 def waited(spent_ns: Counter[str]) -> str:
-    """Return how long calls waited, all together and for each thing."""
+    """Return the times that calls waited, in all and by cause."""
     each = ", ".join(f"{name} {format_time(time, 'ns')}" for name, time in spent_ns.items() if time)
     return f"{format_time(spent_ns.total(), 'ns')}: {each}"
 
 
 def beyond(more: int, predicted: int) -> list[str]:
-    """Return a line where steps took visibly more than was predicted, by so many bytes; else none."""
+    """Return a line if steps used visibly more memory than predicted.
+
+    Otherwise there are no lines.
+    """
     if more <= _VISIBLE * predicted:
         return []
     return [
@@ -217,7 +228,10 @@ def beyond(more: int, predicted: int) -> list[str]:
 
 
 def told(level: int, text: str) -> None:
-    """Write a line to the log; a warning goes to stderr, too, if logging is not set up."""
+    """Write a line to the log.
+
+    A warning goes to stderr, too, if logging is not set up.
+    """
     _LOG.log(level, text)
     listeners = [handler for handler in (*_LOG.handlers, *logging.root.handlers) if not _is_deaf(handler)]
     if not listeners and level >= logging.WARNING and _LOG.isEnabledFor(level):

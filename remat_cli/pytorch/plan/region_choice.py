@@ -1,8 +1,10 @@
-"""The choice among plans of regions: one for each call of a region, so that the whole step fits the budget.
+"""The choice of a plan for each call of a region.
 
-An integer program chooses, and says whose inputs are on the host between their passes; its answer is a schedule of the
-whole step, in which each pass of a region is one op, and what lies between regions is one op for each stretch. The
-judge says what that schedule needs.
+The whole step must fit the budget.
+
+An integer program chooses the plans, and the calls whose inputs are on the host between their passes. Its answer is a
+schedule of the whole step: each pass of a region is one op, and each stretch between regions is one op. The judge
+measures the memory of that schedule.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from remat_cli.pytorch.plan.fused import CompiledMemory
 from remat_cli.pytorch.plan.record import PlannedGraph
 from remat_cli.pytorch.plan.rehearsal import Moment
 
-_SECONDS = 1.0  # for a choice
+_SECONDS = 1.0  # seconds for a choice
 
 
 class ChosenPlans(NamedTuple):
-    """What was chosen for the calls of regions.
+    """The choice for the calls of regions.
 
     Attributes:
-        places: of plans, one of each curve.
-        least: what no choice goes below.
+        places: places of the chosen plans, one in each curve.
+        least: lower bound on all choices.
         away: numbers of the calls whose inputs are on the host between their passes.
     """
 
@@ -39,16 +41,16 @@ class ChosenPlans(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RegionPoint:
-    """A plan of a region, beside what is there when it begins.
+    """A plan of a region, without memory from before the region.
 
     Attributes:
         planned: the plan.
-        kept: bytes from the end of its forward to the begin of its backward pass, without what it returns.
-        forward: the most that its forward pass has at one time.
-        backward: the most that its backward pass has at one time, without what it returned and that one's gradient.
-        time: of the whole region.
-        forward_time: of its forward pass.
-        outputs: bytes of what the region returns.
+        kept: bytes kept between its passes, without the outputs.
+        forward: peak of its forward pass.
+        backward: peak of its backward pass, without the outputs and their gradients.
+        time: time of the whole region.
+        forward_time: time of its forward pass.
+        outputs: bytes of the region's outputs.
     """
 
     planned: PlannedGraph
@@ -61,12 +63,12 @@ class RegionPoint:
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, outputs: int) -> RegionPoint:
-        """Return what the judge makes of a plan of a region.
+        """Return a region's plan as measured by the judge.
 
         Args:
-            graph: of the region.
+            graph: graph of the region.
             schedule: the plan.
-            outputs: bytes of what the region returns.
+            outputs: bytes of the region's outputs.
         """
         trace = simulate(graph, schedule)
         runs = [
@@ -86,11 +88,11 @@ class RegionPoint:
         )
 
     def at(self, schedule: Schedule) -> RegionPoint:
-        """Return what the judge makes of another plan of the same region."""
+        """Return another plan of the region as measured by the judge."""
         return RegionPoint.of(self.planned.graph, schedule, self.outputs)
 
     def taking(self, planned: PlannedGraph, memory: CompiledMemory) -> RegionPoint:
-        """Return the same plan with the memory that its compiled kernels take."""
+        """Return the same plan with the memory of its compiled kernels."""
         return replace(
             self,
             planned=planned,
@@ -100,23 +102,23 @@ class RegionPoint:
         )
 
     def most(self, which: str) -> int:
-        """Return the most that a pass has at one time."""
+        """Return the peak of a pass."""
         return self.forward if which == "forward" else self.backward
 
 
 @dataclass(frozen=True, eq=False)
 class WholeStep:
-    """What is known of a step that is planned by regions.
+    """The memory of a step planned by regions.
 
     Attributes:
         always: bytes that are in memory at all times.
-        moments: bytes that are there beside that and the regions, at each moment in their order.
-        paths: of the calls of regions.
-        curves: plans of each, the plain one first.
-        old_gradients: bytes of gradients of the step before, which are there until the backward pass begins.
-        inputs: bytes of the inputs of each call that it alone keeps between its passes, and that `moments` leave out
-            where it does not run; empty where nothing may leave for the host.
-        link: to the host.
+        moments: further bytes outside of regions, at each moment in order.
+        paths: paths of the regions' calls.
+        curves: plans of each call, the plain one first.
+        old_gradients: bytes of the earlier step's gradients, which exist until the backward pass begins.
+        inputs: bytes of the inputs that each call alone keeps between its passes, and that `moments` leave out while
+            the call does not run; empty if nothing may leave for the host.
+        link: link to the host.
     """
 
     always: int
@@ -129,7 +131,7 @@ class WholeStep:
 
     @property
     def _levels(self) -> Iterator[tuple[Moment, int]]:
-        """Bytes that are there at each moment beside what is there always, and beside the regions."""
+        """Bytes at each moment without constant memory and regions."""
         for moment, level in self.moments.items():
             yield moment, level + (0 if moment.is_backward else self.old_gradients)
 
@@ -139,7 +141,7 @@ class WholeStep:
         return tuple(curve[0] for curve in self.curves)
 
     def judged(self, points: Sequence[RegionPoint], free: int, away: Set[int] = frozenset()) -> Trace:
-        """Return what the judge makes of the schedule that these plans come to.
+        """Return the judge's replay of the step with these plans.
 
         Args:
             points: one for each call of a region.
@@ -151,7 +153,10 @@ class WholeStep:
         return simulate(graph, self._moving(schedule, away) if away else schedule, link=self.link)
 
     def _moving(self, schedule: Schedule, away: Set[int]) -> Schedule:
-        """Return a schedule with copies of inputs to the host and back, issued where they are when the step runs."""
+        """Return a schedule with copies of inputs to the host and back.
+
+        The copies are issued as when the step runs.
+        """
         coming: dict[str, list[int]] = {}  # inputs to fetch, by the op that begins
         fetched: set[int] = set()
         for moment in self.moments:
@@ -176,7 +181,10 @@ class WholeStep:
         return Schedule(tuple(steps))
 
     def graph(self, points: Sequence[RegionPoint], free: int) -> Graph:
-        """Return the step as a graph: what a region keeps is a tensor, and its passes make and read it."""
+        """Return the step as a graph.
+
+        A region's kept bytes are a tensor, which its passes write and read.
+        """
         kept = [Tensor(f"kept by {path}", point.kept) for path, point in zip(self.paths, points, strict=True)]
         given = [Tensor(_input(path), size) for path, size in zip(self.paths, self.inputs, strict=False)]
         ops: list[Op] = []
@@ -208,7 +216,7 @@ class WholeStep:
                     recomputable=False,
                 )
             )
-        # What no gradient reaches is kept to the end.
+        # A tensor without gradient is kept to the end.
         rest = [tensor.name for place, tensor in enumerate(kept) if place not in read]
         rest += [tensor.name for place, tensor in enumerate(given) if place not in read and tensor.bytes]
         return build_graph(
@@ -226,31 +234,34 @@ class WholeStep:
         return tuple(curve[place] for curve, place in zip(self.curves, places, strict=True))
 
     def smallest(self, free: int) -> ChosenPlans:
-        """Choose a plan for each region, so that the step has the least peak that was found; `least` is a peak."""
+        """Choose a plan for each region for the least peak.
+
+        `least` is a peak.
+        """
         chosen = self._solved(free, None)
         assert chosen is not None
         return chosen
 
     def tightest(self, free: int) -> ChosenPlans:
-        """Choose a plan for each region, so that the step takes the least time at the least peak that was found."""
+        """Choose a plan for each region for the least time at the least peak."""
         found = self.smallest(free)
         trace = self.judged(self.at(found.places), free, found.away)
         return self.within(trace.peak_bytes, free) or found._replace(least=trace.time)
 
     def least(self, free: int) -> int:
-        """Return the least peak that was found."""
+        """Return the least peak found."""
         found = self.smallest(free)
         return self.judged(self.at(found.places), free, found.away).peak_bytes
 
     def within(self, budget: int, free: int) -> ChosenPlans | None:
-        """Choose a plan for each region, so that the step takes the least time that was found.
+        """Choose a plan for each region for the least time in a budget.
 
         Args:
-            budget: bytes.
+            budget: budget in bytes.
             free: bytes to leave free.
 
         Returns:
-            The choice, `least` being a time; None where nothing was found.
+            The choice, with `least` as a time; None without a choice.
         """
         return self._solved(free, budget)
 
@@ -289,9 +300,9 @@ class WholeStep:
         return ChosenPlans(places, least, frozenset(place for place, x in away.items() if solver.boolean_value(x)))
 
     def _inputs_at(self, moment: Moment, away: Mapping[int, Any]) -> Any:
-        """Return the bytes of inputs that are there at a moment, of those that moments leave out.
+        """Return the bytes of inputs at a moment that `moments` leave out.
 
-        What is away comes back as the backward pass of another region begins, the next one's first.
+        An input on the host comes back when the backward pass of another region begins, the next region's first.
         """
         there: Any = 0
         for place in sorted(moment.holding) if self.inputs else ():
@@ -305,7 +316,10 @@ class WholeStep:
 
     @property
     def _can_leave(self) -> list[int]:
-        """Numbers of the calls whose inputs may be on the host, as their backward pass reads them."""
+        """The calls whose inputs may be on the host.
+
+        Their backward pass reads these inputs.
+        """
         read = {moment.running[0] for moment in self.moments if moment.running and moment.running[1] == "backward"}
         return [place for place, size in enumerate(self.inputs) if size and self.link is not None and place in read]
 
@@ -314,7 +328,7 @@ class WholeStep:
         return frozenset().union(*(moment.holding for moment in self.moments))
 
     def _stalls(self) -> tuple[list[int], list[int]]:
-        """Return for how long the copies of each call's inputs keep a step waiting, at the most and at the least."""
+        """Return the most and the least waiting time for each call's copies."""
         if self.link is None:
             return [], []
         most, least = [], []
@@ -329,5 +343,5 @@ class WholeStep:
 
 
 def _input(path: str) -> str:
-    """Return the name of the tensor that a call is given, and alone keeps."""
+    """Return the name of the tensor of a call's own inputs."""
     return f"given to {path}"

@@ -1,7 +1,9 @@
-"""Kinds of regions: those that torch carries out by one capture are captured, measured and planned once.
+"""Kinds of regions that share one capture by torch.
 
-Whether two regions are of one kind, the guards of torch.compile tell: they hold everything that a capture rests on,
-such as shapes, element types, numbers among the attributes, the mode, and hooks on parts.
+Each kind is captured, measured and planned once.
+
+The guards of torch.compile decide whether two regions are of one kind: they check all that a capture depends on, such
+as shapes, element types, numbers among the attributes, the mode, and hooks on parts.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ from remat_cli.pytorch.programs.program import divided
 
 
 def shared_forward(forward: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-    """Return what carries out a forward method for any module of its class, given first; of a module's own, for it."""
+    """Return a forward function for any module of a class.
+
+    It takes the module first. A module's own forward serves this module alone.
+    """
     if isinstance(forward, MethodType) and forward.__self__ is module and isinstance(forward.__func__, FunctionType):
         return forward.__func__
 
@@ -67,7 +72,10 @@ def shared_forward(forward: Callable[..., Any], module: nn.Module) -> Callable[.
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls one; torch does not look into functions of its own unless others call them."""
+    """Return a function that calls another.
+
+    torch traces its own functions only if others call them.
+    """
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return function(module, *args, **kwargs)
@@ -77,15 +85,15 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(eq=False)
 class Alike:
-    """Calls of regions that torch carries out by one capture, at the same sizes.
+    """Calls of regions with the same capture and sizes.
 
     Attributes:
-        calls: their places.
-        captured: their joint graph.
-        function: what torch captures: calls their forward method, and takes the module first.
-        sizes: what may differ in calls of other sizes; None where the capture is for these sizes alone.
+        calls: places of the calls.
+        captured: joint graph of the calls.
+        function: the captured function: it takes the module first, and calls its forward method.
+        sizes: sizes that may differ in other calls; None for a capture of these sizes alone.
         values: the sizes.
-        seen: what torch has seen of them.
+        seen: sizes that torch has seen.
     """
 
     calls: list[int]
@@ -97,12 +105,14 @@ class Alike:
 
 
 class Captures:
-    """Sorts calls of regions by what torch captures of them, on copies without data.
+    """Groups calls of regions by their capture.
 
-    Sizes that differ between steps become symbols, in a capture that is made once for all steps.
+    Captures are made on copies without data.
+
+    Sizes that differ between steps become symbols in one capture for all steps.
 
     Attributes:
-        hold_elsewhere: what was captured last holds at other sizes, too.
+        hold_elsewhere: the last capture holds at other sizes, too.
     """
 
     def __init__(self, *, takes_sizes: bool, fused: bool = False) -> None:
@@ -120,10 +130,10 @@ class Captures:
         self._sizes: dict[Captured, Sizes | None] = {}
 
     def alike(self, calls: Sequence[RegionCall]) -> tuple[list[Alike], dict[int, GraphError]]:
-        """Sort the calls of a step.
+        """Group the calls of a step.
 
         Returns:
-            Those that are alike, and why the others cannot be captured, by their places.
+            Groups of equal calls, and the errors of other calls by place.
         """
         former = [self._former.get(call.name, call) for call in calls]
         twins = _twins(calls)
@@ -183,7 +193,7 @@ def _captured(
 
 
 def _made(call: RegionCall) -> Any:
-    """Return what a region is called with, without data: arguments, and keyword arguments."""
+    """Return the arguments of a region's call, without data."""
     return pytree.tree_map(
         lambda leaf: leaf.made() if isinstance(leaf, Described | DescribedShard) else leaf, (call.args, call.kwargs)
     )
@@ -192,10 +202,10 @@ def _made(call: RegionCall) -> Any:
 def _reached(
     call: RegionCall, mode: FakeTensorMode, twin: nn.Module, likeness: Likeness, args: Any, kwargs: Any
 ) -> tuple[int, Sequence[Any]] | None:
-    """Return what torch would run in a call.
+    """Return the capture that torch would run in a call.
 
     Raises:
-        GraphError: it cannot be captured.
+        GraphError: the call cannot be captured.
     """
     dtype, on = call.autocast
     cast = torch.autocast(call.device, dtype=dtype, enabled=on)
@@ -205,7 +215,10 @@ def _reached(
 
 
 def _twins(calls: Sequence[RegionCall]) -> list[nn.Module]:
-    """Return copies of regions without data; what they share, the copies share."""
+    """Return copies of regions without data.
+
+    The copies share what the regions share.
+    """
     memo: dict[int, Any] = {}
     for call in calls:
         meshes = [part.mesh for part in call.parameters.values() if isinstance(part, DescribedShard)]
@@ -222,13 +235,13 @@ def _twins(calls: Sequence[RegionCall]) -> list[nn.Module]:
 
 @dataclass(frozen=True, eq=False)
 class SizedKind:
-    """Plans of regions as they run at many sizes.
+    """Plans of regions for many sizes.
 
     Attributes:
-        region: runs them.
-        sizes: what differs between calls.
-        made_for: the graph at the sizes that the plans were made for.
-        plans: these, in the order of the kind's.
+        region: runs the plans.
+        sizes: sizes that differ between calls.
+        made_for: the graph at the plans' own sizes.
+        plans: plans in the order of the kind's.
         values: sizes at which their memory is in the budget.
     """
 
@@ -243,7 +256,7 @@ class SizedKind:
         return self.region.run(self.plans[way], self.values, module, args, kwargs)
 
     def points_at(self, values: Values) -> tuple[RegionPoint, ...]:
-        """Return what the judge makes of the plans at other sizes."""
+        """Return the plans at other sizes, as measured by the judge."""
         sizes = self.sizes.bytes_at(self.made_for, values)
         outputs = sum(sizes[storage.name] for storage in self.made_for.joint.returned)
         graph = resized(self.plans[0].graph, sizes)
@@ -252,20 +265,20 @@ class SizedKind:
 
 @dataclass(eq=False)
 class RegionKind:
-    """Runs regions of one kind by plans of theirs.
+    """Runs regions of one kind by their plans.
 
     Attributes:
-        name: of the first of them.
+        name: name of the first region.
         function: their forward method, which takes the module first.
-        gradients: which of their outputs get a gradient.
+        gradients: outputs with a gradient.
         points: their plans, the plain one first.
-        sized: what runs them at many sizes; None where they were captured for theirs alone.
-        captured: what was planned, where inductor's kernels are to run; None: eager's run.
-        compiled: plans whose kernels were compiled, by their places.
+        sized: runs them at many sizes; None for a capture of their sizes alone.
+        captured: the planned graph, if inductor's kernels will run; None: eager's kernels run.
+        compiled: compiled plans by place.
         around: entered while a forward pass runs.
-        at_backward: called where a backward pass begins.
-        otherwise: called where a region runs by the plain schedule, as it is not what was planned.
-        ways: places of the plans that calls run by.
+        at_backward: called at the beginning of a backward pass.
+        otherwise: called if a region differs from the planned one, and runs by the plain schedule.
+        ways: places of the used plans.
     """
 
     name: str
@@ -285,11 +298,14 @@ class RegionKind:
 
     @property
     def values(self) -> Values:
-        """The sizes that regions of this kind have; none where they were captured for theirs alone."""
+        """The sizes of regions of this kind.
+
+        There are none for a capture of their sizes alone.
+        """
         return () if self.sized is None else self.sized.values
 
     def take(self, schedules: Sequence[Schedule]) -> None:
-        """Have these plans in the place of its own."""
+        """Replace the kind's plans."""
         self.points = tuple(self.points[0].at(schedule) for schedule in schedules)
         if self.sized is not None:
             made_for = self.sized.plans[0]
@@ -297,25 +313,28 @@ class RegionKind:
             self.sized = replace(self.sized, plans=plans)
 
     def at(self, values: Values) -> RegionKind:
-        """Return the same plans for regions of other sizes, as the judge finds them there."""
+        """Return the same plans for regions of other sizes.
+
+        The judge measures them there.
+        """
         assert self.sized is not None
         sized = replace(self.sized, values=values)
         return RegionKind(self.name, self.function, self.gradients, sized.points_at(values), sized)
 
     def use(self, ways: frozenset[int]) -> None:
-        """Note which plans calls run by from now on."""
+        """Note the plans that calls will use."""
         if not ways <= self.ways:
             self._run = None
         self.ways |= ways
 
     def compile(self, way: int) -> None:
-        """Compile the kernels of a plan, and read its memory from them.
+        """Compile a plan's kernels, which tell the plan's memory.
 
         Args:
-            way: the place of the plan.
+            way: place of the plan.
 
         Raises:
-            GraphError: inductor does not compile it.
+            GraphError: inductor does not compile the plan.
             UsageError: there is no compiler.
         """
         assert self.captured is not None
@@ -330,13 +349,13 @@ class RegionKind:
         """Run a region.
 
         Args:
-            way: the place of its plan.
+            way: place of its plan.
             module: the region.
-            args: what it is called with.
-            kwargs: the same.
+            args: positional arguments.
+            kwargs: keyword arguments.
 
         Raises:
-            RematError: it cannot be captured with these inputs.
+            RematError: the region cannot be captured with these inputs.
         """
         run = self._runner(way)
         if id(module) in self._known:
@@ -398,7 +417,7 @@ class RegionKind:
 
 
 def _given_of(captured: Captured) -> list[object]:
-    """Return of each input of a joint graph what kernels are compiled for."""
+    """Return the facts about a joint graph's inputs that kernels depend on."""
     given = (node.meta["val"] for node in captured.module.graph.find_nodes(op="placeholder"))
     return [
         (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device)

@@ -1,4 +1,7 @@
-"""A rehearsal of a step that is planned by regions: what is in memory between them, and what each is called with."""
+"""A rehearsal of a step planned by regions.
+
+It records the memory between regions, and the arguments of each.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ class RegionCall:
     """A call of a region in a step.
 
     Attributes:
-        path: of the region.
-        name: the same, with a number behind it for a call that is not its first one in the step.
+        path: path of the region.
+        name: the path, with a number for later calls in the step.
         module: the region.
-        args: what it is called with, described.
-        kwargs: the same.
-        parameters: those that it has in the call, whole, described, by name.
+        args: described positional arguments.
+        kwargs: described keyword arguments.
+        parameters: described whole parameters in the call, by name.
         device: kind of device.
         autocast: element type of autocast on that device, and whether it is on.
-        gradients: which of the outputs can get a gradient: those that something comes of that the model returns.
+        gradients: outputs that can get a gradient: those on which the model's outputs depend.
     """
 
     path: str
@@ -51,7 +54,7 @@ class RegionCall:
 
     @property
     def is_split(self) -> bool:
-        """Whether something that it has or is given is split among ranks."""
+        """Whether any parameter or argument is split among ranks."""
         given = (*self.parameters.values(), *pytree.tree_leaves((self.args, self.kwargs)))
         return any(isinstance(value, DescribedShard) for value in given)
 
@@ -61,9 +64,9 @@ class Moment:
     """A time in a step.
 
     Attributes:
-        holding: numbers of the calls of regions that keep something for their backward pass.
-        running: the number of the call that runs, and its pass; None between regions.
-        is_backward: it is in the backward pass.
+        holding: numbers of the calls that keep tensors for their backward pass.
+        running: number of the running call, and its pass; None between regions.
+        is_backward: the moment is in the backward pass.
     """
 
     holding: frozenset[int]
@@ -72,10 +75,10 @@ class Moment:
 
 
 class RunsOnce(UsageError):
-    """A region cannot run twice, as it does in the rehearsal.
+    """A region cannot run twice, as the rehearsal requires.
 
     Attributes:
-        path: of the region.
+        path: path of the region.
     """
 
     def __init__(self, path: str, reason: str) -> None:
@@ -88,26 +91,28 @@ class RunsOnce(UsageError):
 
 
 class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees how much is in memory between regions, beside what was there before.
+    """Records the memory between regions of a step.
+
+    Memory from before the step does not count.
 
     Each region runs in `torch.utils.checkpoint` meanwhile.
 
     Attributes:
-        level: bytes that are in memory now.
-        calls: of regions, in the order in which they began.
-        untrained: names of calls in which nothing needs a gradient.
-        moments: the most bytes at each moment, in their order; of a pass of a region, what is there as it begins.
-        hosted: bytes of the inputs that were on the host between the passes of each call, by their places.
-        made_by: the numbers of the calls that made inputs of each call, by their places.
-        lasting: inputs that were there longer than their region's forward pass: names of calls, and places.
+        level: bytes in memory now.
+        calls: calls of regions, in their starting order.
+        untrained: names of calls without any gradient.
+        moments: peak at each moment, in order; for a pass of a region, the bytes at its beginning.
+        hosted: bytes of each call's inputs that were on the host between its passes, by place.
+        made_by: numbers of the calls that produced each call's inputs, by place.
+        lasting: inputs that outlived their region's forward pass: names of calls, and places.
     """
 
     def __init__(self, *, moves: bool = False, staying: Set[tuple[str, int]] = frozenset()) -> None:
         """Begin before the step.
 
         Args:
-            moves: inputs of regions are on the host between their passes.
-            staying: those that are not, by the names of calls, and places.
+            moves: whether inputs of regions are on the host between their passes.
+            staying: inputs that stay, by names of calls and places.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.hosted: list[dict[int, int]] = []
@@ -131,19 +136,19 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ran_again = 0  # the number of the call that ran again last
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count tensors that are there before the step, and may be freed in it."""
+        """Count earlier tensors that the step may free."""
         for tensor in tensors:
             self._follow(local_part(tensor).untyped_storage())
 
     def runs_once(self, error: Exception) -> RunsOnce:
-        """Return what to say of a region whose second run has made other tensors than the first."""
+        """Return the error for a region with different second results."""
         return RunsOnce(self.calls[self._ran_again].path, str(error).strip().splitlines()[0])
 
     def begin_backward(self, returned: Iterable[torch.Tensor]) -> None:
         """Note that the backward pass begins.
 
         Args:
-            returned: what the model returned.
+            returned: outputs of the model.
         """
         numbers = _nodes_behind(returned)
         for place, made in enumerate(self._made):
@@ -156,7 +161,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Follow what an op makes."""
+        """Follow the results of an op."""
         kwargs = dict(kwargs or {})
         if any(map(is_wrapper, types)):
             return NotImplemented  # it is seen with the local tensors, and what the wrapper does with them
@@ -224,11 +229,11 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._open, self._is_backward = before if before == place else place, was_backward
 
     def call(self, path: str, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a region in a checkpoint, where something in it needs a gradient.
+        """Run a region in a checkpoint, if it needs a gradient.
 
         Raises:
-            UsageError: it is called in the backward pass, its parameters are sharded in the call, or it changes an
-                object that it is given.
+            UsageError: the region is called in the backward pass, its parameters are sharded in the call, or it changes
+                an argument.
         """
         if self._is_backward:
             raise UsageError(
@@ -302,21 +307,21 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _maker(self, value: Any) -> int | None:
-        """Return the number of the call that has made a tensor; None where none has."""
+        """Return the number of the call that produced a tensor, or None."""
         if not isinstance(value, torch.Tensor) or is_wrapper(type(value)):
             return None
         storage, maker = self._makers.get(storage_key(value), (lambda: None, 0))
         return None if storage() is None else maker
 
     def _look_what_lasts(self) -> None:
-        """Note the inputs of the last call that are still there."""
+        """Note the inputs of the last call that are still alive."""
         if self._left:
             name = self.calls[len(self._left) - 1].name
             self.lasting |= {(name, at) for at, storage in self._left[-1].items() if storage() is not None}
 
 
 def _nodes_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """Return the numbers of the nodes of autograd that tensors come of."""
+    """Return the numbers of autograd's nodes behind tensors."""
     ahead = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     numbers = set[int]()
     while ahead:
@@ -328,7 +333,10 @@ def _nodes_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 
 def _tensors_held(value: Any, depth: int = 4) -> frozenset[int]:
-    """Return the identities of tensors that an object holds, in its attributes and in lists and dicts there."""
+    """Return the identities of tensors inside an object.
+
+    They are in its attributes, and in lists and dicts there.
+    """
     if isinstance(value, torch.Tensor):
         return frozenset({id(value)})
     if isinstance(value, Mapping):
@@ -347,19 +355,21 @@ def checkpointed(
     around_rerun: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     inputs: MovableInputs | None = None,
 ) -> Any:
-    """Run a module in a checkpoint; its second run begins with the attributes and lists that the first began with.
+    """Run a module in a checkpoint.
+
+    Its second run begins with the attributes and lists of the first.
 
     Args:
-        path: of the module, for messages.
-        module: what is run.
-        forward: runs it.
-        args: what it is called with.
-        kwargs: the same.
-        around_rerun: entered while it runs again.
-        inputs: has what it is called with, where that may leave for the host in the meantime.
+        path: path of the module, for messages.
+        module: the module.
+        forward: the module's forward function.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        around_rerun: context of the second run.
+        inputs: holder of the arguments, if they may leave for the host in between.
 
     Raises:
-        RunsOnce: in the backward pass, where it fails in its second run.
+        RunsOnce: the second run fails, in the backward pass.
     """
     state = ModelState([module], values=False)
     given, first = inputs or MovableInputs(args, kwargs), [(args, kwargs)]
@@ -387,10 +397,10 @@ def checkpointed(
 
 
 def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
-    """Return how often each tensor among inputs was changed in place."""
+    """Return the number of in-place changes of each input tensor."""
     return [leaf._version if isinstance(leaf, torch.Tensor) else 0 for leaf in pytree.tree_leaves((args, kwargs))]
 
 
 def named_call(path: str, times: int) -> str:
-    """Return the name of a call of a region, by how often it was called in the step by then."""
+    """Return the name of a region's call by its number in the step."""
     return path if times == 1 else f"{path}, call {times}"

@@ -1,8 +1,8 @@
 """One captured graph for calls of many sizes, run by few plans.
 
-A plan that was made for some sizes is carried over to others of the same ops where the judge finds that it fits there.
-Else, or where it would take more time than is needed, one is made for these sizes, with some room for larger ones. The
-first is made for the largest sizes that calls have had: before torch captures sizes as symbols, it has seen others.
+A plan for some sizes is carried over to others of the same ops if it fits there by the judge. If not, or if it would
+cost needless time, a plan is made for these sizes, with some room for larger ones. The first plan is for the largest
+sizes of earlier calls: torch sees several sizes before it captures them as symbols.
 
 torch is given two graphs that stand for all of these plans (`slots`).
 """
@@ -31,10 +31,10 @@ from remat_cli.pytorch.plan.record import PlannedGraph, PlanRecord
 from remat_cli.pytorch.plan.waiting import DIVIDING
 from remat_cli.pytorch.programs.slots import Entry, Slots, Written, written
 
-# A plan within bytes is made for sizes this much larger than those that ask for it.
+# A plan within a budget in bytes is for sizes this much larger than requested.
 _ROOM = 1.25
-# A plan that takes more than this share of time is not carried over to where the plain run has less than this share of
-# the memory: there a new one takes less time.
+# A plan with a larger overhead than this share is not carried over to sizes with less than this share of the plain
+# run's memory: a new plan takes less time there.
 _WORTH, _SMALLER = 0.02, 0.5
 # Larger sizes stay multiples of the powers of two that those are multiples of, up to this.
 _LARGEST_STEP = 64
@@ -42,14 +42,14 @@ _LARGEST_STEP = 64
 
 @dataclass(frozen=True, eq=False)
 class _Program:
-    """A plan as it runs.
+    """A plan with the functions of its two passes.
 
     Attributes:
-        planned: the plan at the sizes that it was made for.
+        planned: the plan at its own sizes.
         sized: the graph at these sizes.
-        schedule: what is carried out.
-        overhead: of the plan.
-        written: the schedule as it runs.
+        schedule: the schedule.
+        overhead: overhead of the plan.
+        written: functions that run the schedule.
     """
 
     planned: PlannedGraph
@@ -60,10 +60,10 @@ class _Program:
 
 
 class SizedStep:
-    """A captured graph that is called with many sizes.
+    """A captured graph for calls of many sizes.
 
     Attributes:
-        is_stale: it is to be planned again before it runs.
+        is_stale: whether to plan again before the next run.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class SizedStep:
         self._record = record
         self._modules = modules
         self._programs: list[_Program] = []
-        self._numbers: dict[Values, int] = {}  # of what runs
-        self._judged: list[PlannedGraph] = []  # what runs, as the judge finds it, by its number
+        self._numbers: dict[Values, int] = {}  # numbers of entries
+        self._judged: list[PlannedGraph] = []  # plans as measured by the judge, by number
         self._largest = self._largest_so_far()
         self._first = sizes.at(self._largest)
         self._slots = Slots(given, self._first.joint)
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the two graphs that stand for all plans; plan for the sizes with which the step was captured.
+        """Return the two graphs for all plans; plan for the captured sizes.
 
         Raises:
             DoesNotFit: no plan fits there.
@@ -98,7 +98,7 @@ class SizedStep:
         return self._slots.interface(self.run_forward, self.run_backward)
 
     def run_forward(self, args: list[Any]) -> tuple[Any, ...]:
-        """Run the forward pass on the primals; return its outputs, the ticket and the slots.
+        """Run the forward pass; return outputs, ticket and slots.
 
         Raises:
             DoesNotFit: no plan fits at these sizes.
@@ -113,7 +113,10 @@ class SizedStep:
             return self._slots.forward(number, args)
 
     def run_backward(self, args: list[Any]) -> Any:
-        """Run the backward pass on the ticket, the slots and the gradients that come in; return the gradients."""
+        """Run the backward pass; return the gradients.
+
+        The arguments are the ticket, the slots and incoming gradients.
+        """
         self._record.runs_back()
         return self._slots.backward(args)
 
@@ -133,7 +136,10 @@ class SizedStep:
         return self._numbers[values]
 
     def _carried(self, values: Values) -> tuple[_Program, PlannedGraph] | None:
-        """Return the plan of least overhead that fits at these sizes; None where a new one is called for."""
+        """Return the plan of least overhead that fits at these sizes.
+
+        None if a new plan is required.
+        """
         graphs: dict[Graph, Graph] = {}
         for program in sorted(self._programs, key=lambda program: program.overhead):
             planned = self._at(program, values, graphs)
@@ -148,12 +154,14 @@ class SizedStep:
         return None
 
     def _at(self, program: _Program, values: Values, graphs: dict[Graph, Graph]) -> PlannedGraph | None:
-        """Return what the judge makes of a plan at other sizes; None where it is above the budget.
+        """Return a plan at other sizes; None above the budget.
+
+        The judge measures the plan there.
 
         Args:
             program: the plan.
             values: the sizes.
-            graphs: at these sizes, by those that were planned; what is missing is added.
+            graphs: graphs at these sizes by planned graph; missing ones are added.
         """
         given = program.planned.graph
         if given not in graphs:
@@ -167,7 +175,7 @@ class SizedStep:
         return carried
 
     def _made(self, values: Values) -> tuple[_Program, PlannedGraph]:
-        """Make a plan that fits at these sizes, for larger ones if it can be."""
+        """Make a plan that fits at these sizes, if possible for larger sizes."""
         if not self._programs and self._largest != values:
             with suppress(DoesNotFit):  # then these sizes alone have to fit
                 if self._made_for(self._largest, values) and (found := self._carried(values)) is not None:
@@ -184,15 +192,17 @@ class SizedStep:
     def _made_for(
         self, asked: Values, values: Values, *, is_last: bool = False
     ) -> tuple[_Program, PlannedGraph] | None:
-        """Make a plan for some sizes, and return it as it is at others; None where it does not fit there.
+        """Make a plan for some sizes; return it at others, or None.
+
+        None means that the plan does not fit there.
 
         Args:
-            asked: the sizes that it is made for.
-            values: the others.
-            is_last: where none fits, make the one of the least peak, if a step has run already.
+            asked: sizes of the plan.
+            values: other sizes.
+            is_last: if no plan fits and a step has run already, make the plan of the least peak.
 
         Raises:
-            DoesNotFit: there is none.
+            DoesNotFit: no plan fits.
         """
         sized = self._first if asked == self._largest else self._sizes.at(asked)
         captured, joint = sized.captured, sized.joint.releasing(self._released)
@@ -226,7 +236,7 @@ class SizedStep:
         return _Program(planned, sized, schedule, overhead, written(sized.joint, schedule))
 
     def _largest_so_far(self) -> Values:
-        """Return the largest sizes that calls have had; larger ones yet, where a plan is made for such."""
+        """Return the largest sizes of calls and plans so far."""
         first, found = self._sizes.first, self._sizes.first
         for planned in self._record.graphs:
             known = self._sizes.values_of(planned.inputs)
@@ -236,7 +246,10 @@ class SizedStep:
         return self._roomier(found) if self._source.has_room else found
 
     def _roomier(self, values: Values) -> Values:
-        """Return larger sizes, where torch would run the graph at them; else these."""
+        """Return larger sizes if torch allows these for the graph.
+
+        Otherwise return the same sizes.
+        """
         larger = tuple(_larger(value) if isinstance(value, int) else value for value in values)
         return larger if self._sizes.allows(larger) else values
 
@@ -252,8 +265,8 @@ def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     The workspace of a kernel grows with the largest growth among the op's tensors, and never shrinks.
 
     Args:
-        graph: at the sizes that it was planned for.
-        sizes: bytes of its tensors; tokens, which have none, are not in it.
+        graph: the graph at its planned sizes.
+        sizes: bytes of its tensors, without tokens, which have none.
     """
     tensors = dict(graph.tensors)
     for name, size in sizes.items():

@@ -1,4 +1,7 @@
-"""A region that is called with many sizes: captured once, with symbols, and run by plans for some of these sizes."""
+"""A region for calls of many sizes.
+
+It is captured once, with symbols, and run by plans for some of these sizes.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from remat_cli.pytorch.programs.slots import Entry, Slots, Written, written
 
 @dataclass(frozen=True, eq=False)
 class SizedPlan:
-    """A plan of a region, which runs at other sizes, too.
+    """A plan of a region that can run at other sizes.
 
     Attributes:
-        values: the sizes that it was made for.
-        graph: of the region at these sizes.
+        values: sizes of the plan.
+        graph: graph of the region at these sizes.
         schedule: the plan.
     """
 
@@ -40,21 +43,21 @@ class SizedRegion:
     """Runs regions of one capture.
 
     Attributes:
-        name: of the first of them.
+        name: name of the first region.
         around: entered while a forward pass runs.
-        at_backward: called where a backward pass begins.
-        otherwise: called where a region runs by the plain schedule, as it is not what was planned.
-        beyond: called where a region is larger than what was rehearsed.
+        at_backward: called at the beginning of a backward pass.
+        otherwise: called if a region differs from the planned one, and runs by the plain schedule.
+        beyond: called if a region is larger than in the rehearsal.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], gradients: OutputGradients, seen: SeenSizes) -> None:
         """Begin with no plan.
 
         Args:
-            name: of the first region.
-            function: their forward method, which takes the module first.
-            gradients: which of their outputs get a gradient.
-            seen: the sizes that torch has seen in calls of it.
+            name: name of the first region.
+            function: forward function of the regions, which takes the module first.
+            gradients: outputs with a gradient.
+            seen: sizes that torch has seen in calls.
         """
         self.name = name
         self.around: Callable[[], Any] = nullcontext
@@ -70,17 +73,17 @@ class SizedRegion:
         """Run a region.
 
         Args:
-            plan: how.
-            most: sizes at which its memory is in the budget.
+            plan: the plan.
+            most: sizes with memory in the budget.
             module: the region.
-            args: what it is called with.
-            kwargs: the same.
+            args: positional arguments.
+            kwargs: keyword arguments.
         """
         self._asked = plan, most
         return self._run(module, *args, **kwargs)
 
     def asked(self) -> tuple[SizedPlan, Values]:
-        """Return the plan that is to run, and the sizes at which its memory is in the budget."""
+        """Return the next plan, and its sizes with memory in the budget."""
         assert self._asked is not None
         return self._asked
 
@@ -108,17 +111,17 @@ class SizedRegion:
 
 
 class _Runs:
-    """What torch has captured with symbols, as it runs by plans."""
+    """A capture with symbols, run by plans."""
 
     def __init__(self, region: SizedRegion, sizes: Sizes, given: Captured) -> None:
         self._region = region
         self._sizes = sizes
         self._first = sizes.at(sizes.first)
         self._slots = Slots(given, self._first.joint)
-        self._written: dict[SizedPlan, Written | None] = {}  # None: it is a plan of another graph
+        self._written: dict[SizedPlan, Written | None] = {}  # None: a plan of another graph
         self._plain: Written | None = None
         self._numbers: dict[tuple[SizedPlan, Values], int] = {}
-        self._fitting: dict[tuple[Values, Values], bool] = {}  # whether sizes take no more than others
+        self._fitting: dict[tuple[Values, Values], bool] = {}  # whether sizes need no more memory than others
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         return self._slots.interface(self.run_forward, self.run_backward)
@@ -144,7 +147,10 @@ class _Runs:
         return self._slots.backward(args)
 
     def _fits(self, values: Values, most: Values) -> bool:
-        """Tell whether nothing is larger at some sizes than at others: then no plan takes more there."""
+        """Return whether no tensor is larger at some sizes than at others.
+
+        Then no plan needs more memory there.
+        """
         if values == most:
             return True
         if (values, most) not in self._fitting:

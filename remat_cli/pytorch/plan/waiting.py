@@ -1,4 +1,7 @@
-"""What a call waits for before it runs as planned: told where it takes long, and summed up."""
+"""The phases that a call waits for before it runs as planned.
+
+Long phases are announced, and all are summed up.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,14 @@ PLANNING = "planning"
 DIVIDING = "reading and dividing what was traced"
 COMPILING = "compiling its kernels"
 
-# Whoever waits this long is told for what.
+# A user who waits this long is told the reason.
 PATIENCE_NS = 2_000_000_000
 
 
 class Waiting:
-    """Times the phases before a step runs; each that lasts two seconds is told while it lasts, and all in the log.
+    """Times the phases before a step runs.
+
+    A phase of two seconds is announced while it lasts, and all phases are logged.
 
     A phase within another one stops the clock of the outer one.
 
@@ -41,11 +46,11 @@ class Waiting:
 
     @contextmanager
     def phase(self, name: str, detail: str = "") -> Iterator[None]:
-        """Count the time until this is left as one of a phase.
+        """Count the time inside the context for a phase.
 
         Args:
-            name: of the phase.
-            detail: what else is told where it takes long.
+            name: name of the phase.
+            detail: details for the announcement of a long phase.
         """
         if not self._under_way:
             self._before, self._told = self.spent_ns.copy(), set()

@@ -1,1 +1,4 @@
-"""Schedules as programs: the two graphs that torch runs, one for each pass, step by step as planned."""
+"""Schedules as programs: a graph for torch for each pass.
+
+The graphs run the planned steps one by one.
+"""

@@ -1,8 +1,8 @@
-"""Group norm on the memory that eager gives it.
+"""Group norm with the memory layout of eager.
 
-Eager first brings what it normalizes into one of two layouts. A capture leaves that copy out where a tensor without
-data has such a layout. Of a batch of 1, the strides of a view are others than those of the tensor with data: the kernel
-raises an error, or reads other elements.
+Eager first brings its operand into one of two layouts. A capture leaves this copy out if a tensor without data has such
+a layout. For a batch of 1, a view's strides differ from those of the tensor with data: the kernel raises an error, or
+reads other elements.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ def group_norm_backward(gradient: torch.Tensor, x: torch.Tensor, *rest: Any, **n
 
 
 def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a value in the layout that eager takes for `like`; as it is where it has that."""
+    """Return a value in the layout that eager takes for `like`.
+
+    A value in this layout is returned unchanged.
+    """
     on_cpu = like.device.type == "cpu"
     return value.contiguous(memory_format=suggest_memory_format(like) if on_cpu else torch.contiguous_format)
 
 
-# What runs in place of an op.
+# Functions that run in place of ops.
 AS_EAGER: Mapping[Any, Callable[..., Any]] = {
     _aten.native_group_norm.default: group_norm,
     _aten.native_group_norm_backward.default: group_norm_backward,

@@ -1,12 +1,13 @@
-"""A schedule written as the two graphs that torch runs: forward and backward pass, step by step.
+"""A schedule written as two graphs for torch: forward and backward.
 
-Nodes of the joint graph are copied in the order of the schedule, a recomputed one once more for each run. A value dies
-with its last reader, as the boxed convention of torch's generated code has it, so frees need no nodes of their own.
-Views are derived anew from the current instance of their base: a kept view would keep the memory of an instance that
-the schedule has freed.
+The graphs run the schedule step by step.
 
-Offloading copies a tensor's whole storage to the host; it comes back as a new instance. A host copy is a value like
-others: the forward pass hands over those that the backward pass prefetches. A wait keeps the tensor alive.
+Nodes of the joint graph are copied in the order of the schedule, a recomputed node once more for each run. A value dies
+with its last reader by the boxed convention of torch's generated code, so frees need no nodes. Views are derived again
+from the current instance of their base: a kept view would keep the memory of an instance that the schedule has freed.
+
+Offloading copies a tensor's whole storage to the host; the tensor comes back as a new instance. A host copy is a value
+like others: the forward pass passes on those that the backward pass prefetches. A wait keeps the tensor alive.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.programs.group_norm import AS_EAGER
 
-# Is told after each run of an op: its name, and what it made.
+# Is told after each run of an op: its name, and its results.
 Watch = Callable[[str, tuple[Any, ...]], None]
 
 
@@ -37,14 +38,14 @@ Watch = Callable[[str, tuple[Any, ...]], None]
 class Halves:
     """The two graphs that carry out a schedule.
 
-    The forward graph takes primals and sizes, and returns its own outputs and what is handed over. The backward graph
-    takes sizes, what was handed over, and tangents.
+    The forward graph takes primals and sizes, and returns its outputs and the saved values. The backward graph takes
+    sizes, the saved values, and tangents.
 
     Attributes:
         forward: forward pass.
         backward: backward pass.
-        copied: values that are handed over as copies on the host; they come first.
-        saved: values that are handed over as they are.
+        copied: values saved as copies on the host; they come first.
+        saved: values saved on the device.
     """
 
     forward: fx.GraphModule
@@ -54,26 +55,26 @@ class Halves:
 
 
 def divided(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return the forward and the backward graph that carry out a schedule; arguments and errors are those of `halves`.
+    """Return the two graphs of a schedule at the captured sizes.
 
-    The sizes of the step are those that it was captured with.
+    Arguments and errors are those of `halves`.
     """
     made = halves(joint, schedule, watch)
     return made.forward, made.backward
 
 
 def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None, *, fused: bool = False) -> Halves:
-    """Return the forward and the backward graph that carry out a schedule.
+    """Return the forward and the backward graph of a schedule.
 
     Args:
-        joint: what was planned.
-        schedule: verified on its graph.
-        watch: is told what runs, in order, if given.
-        fused: a compiler is to run them, which lays out memory by itself.
+        joint: the planned joint graph.
+        schedule: a schedule verified on its graph.
+        watch: is told each run of an op, in order, if given.
+        fused: a compiler will run the graphs, and lays out memory by itself.
 
     Raises:
-        UsageError: the schedule offloads, which cannot be done on this kind of device.
-        InvalidSchedule: it runs an op that is not in the joint graph, or before what it reads.
+        UsageError: the schedule offloads, which this kind of device cannot do.
+        InvalidSchedule: the schedule runs an op that is not in the joint graph, or before the op's inputs exist.
     """
     steps = _carried_out(joint, schedule.steps)
     boundary = steps.index(Compute(BOUNDARY))
@@ -101,7 +102,7 @@ def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None, *, fuse
 
 
 def _as_function(watch: Watch) -> Watch:
-    """Return `watch` as a function with a name, by which generated code can call it."""
+    """Return `watch` as a named function for generated code."""
 
     def told(op: str, made: tuple[Any, ...]) -> None:
         watch(op, made)
@@ -110,13 +111,16 @@ def _as_function(watch: Watch) -> Watch:
 
 
 def _carried_out(joint: Joint, steps: Sequence[Step]) -> list[Step]:
-    """Return the steps that do something here: computes, copies that are read afterwards, and one wait for each.
+    """Return the steps with an effect here.
 
-    An offload counts that a prefetch follows, a prefetch that is waited for. Nothing else may be copied: the memory of
-    an instance is given back where nothing names it any more, and only a wait names what is copied.
+    They are computes, copies that are read later, and one wait for each copy.
+
+    An offload counts if a prefetch follows, a prefetch counts if a wait follows. Nothing else may be copied: the memory
+    of an instance is released when no node names it, and only a wait names the copied tensor.
     """
     useful: list[Step] = []
-    waited_for, prefetched = set[str](), set[str]()  # before another copy of that tensor, seen from the end
+    # tensors with such a step before their next copy, seen from the end
+    waited_for, prefetched = set[str](), set[str]()
     for step in reversed(steps):
         if isinstance(step, Offload | Prefetch | Wait) and step.tensor not in joint.values_in:
             continue  # an input, which stays on the device, or a token
@@ -158,11 +162,13 @@ def _check_transfers(joint: Joint, steps: Sequence[Step]) -> None:
 
 
 def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return what the backward pass takes from the forward pass: values by their host copies, and values themselves.
+    """Return the values that the forward pass saves for the backward.
 
-    It takes those that it reads before it makes them. Values whose memory changes in the forward pass, where only what
-    does not look at them reads them again, come after others: torch does not check that they are what they were. What
-    is no tensor comes last.
+    The first list has values saved as host copies, the second values on the device.
+
+    The backward pass takes values that it reads before it recomputes them. Values whose memory changes in the forward
+    pass come after others: torch does not check that they are unchanged, and only ops that do not depend on their
+    content read them again. Values that are no tensors come last.
     """
     known, copied = set(joint.tangents), set[fx.Node]()
     needed, needed_copies = dict[fx.Node, None](), dict[fx.Node, None]()
@@ -198,7 +204,10 @@ def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[
 
 
 def _roots(joint: Joint, node: fx.Node) -> list[fx.Node]:
-    """Return the values that a node's value is derived from: inputs, and what ops have made."""
+    """Return the values that a node's value is derived from.
+
+    They are inputs, and results of ops.
+    """
     if isinstance(node.meta.get("val"), int | float) or node.op == "get_attr":
         return []
     if node.op == "placeholder" or node in joint.op_of:
@@ -208,17 +217,17 @@ def _roots(joint: Joint, node: fx.Node) -> list[fx.Node]:
 
 @dataclass
 class _Half:
-    """One of the two graphs, while it is written.
+    """One of the two graphs while it is written.
 
     Attributes:
-        joint: what is copied from.
+        joint: the joint graph, whose nodes are copied.
         watch: see `divided`.
         moved: names of the storages that go to the host.
         fused: see `halves`.
-        graph: what is written.
-        values: for each value of the joint graph that is there, its copy.
-        hosts: for each value that was offloaded, its copy on the host.
-        views: the same for views; they go when the instance goes that they are derived from.
+        graph: the new graph.
+        values: copies of the joint graph's existing values.
+        hosts: host copies of offloaded values.
+        views: copies of views, with the instances that they are derived from.
     """
 
     joint: Joint
@@ -231,13 +240,13 @@ class _Half:
     views: dict[fx.Node, tuple[tuple[fx.Node, ...], fx.Node]] = field(default_factory=dict)
 
     def input(self, node: fx.Node) -> None:
-        """Add a value that comes in."""
+        """Add an input for a value."""
         copy = self.graph.placeholder(node.name)
         copy.meta = dict(node.meta)
         self.values[node] = copy
 
     def host_input(self, node: fx.Node) -> None:
-        """Add the host copy of a value, which comes in."""
+        """Add an input for the host copy of a value."""
         copy = self.graph.placeholder(f"{node.name}_on_host")
         copy.meta = {"val": _on_host(node.meta["val"])}
         self.hosts[node] = copy
@@ -279,7 +288,7 @@ class _Half:
             self.graph.call_function(self.watch, (op.name, made))
 
     def offload(self, first: fx.Node, *others: fx.Node) -> None:
-        """Add a copy to the host of the memory that these values are in."""
+        """Add a copy to the host of these values' memory."""
         self.hosts[first] = self.graph.call_function(transfers.offload, (self.values[first],))
         for value in others:
             self.hosts[value] = self.graph.call_function(transfers.beside, (self.hosts[first], self.values[value]))
@@ -287,7 +296,7 @@ class _Half:
             self.hosts[value].meta["val"] = _on_host(value.meta["val"])
 
     def prefetch(self, first: fx.Node, *others: fx.Node) -> None:
-        """Add a copy back from the host of the memory that these values are in."""
+        """Add a copy back from the host of these values' memory."""
         device = first.meta["val"].device
         self.values[first] = self.graph.call_function(transfers.prefetch, (self.hosts[first], device))
         for value in others:
@@ -296,7 +305,7 @@ class _Half:
             self.values[value].meta = dict(value.meta)
 
     def copy(self, node: fx.Node) -> fx.Node:
-        """Add a run of a node, on what is there."""
+        """Add a run of a node on the existing values."""
         arguments = {source: self.read(source) for source in node.all_input_nodes}
         return self.graph.node_copy(node, arguments.__getitem__)
 
@@ -304,7 +313,7 @@ class _Half:
         return self.graph.node_copy(node, lambda _: run)
 
     def read(self, node: Any) -> Any:
-        """Return what stands for a value here: its copy, a view derived from what is there, or a number."""
+        """Return a value's stand-in: a copy, a derived view, or a number."""
         if not isinstance(node, fx.Node):
             return node
         if node in self.values:
@@ -320,25 +329,28 @@ class _Half:
         return self.view(node)
 
     def view(self, node: fx.Node) -> fx.Node:
-        """Return a view of the instance that is there; one of the same instance is not made twice."""
+        """Return a view of the current instance.
+
+        A view of the same instance is not added twice.
+        """
         instances = tuple(self.values[root] for root in _roots(self.joint, node) if root in self.values)
         if node not in self.views or self.views[node][0] != instances:
             self.views[node] = (instances, self.copy(node))
         return self.views[node][1]
 
     def kept(self, node: fx.Node) -> fx.Node:
-        """Return what is kept of a value for the backward pass."""
+        """Return the value to save for the backward pass."""
         copy: fx.Node = self.read(node)
         if tensors_of(node.meta.get("val")) and self.joint.storage(node) in self.joint.changed:
             save_without_version_check(copy)
         return copy
 
     def module(self, outputs: Sequence[Any]) -> fx.GraphModule:
-        """Return what was written as a module with these outputs."""
+        """Return the written graph as a module with these outputs."""
         self.graph.output(map_arg(tuple(outputs), lambda node: node))
         return fx.GraphModule(self.joint.module, self.graph)
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:
-    """Return what stands for the host copy of a fake tensor."""
+    """Return a fake tensor for the host copy of a fake tensor."""
     return value.new_empty_strided(value.shape, value.stride(), device="cpu")

@@ -1,4 +1,7 @@
-"""A small step run as planned and compared with eager, before anything of the user's is."""
+"""A small step run as planned and compared with eager.
+
+It runs before any step of the user.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from remat_cli.pytorch.programs.program import divided
 
 @functools.cache
 def self_test() -> None:
-    """Run a small step whose forward ops all run again in the backward pass, and compare it with eager.
+    """Compare a small step of only recomputed ops with eager.
 
     Raises:
-        UsageError: this torch does not carry out what it is given.
+        UsageError: this torch does not run the given graphs.
     """
     check_supported()
     expected = _gradient_and_buffer(_small_step)

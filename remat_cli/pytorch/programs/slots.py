@@ -1,8 +1,8 @@
 """Several plans behind two graphs that torch captures once.
 
-Plans hand over different tensors to the backward pass. torch's runtime keeps any number of these, apart from tensors
-whose memory changes in the step, which it does not check: their number is fixed, so missing ones are empty. The first
-tensor handed over is a *ticket*: an empty one whose shape tells what ran.
+Plans save different tensors for the backward pass. torch's runtime keeps any number of them, except unchecked tensors,
+whose memory changes in the step: their number is fixed, so missing ones are empty. The first saved tensor is a
+*ticket*: an empty tensor whose shape has the number of the plan.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from remat_cli.pytorch.programs.program import halves
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """A schedule as it runs.
+    """A schedule as two functions that run its passes.
 
     Attributes:
         forward: runs the forward pass; takes primals and sizes.
-        backward: runs the backward pass; takes sizes, what was handed over, and the gradients that come in.
-        unchecked: how many of the tensors that are handed over change in the step; they come last.
+        backward: runs the backward pass; takes sizes, saved values, and incoming gradients.
+        unchecked: number of saved tensors that change in the step; they come last.
     """
 
     forward: Callable[[list[Any]], Any]
@@ -48,7 +48,7 @@ class Written:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """What runs at certain sizes.
+    """A schedule for certain sizes.
 
     Attributes:
         written: the schedule.
@@ -60,48 +60,51 @@ class Entry:
 
 
 def written(joint: Joint, schedule: Schedule) -> Written:
-    """Return a schedule as it runs.
+    """Return a schedule as two functions that run its passes.
 
     Args:
         joint: the graph at the sizes that the schedule was verified for.
-        schedule: what is carried out.
+        schedule: the schedule.
     """
     made = halves(joint, schedule)
     return Written(boxed(made.forward), boxed_backward(made.backward), unchecked(joint, made.saved))
 
 
 def unchecked(joint: Joint, values: Sequence[fx.Node]) -> int:
-    """Return how many of these values are in memory that the step changes."""
+    """Return how many values are in memory that the step changes."""
     return sum(bool(tensors_of(node.meta.get("val"))) and joint.storage(node) in joint.changed for node in values)
 
 
 class Slots:
-    """What runs a captured graph, and what it hands over.
+    """The plans behind a captured graph, with fixed places for tensors.
 
     Attributes:
-        entries: what can run, by the number on the ticket.
+        entries: schedules by the number on the ticket.
     """
 
     def __init__(self, given: Captured, joint: Joint) -> None:
-        """Make room for all tensors that change in the step.
+        """Reserve places for all tensors that change in the step.
 
         Args:
-            given: the graph as torch handed it over.
-            joint: the same at any sizes, resolved.
+            given: the graph from torch.
+            joint: the resolved graph at any sizes.
         """
         self.entries: list[Entry] = []
-        self._given = replace(given, primals=())  # what the first call has brought would stay in memory
+        self._given = replace(given, primals=())  # the first call's primals would stay in memory
         self._tangents = len(tangents_of(given.module.graph))
         forward = (value for op in joint.ops if op.phase is Phase.FORWARD for value in op.values)
         self._unchecked = unchecked(joint, [*joint.inputs, *forward])
 
     def add(self, entry: Entry) -> int:
-        """Add what can run; return its number."""
+        """Add an entry; return its number."""
         self.entries.append(entry)
         return len(self.entries) - 1
 
     def forward(self, number: int, args: list[Any]) -> tuple[Any, ...]:
-        """Run the forward pass of an entry on the primals; return its outputs, the ticket and what it hands over."""
+        """Run the forward pass of an entry on the primals.
+
+        Return the outputs, the ticket and the saved values.
+        """
         entry = self.entries[number]
         given = [*args, *entry.numbers]
         args.clear()
@@ -111,7 +114,10 @@ class Slots:
         return *made[:outputs], torch.empty(0, number), *made[outputs:last], *missing, *made[last:]
 
     def backward(self, args: list[Any]) -> Any:
-        """Run the backward pass on ticket, what was handed over, and gradients that come in; return the gradients."""
+        """Run the backward pass; return the gradients.
+
+        The arguments are the ticket, the saved values and incoming gradients.
+        """
         entry = self.entries[args[0].shape[1]]
         tangents = len(args) - self._tangents
         last = tangents - entry.written.unchecked
@@ -122,14 +128,17 @@ class Slots:
     def interface(
         self, run_forward: Callable[[list[Any]], Any], run_backward: Callable[[list[Any]], Any]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the two graphs as torch is to see them, run by functions."""
+        """Return the two graphs that torch sees, run by functions."""
         forward, backward = self._forward_interface(), self._backward_interface()
         run_by(forward, run_forward)
         run_by(backward, run_backward)
         return forward, backward
 
     def _forward_interface(self) -> fx.GraphModule:
-        """Return the forward pass: primals, to outputs, ticket and what changes in the step."""
+        """Return the forward graph: primals in, results out.
+
+        The results are the outputs, the ticket and tensors that change in the step.
+        """
         given, graph = self._given, fx.Graph()
         for primal in primals_of(given.module.graph):
             _input(graph, primal)
@@ -144,7 +153,10 @@ class Slots:
         return fx.GraphModule(given.module, graph)
 
     def _backward_interface(self) -> fx.GraphModule:
-        """Return the backward pass: ticket, what changes in the step, and tangents, to gradients."""
+        """Return the backward graph: ticket and tangents in, gradients out.
+
+        Tensors that change in the step are inputs, too.
+        """
         given, graph = self._given, fx.Graph()
         for name in ("ticket", *(f"changed_{place}" for place in range(self._unchecked))):
             graph.placeholder(name).meta = {"val": _empty(given)}
@@ -155,7 +167,7 @@ class Slots:
 
 
 def _stand_in() -> None:
-    """Stand for a value in a graph that torch looks at and does not run."""
+    """Stand for a value in a graph that torch reads but does not run."""
 
 
 def _input(graph: fx.Graph, node: fx.Node) -> None:

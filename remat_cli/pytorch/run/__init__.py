@@ -1,1 +1,4 @@
-"""Planned steps that run: `planned` is called by users, `execution` holds a step's results against eager's."""
+"""Planned steps that run.
+
+Users call `planned`; `execution` compares a step's results with eager's.
+"""

@@ -1,4 +1,7 @@
-"""State attached to a planned module: plans for its copies, and a watch on gradients that came without a plan."""
+"""State attached to a planned module.
+
+It has plans for the module's copies, and a watch on gradients from unplanned calls.
+"""
 
 from __future__ import annotations
 
@@ -31,46 +34,47 @@ _NOT_ALL_CALLED = (
 
 
 class Attached:
-    """Stands among a planned module's attributes.
+    """A planned module's attribute, with the call by plan.
 
     Attributes:
-        call: carries out the module's calls.
+        call: runs the module's calls.
     """
 
     def __init__(self, call: PlannedCall) -> None:
         self.call = call
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attached | None:
-        """Have a copy of the module run as planned, too, by plans of its own."""
+        """Let a copy of the module run as planned, by plans of its own."""
         module = self.call.module
         copy = memo.get(id(module))
-        if module is None or not isinstance(copy, nn.Module):  # this is copied without its module
+        if module is None or not isinstance(copy, nn.Module):  # a copy without its module
             return None
         call = PlannedCall(copy, self.call.source, self.call.record.budget, fused=self.call.fused)
         call.otherwise = self.call.otherwise
         copy.__dict__["_compiled_call_impl"] = call
-        # The copy has no parameters of its own yet: they are in the memo only.
+        # The copy has no parameters of its own yet: they are only in the memo.
         copies = (memo.get(id(parameter)) for parameter in module.parameters())
         _watch_each(copy, call, [each for each in copies if isinstance(each, nn.Parameter)])
         return Attached(call)
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        """Leave the plan out of pickles: a loaded module is planned anew."""
+        """Leave the plan out of pickles: loaded modules get new plans."""
         return type(None), ()
 
 
 def attach(module: nn.Module, call: PlannedCall) -> None:
-    """Have a module's calls carried out by a plan."""
+    """Let a module's calls run by a plan."""
     module._compiled_call_impl = call
     module.__dict__[_NAME] = Attached(call)
     if "forward" not in module.__dict__ and torch._dynamo.trace_rules.check(module.forward):
-        # torch.compile traces the forward of torch's own modules, whatever their call is; not one that is no method.
+        # torch.compile traces the forward of torch's own modules despite their call, but no forward that is not a
+        # method.
         module.__dict__["forward"] = partial(type(module).forward, module)
     watch_gradients(module, call)
 
 
 def detach(module: nn.Module) -> None:
-    """Have a module's calls run as they are again."""
+    """Let a module's calls run unplanned again."""
     module._compiled_call_impl = None
     del module.__dict__[_NAME]
     forward = module.__dict__.get("forward")
@@ -79,19 +83,19 @@ def detach(module: nn.Module) -> None:
 
 
 def attached_call(module: nn.Module) -> PlannedCall:
-    """Return what carries out the calls of a planned module."""
+    """Return the call that runs a planned module."""
     attached: Attached = module.__dict__[_NAME]
     return attached.call
 
 
 def attached_record(module: nn.Module) -> PlanRecord | None:
-    """Return the record of a planned module; None where it is not planned."""
+    """Return the record of a planned module, or None."""
     attached = module.__dict__.get(_NAME)
     return attached.call.record if isinstance(attached, Attached) else None
 
 
 def watch_gradients(module: nn.Module, call: PlannedCall) -> None:
-    """Warn once where gradients of a module's parameters arrive that no planned call of the module has made."""
+    """Warn once of gradients that no planned call has computed."""
     _watch_each(module, call, module.parameters())
 
 
@@ -102,7 +106,7 @@ def _watch_each(module: nn.Module, call: PlannedCall, parameters: Iterable[nn.Pa
 
 
 class _Watch:
-    """Looks on as gradients of one parameter arrive."""
+    """Watches the gradients of one parameter."""
 
     def __init__(self, module: nn.Module, call: PlannedCall) -> None:
         self._module = ref(module)
@@ -110,14 +114,14 @@ class _Watch:
         self._seen = 0  # planned backward passes
 
     def __call__(self, _: torch.Tensor) -> None:
-        """See a gradient."""
+        """Note a gradient."""
         record = self._record
         if record.backward_passes != self._seen:
             self._seen = record.backward_passes
             return
         module = self._module()
         if module is None or attached_record(module) is not record or record.is_part:
-            return  # planned anew, or as a part of another model
+            return  # planned again, or as a part of another model
         if not record.gradients_unplanned:
             record.gradients_unplanned = True
             said = _NOT_CALLED if record.last is None else _NOT_ALL_CALLED
@@ -125,6 +129,9 @@ class _Watch:
 
 
 def _warn(text: str) -> None:
-    """Warn, also of another model of the same class: Python leaves out what it has said at the same line."""
+    """Warn, also about another model of the same class.
+
+    Python shows a warning of the same line only once.
+    """
     caller = sys._getframe(2)
     warnings.warn_explicit(text, UserWarning, caller.f_code.co_filename, caller.f_lineno, registry={})

@@ -1,4 +1,7 @@
-"""`torch.compile(model, backend="remat", options={"budget": "8GB"})`: plans by the way that users of PyTorch know."""
+"""The backend "remat" of torch.compile.
+
+`torch.compile(model, backend="remat", options={"budget": "8GB"})` plans a model in the way that users of PyTorch know.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,19 @@ _EXAMPLE = 'torch.compile(model, backend="remat", options={"budget": "8GB", "fus
 
 
 def remat(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Any:
-    """Plan a graph that torch.compile has captured; return what runs it, with its backward pass.
+    """Plan a graph captured by torch.compile; return its runner.
+
+    The runner has a backward pass, too.
 
     Args:
-        module: what was captured.
-        inputs: what it is called with.
-        options: "budget", "fused" (False without it), and other arguments of `planned` that say what is planned; a
-            schedule from a file and regions are not among them.
+        module: the captured graph.
+        inputs: arguments of the graph.
+        options: "budget", "fused" (False without it), and other arguments of `planned` about the plan, except a
+            schedule from a file and regions.
 
     Raises:
         UsageError: an option is missing or wrong.
-        GraphError: the model breaks into several graphs, for which there is no one plan, or cannot be planned.
+        GraphError: the model breaks into several graphs, which have no common plan, or cannot be planned.
         DoesNotFit: no plan fits the budget.
     """
     try:
@@ -45,7 +50,7 @@ def remat(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str
         call = _call(module, dict(options or {}))
         return divided_by(module, inputs, call.divide, call.gradients, fused=call.fused)
     except RematError as error:
-        if error.hint:  # torch.compile shows what str gives
+        if error.hint:  # torch.compile shows the text of `str`
             error.args = (f"{error.message}\nhint: {error.hint}",)
         raise
 
@@ -59,6 +64,6 @@ def _call(module: fx.GraphModule, options: dict[str, Any]) -> PlannedCall:
         named = ", ".join(sorted({*known, "budget", "fused"}))
         raise UsageError(f"backend 'remat' has no option {unknown[0]!r}", hint=f"there are {named}")
     call = PlannedCall(module, source_within(budget, **options), str(budget), fused=bool(fused))
-    call.record.around_run = nullcontext  # where a step ends is not seen from here: it is not measured
+    call.record.around_run = nullcontext  # the end of a step is not seen from here: it is not measured
     call.record.at_backward = lambda: None
     return call

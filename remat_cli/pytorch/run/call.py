@@ -46,7 +46,7 @@ from remat_cli.pytorch.plan.waiting import DIVIDING, TRACING
 from remat_cli.pytorch.programs.self_test import self_test
 from remat_cli.pytorch.run.fixed import FixedStep
 
-# Hooks that run in the calls of all modules, which torch does not look at before it runs what it has captured.
+# Hooks of all modules' calls, which torch does not check before it runs captured functions.
 _GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
     module_hooks._global_forward_pre_hooks,
     module_hooks._global_forward_hooks,
@@ -63,24 +63,27 @@ _SIZES_DIFFER = (
 
 
 class _SizedByData(GraphError):
-    """A model whose blocks may be planned is not captured as a whole for the data of one call."""
+    """Sizes in a model depend on data, and its blocks may be planned.
+
+    So the whole is not captured for the data of one call.
+    """
 
     def __init__(self) -> None:
         super().__init__("sizes in it depend on data, and a plan of the whole would be for the data of one call")
 
 
 class PlannedCall:
-    """A model's call, carried out by a schedule.
+    """A model's call, run by a schedule.
 
     Attributes:
-        function: what is called where nothing is planned.
+        function: function to call without a plan.
         module: the model, if it is one module.
-        source: gives the schedule of each graph.
-        record: what was planned, and how calls ran.
-        fused: run inductor's kernels.
-        strict: refuse a step for which no plan fits, though others have run.
-        otherwise: has a model run in another way, where it cannot be captured; then the call is made again. It returns
-            what takes that back.
+        source: source of the schedule of each graph.
+        record: record of plans and calls.
+        fused: whether to run inductor's kernels.
+        strict: refuse a later step without a plan that fits.
+        otherwise: function that changes how a model runs, if it cannot be captured; then the call is repeated. Its
+            result undoes the change.
     """
 
     def __init__(
@@ -98,13 +101,13 @@ class PlannedCall:
         self.record = PlanRecord(budget)
         self.otherwise: Callable[[nn.Module, GraphError], Callable[[], None]] | None = None
         self._modules: list[nn.Module] = []
-        self._has_called = False  # without data
-        self._before: ModelState | None = None  # before a trial
-        self._sizes_of_data = 0  # for so many the model was traced
-        self._is_apart = False  # captured with no code that other modules share
+        self._has_called = False  # a call without data
+        self._before: ModelState | None = None  # state before a trial
+        self._sizes_of_data = 0  # number of data-dependent sizes that the model was traced for
+        self._is_apart = False  # captured without code that other modules share
         self.fused, self.strict = fused, strict
         self._takes_sizes = source.takes_sizes and not fused
-        self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks for all modules
+        self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks of all modules
         self._given: Any = ()
         self.gradients = OutputGradients(partial(told, logging.WARNING), self._runs_back_eagerly)
         self._watch = StepWatch()
@@ -121,7 +124,7 @@ class PlannedCall:
             RematError: see `planned`.
         """
         if torch.compiler.is_compiling():
-            # Within another plan it is a part of that; anyone else's torch.compile is to leave it alone.
+            # Within another plan the call is a part of that plan; other uses of torch.compile must leave it alone.
             return self.function(*args, **kwargs) if _under_way else _left_alone(self, args, kwargs)
         modules = [self.module] if self.module is not None else _modules_in((args, kwargs))
         if (measured := self._watch.end()) is not None:
@@ -150,7 +153,10 @@ class PlannedCall:
     def _by_blocks_or_whole(
         self, module: nn.Module, back: Callable[[], None], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a module whose blocks are planned; where they cannot be, plan it as a whole for the data's sizes."""
+        """Call a module with planned blocks, or plan the whole.
+
+        The whole is planned for the data's sizes if the blocks cannot be planned.
+        """
         generator, on_devices = torch.get_rng_state(), get_device_states(*pytree.tree_leaves((args, kwargs)))
         try:
             return module(*args, **kwargs)
@@ -163,7 +169,7 @@ class PlannedCall:
             return module(*args, **kwargs)
 
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model as planned; raise what remat and torch.compile say in words for the user."""
+        """Run the model as planned; translate errors for the user."""
         modules = self._modules
         try:
             _check_not_transformed()
@@ -176,7 +182,7 @@ class PlannedCall:
                 raise unsupported("torch.compile did not hand the model over: is it switched off?")
         except CAPTURE_ERRORS as error:
             meant = explanation(error, "the model")
-            # What remat itself raised says all; what it makes of torch's error may not.
+            # remat's own messages are complete; translations of torch's errors may not be.
             cause = None if meant.__traceback__ is not None else error
             meant = _with_hint(meant)
             may_have_regions = self.module is not None and self.otherwise is None
@@ -189,7 +195,10 @@ class PlannedCall:
         return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model as planned; raise what its own code raises as it is, and leave no trace of trials then."""
+        """Run the model as planned; undo trials after an error.
+
+        Errors of the model's own code are raised unchanged.
+        """
         try:
             return self._tried(args, kwargs)
         except BaseException:
@@ -227,13 +236,19 @@ class PlannedCall:
         return self._tried(args, kwargs)
 
     def _first_state(self) -> tuple[ModelState | None, Callable[[], None]]:
-        """Return the state before a run that torch may leave without a capture; None where it does not do that."""
+        """Return the state before a run that torch may leave uncaptured.
+
+        None if torch always captures.
+        """
         if self.module is None or self._is_apart or self.record.graphs:
             return None, lambda: None
         return ModelState(self._modules), random_states()
 
     def _run_at_each_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model as it is captured for the sizes of this call alone, from now on if that can be done."""
+        """Run the model as captured for the sizes of this call alone.
+
+        From now on every call runs this way, if possible.
+        """
         compiled_functions, self._compiled, self._takes_sizes = self._compiled, {}, False
         try:
             result = _planning(self._captured(), args, kwargs)
@@ -244,7 +259,7 @@ class PlannedCall:
         return result
 
     def _captured(self) -> Callable[..., Any]:
-        """Return the function that was captured under the hooks for all modules that there are now."""
+        """Return the function captured under the present global hooks."""
         hooks = tuple(id(hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values())
         if hooks not in self._compiled:
             function = captured_apart(self.module) if self.module is not None and self._is_apart else self.function
@@ -272,7 +287,10 @@ class PlannedCall:
             self._watch.pause()
 
     def _hold(self, measured: MeasuredStep) -> None:
-        """Hold a measured step against the budget: plan again with what was missing, or say that it is above."""
+        """Compare a measured step with the budget.
+
+        If it is above, plan again with the missing bytes, or warn.
+        """
         plan = self.record.last
         assert plan is not None
         plan.measured_peak_bytes.append(measured.peak_bytes)
@@ -284,7 +302,10 @@ class PlannedCall:
                 step.is_stale = True
 
     def divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the two graphs of the plan for a joint graph, for `pytorch.capture.internals`."""
+        """Return the two planned graphs of a joint graph.
+
+        `pytorch.capture.internals` calls this.
+        """
         with self.source.waiting.phase(DIVIDING):
             return self._divided(captured)
 
@@ -317,7 +338,7 @@ class PlannedCall:
         return step.interface()
 
 
-# Whether a planned call is under way: what torch traces then is for a plan.
+# Whether a planned call runs: torch traces for a plan then.
 _under_way = False
 
 
@@ -336,7 +357,7 @@ def _left_alone(call: PlannedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _why_unplanned(modules: list[nn.Module]) -> str | None:
-    """Return why a call is not carried out as planned; None where it is."""
+    """Return the reason why a call runs unplanned, or None."""
     if not torch.is_grad_enabled():
         return "without gradients"
     if modules and not any(module.training for module in modules):
@@ -345,7 +366,10 @@ def _why_unplanned(modules: list[nn.Module]) -> str | None:
 
 
 def _with_hint(error: RematError) -> RematError:
-    """Let a traceback show what the command line shows beside the message, and the user's code only."""
+    """Add the hint to a traceback, and cut remat's own frames.
+
+    The command line shows the hint next to the message.
+    """
     if error.hint and not getattr(error, "__notes__", None):
         error.add_note(f"hint: {error.hint}")
     return error.with_traceback(None)
@@ -360,10 +384,10 @@ def _needs_gradient(result: Any) -> bool:
 
 
 def _check_not_transformed() -> None:
-    """Check that autograd itself is to differentiate the call.
+    """Check that autograd itself will differentiate the call.
 
     Raises:
-        UsageError: a function transform of torch.func is under way.
+        UsageError: the call is within a function transform of torch.func.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise UsageError(
@@ -373,10 +397,10 @@ def _check_not_transformed() -> None:
 
 
 def _check_no_mode() -> None:
-    """Check that torch.compile runs what it captured.
+    """Check that torch.compile will run captured functions.
 
     Raises:
-        UsageError: a mode watches each op, and torch.compile passes over what is called within it.
+        UsageError: a mode watches each op, and torch.compile passes over functions called within it.
     """
     if (mode := mode_that_watches()) is not None:
         raise UsageError(
@@ -386,11 +410,11 @@ def _check_no_mode() -> None:
 
 
 def check_not_sharded(modules: list[nn.Module]) -> None:
-    """Check that parameters are tensors of torch itself, whole on this device.
+    """Check that parameters are plain tensors, whole on this device.
 
     Raises:
         GraphError: FSDP2 manages a module, or parameters are DTensors.
-        UsageError: one is of a class of its own, as those of FSDP are, or FSDP or DistributedDataParallel manages a
+        UsageError: a parameter has a class of its own, like those of FSDP, or FSDP or DistributedDataParallel manages a
             module.
     """
     hint = "use fully_shard (FSDP2) with planned(..., regions=...), or DistributedDataParallel around the planned model"

@@ -1,4 +1,7 @@
-"""A step run eagerly, unplanned and as planned, from the same state: results bit by bit, memory, time."""
+"""A step run eagerly, by the plain schedule, and by a plan.
+
+All runs begin in the same state. Their results are compared bit by bit, their memory and time are measured.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,11 @@ from remat_cli.settings import Setting
 from remat_cli.splitting import Split
 from remat_cli.units import format_bytes
 
-# Tolerance between measured and predicted peak: the larger of the two.
+# Tolerances between measured and predicted peak; the larger one counts.
 TOLERANCE_BYTES = 2 * 2**20
 TOLERANCE_SHARE = 0.03
-# Tolerance between results and eager's, as a share of the largest of their kind: kernels sum in another order, and
-# narrow element types round sooner.
+# Tolerances between results and eager's, as a share of the largest result of the kind: kernels sum in another order,
+# and narrow element types round sooner.
 EAGER_TOLERANCE = 1e-4
 _NARROW_TOLERANCE = 3e-2
 _NARROW = ("float16", "bfloat16", "float8")
@@ -55,11 +58,13 @@ _PLAN_WITH_WORKSPACE = (
 
 @dataclass(frozen=True, slots=True)
 class StepPeak:
-    """The peak of a step beside what is there before it: parameters, buffers, inputs, optimizer state.
+    """The peak of a step without memory from before.
+
+    That memory has parameters, buffers, inputs and optimizer state.
 
     Attributes:
-        predicted: by the simulator, in bytes; None where nothing predicts it.
-        measured: in bytes.
+        predicted: peak in the simulator, in bytes; None without a prediction.
+        measured: measured peak in bytes.
     """
 
     predicted: int | None
@@ -67,7 +72,7 @@ class StepPeak:
 
     @property
     def agrees(self) -> bool:
-        """Whether the two are within the tolerance."""
+        """Whether both peaks agree within the tolerance."""
         return self.predicted is None or abs(self.measured - self.predicted) <= _tolerance(self.predicted)
 
 
@@ -77,12 +82,14 @@ def _tolerance(size: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class KernelsMeasured:
-    """What measuring the kernels of a step came to, which the schedule's own graph knows nothing of.
+    """The measured workspace of a step's kernels.
+
+    The schedule's own graph lacks this workspace.
 
     Attributes:
-        took_ns: how long it took, in nanoseconds.
-        added_bytes: what workspace adds to the predicted peak of the plan.
-        op: the op at which the plan peaks with it.
+        took_ns: time of measuring, in nanoseconds.
+        added_bytes: growth of the plan's predicted peak through workspace.
+        op: the op at the plan's peak with workspace.
         workspace_bytes: the workspace of that op's kernel.
     """
 
@@ -94,28 +101,28 @@ class KernelsMeasured:
 
 @dataclass(frozen=True)
 class StepExecution:
-    """What came of running a step from the same state in three ways.
+    """The results of three runs of a step from the same state.
 
     Attributes:
-        version: of torch.
-        device: kind of device that it ran on.
-        eager: peak of the step as it is.
-        plain: peak of the plain schedule, carried out as a plan is.
+        version: version of torch.
+        device: kind of device.
+        eager: peak of the unchanged step.
+        plain: peak of the plain schedule, run like a plan.
         plan: peak of the plan.
-        results: how many results were compared: what the step returns, gradients, buffers.
-        changed: names of those that are not the same bit by bit as those of the plain schedule.
-        changed_by: the op whose results first differ; None where none does.
-        unrepeatable: names of those that differ between two runs of the plain schedule.
-        beside_eager: names of those that differ in any bit from eager's.
+        results: number of compared results: outputs, gradients, buffers.
+        changed: names of results that differ in any bit from the plain schedule's.
+        changed_by: the first op with different results; None if all agree.
+        unrepeatable: names of results that differ between two runs of the plain schedule.
+        beside_eager: names of results that differ in any bit from eager's.
         eager_difference: the largest difference to eager, as a share of the largest result of its kind.
-        eager_tolerance: what that may be.
-        parted_at: the op at which the plan's measured memory departs from the predicted one; None where it does not.
+        eager_tolerance: largest allowed difference to eager.
+        parted_at: the op at which the plan's measured memory departs from the prediction; None if they agree.
         moves: whether the plan moves tensors to the host.
-        fused: inductor's kernels ran; the step as it is then is that under torch.compile.
-        predicted_overhead: of the plan, as a share of the plain schedule's time.
-        measured_overhead: the same, measured.
-        kernels: what measuring kernels came to; None where a file of measurements tells their workspace.
-        budget_bytes: for the plan's peak, beside what is there before the step; None without a budget.
+        fused: inductor's kernels ran; the unchanged step then is the step under torch.compile.
+        predicted_overhead: predicted overhead of the plan, as a share of the plain schedule's time.
+        measured_overhead: measured overhead, likewise.
+        kernels: measured workspace of kernels; None if a file of measurements has it.
+        budget_bytes: budget for the plan's peak, without memory from before the step; None without a budget.
     """
 
     runtime: ClassVar[Literal["torch"]] = "torch"
@@ -142,17 +149,20 @@ class StepExecution:
 
     @property
     def holds(self) -> bool:
-        """Whether the plan does what it says."""
+        """Whether the run agrees with the plan."""
         same = not self.changed and self.eager_difference <= self.eager_tolerance
         return same and self.plan.agrees and not self.is_above_budget
 
     @property
     def is_above_budget(self) -> bool:
-        """Whether the plan takes more than its budget, beyond the tolerance."""
+        """Whether the plan exceeds its budget beyond the tolerance."""
         return self.budget_bytes is not None and self.plan.measured > self.budget_bytes + _tolerance(self.budget_bytes)
 
     def broken(self, graph: Graph) -> InvalidSchedule | None:
-        """Return the error for the first departure of the run from graph and schedule; None without one."""
+        """Return the error for the run's first difference from the plan.
+
+        Graph and schedule are the plan. None without a difference.
+        """
         if self.changed:
             at = "" if self.changed_by is None else f"; they first differ at op {_placed(graph, self.changed_by)}"
             return InvalidSchedule(
@@ -204,14 +214,16 @@ def execute_step(
     measures: bool = False,
     observe: Observer | None = None,
 ) -> StepExecution:
-    """Run the step that a function describes in three ways: as it is, by the plain schedule, and by `schedule`.
+    """Run a step unchanged, by the plain schedule, and by `schedule`.
+
+    A Python function gives the step.
 
     Args:
-        reference: FILE.py:NAME or package.module:NAME; it is called again, for real tensors.
-        dims: its keyword arguments.
-        graph: that was planned.
-        schedule: verified on it.
-        link: to the host; needed by schedules with transfers only.
+        reference: FILE.py:NAME or package.module:NAME; the function is called again, for real tensors.
+        dims: keyword arguments of the function.
+        graph: the planned graph.
+        schedule: a verified schedule of the graph.
+        link: link to the host; required only for schedules with transfers.
         accumulate: gradients are there before the step.
         cuts: what was run in parts where the graph was planned.
         fused: run inductor's kernels, and hold them against the step under torch.compile.
@@ -222,7 +234,7 @@ def execute_step(
 
     Raises:
         UsageError: this torch cannot be used.
-        GraphError: the step does not run, or is another one than was planned.
+        GraphError: the step does not run, or is not the planned one.
     """
     self_test()
     observe = observe or Observer()
@@ -240,16 +252,16 @@ def execute_step(
 
 @dataclass
 class StepRuns:
-    """Runs one step again and again from the same state, as it is or by a schedule.
+    """Runs of one step from the same state, unchanged or by a schedule.
 
     Attributes:
-        step: with real tensors.
-        where: what it comes from, for messages.
-        graph: that was planned.
-        seed: of what the step draws.
+        step: the step with real tensors.
+        where: origin of the step, for messages.
+        graph: the planned graph.
+        seed: seed of the step's random numbers.
         accumulate: whether gradients are there before the step.
-        link: to the host; None: schedules have no transfers.
-        measures: run each kernel by itself before the first schedule runs, and count its workspace from then on.
+        link: link to the host; None: schedules have no transfers.
+        measures: run each kernel alone before the first schedule runs, and count its workspace from then on.
         fused: schedules run inductor's kernels.
         cuts: what schedules run in parts.
         compiled_peaks: of schedules that were compiled, beside what is there before, in bytes, by their identity.
@@ -273,17 +285,17 @@ class StepRuns:
         inputs = pytree.tree_leaves((self.step.inputs, dict(self.step.keyword_inputs)))
         tensors = [*self.named("buffer").values(), *(value for value in inputs if isinstance(value, torch.Tensor))]
         self.changing = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        # On a GPU the algorithm, and with it the memory, must not depend on what was tried before (untried).
+        # On a GPU the algorithm, and with it the memory, must not depend on earlier trials (untried).
         torch.backends.cudnn.benchmark = False
 
     @property
     def device(self) -> str:
-        """The kind of device that the parameters are on."""
+        """The kind of device of the parameters."""
         parameters = self.named("parameter").values()
         return "cuda" if any(parameter.is_cuda for parameter in parameters) else "cpu"
 
     def named(self, kind: str) -> dict[str, torch.Tensor]:
-        """Return the parameters or the buffers of all modules in sight."""
+        """Return the parameters or the buffers of all modules."""
         modules = modules_of(self.step)
         return {
             f"{name}" if len(modules) == 1 else f"{number}.{name}": tensor
@@ -292,7 +304,7 @@ class StepRuns:
         }
 
     def compare(self, schedule: Schedule, observe: Observer) -> StepExecution:
-        """Run the step as it is, by the plain schedule and by `schedule`."""
+        """Run the step unchanged, by the plain schedule and by `schedule`."""
         observe.phase("running the step as it is")
         eager_call = callable_of(self.step.model)
         if self.fused:
@@ -310,7 +322,7 @@ class StepRuns:
         expected, again = _digests(plain), _digests(self.results(plain_call))
         observe.phase("running the schedule")
         plan_call = self.planned(schedule)
-        if self.fused:  # other fusions round otherwise
+        if self.fused:  # other fusions round differently
             different, by = _beside(plain, self.results(plan_call))
             changed = tuple(different) if by > self.tolerance() else ()
         else:
@@ -343,7 +355,10 @@ class StepRuns:
         )
 
     def kernels_measured(self, schedule: Schedule, without: int) -> KernelsMeasured:
-        """Return what measuring kernels came to for a schedule whose predicted peak was `without`."""
+        """Return the measured workspace for a schedule.
+
+        `without` is the schedule's predicted peak without workspace.
+        """
         trace = self.replay(schedule)
         step = schedule.steps[trace.peak_step] if trace.peak_step >= 0 else None
         op = step.op if isinstance(step, Compute) else ""
@@ -351,7 +366,7 @@ class StepRuns:
         return KernelsMeasured(self.measuring_ns, self.predicted(schedule) - without, op, workspace)
 
     def measure(self, joint: Joint) -> None:
-        """Count the workspace of each kernel in what is predicted from now on."""
+        """Add the workspace of each kernel to later predictions."""
         if self.measuring_ns or joint.device not in MEASURED_DEVICES:
             return
         began = time_ns()
@@ -359,7 +374,7 @@ class StepRuns:
         self.measuring_ns = time_ns() - began
 
     def planned(self, schedule: Schedule, watch: Watch | None = None) -> Callable[..., Any]:
-        """Return what runs the step by a schedule."""
+        """Return a function that runs the step by a schedule."""
         structure = {op.name: op.signature or "" for op in self.graph.ops}
 
         def divide(captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -385,7 +400,7 @@ class StepRuns:
 
         Args:
             call: runs the forward pass.
-            see: gets what it returned, with its number, before the backward pass.
+            see: gets each output with its number, before the backward pass.
         """
         torch.manual_seed(self.seed)
         outputs = _plain(call(*self.step.inputs, **self.step.keyword_inputs))
@@ -411,7 +426,7 @@ class StepRuns:
             value.grad = None
 
     def results(self, call: Callable[..., Any]) -> dict[str, torch.Tensor]:
-        """Run once from the state before the step, and return copies of all results."""
+        """Run once from the earlier state, and return copies of all results."""
         self.reset()
         returned: dict[str, torch.Tensor] = {}
         self.run(call, lambda number, value: returned.update({f"output {number}": value.clone()}))
@@ -424,40 +439,45 @@ class StepRuns:
         return returned | gradients | buffers
 
     def peak(self, call: Callable[..., Any]) -> int:
-        """Run once, and return the peak beside what is there before, in bytes."""
+        """Run once, and return the peak without memory from before, in bytes."""
         self.reset()
         return peak_of(lambda: self.run(call), self.device)
 
     def replay(self, schedule: Schedule) -> Trace:
-        """Return what the simulator says of a schedule."""
+        """Return the simulator's trace of a schedule."""
         return simulate(self.graph, schedule, link=self.link)
 
     def predicted(self, schedule: Schedule) -> int:
-        """Return the peak that the simulator gives a schedule, beside what is there before, in bytes.
+        """Return a schedule's predicted peak without memory from before, in bytes.
 
-        Of what inductor has compiled, it is read from that.
+        For a compiled schedule the peak is inductor's.
         """
         if id(schedule) in self.compiled_peaks:
             return self.compiled_peaks[id(schedule)]
         return self.replay(schedule).peak_bytes - self.graph.fixed_bytes
 
     def tolerance(self) -> float:
-        """Return what results may differ by from eager's, as a share of the largest of their kind."""
+        """Return the allowed difference of results from eager's.
+
+        It is a share of the largest result of the kind.
+        """
         dtypes = {tensor.dtype or "" for tensor in self.graph.tensors.values()}
         return _NARROW_TOLERANCE if any(dtype.startswith(_NARROW) for dtype in dtypes) else EAGER_TOLERANCE
 
     def overheads(self, schedule: Schedule, plain: Callable[..., Any], plan: Callable[..., Any]) -> tuple[float, float]:
-        """Return the overhead of a plan, predicted and measured."""
+        """Return a plan's predicted overhead and measured overhead."""
         predicted = self.replay(schedule).time / max(1, self.replay(plain_run(self.graph)).time) - 1
         return predicted, median(self.overhead(plain, plan))
 
     def overhead(self, plain: Callable[..., Any], other: Callable[..., Any], runs: int = _TIMED_RUNS) -> list[float]:
-        """Return how much more time one call takes than another, as a share: for pairs of runs that take turns.
+        """Return one call's extra time over another, as shares.
+
+        Each share comes from a pair of runs.
 
         Args:
-            plain: the call that the other is held against; within a pair each is the first as often as the other.
-            other: the call that takes more.
-            runs: how many pairs.
+            plain: the call to compare with; each call comes first in half of the pairs.
+            other: the call with extra time.
+            runs: number of pairs.
         """
         shares = []
         for turn in range(runs):
@@ -469,7 +489,7 @@ class StepRuns:
         return shares
 
     def first_difference(self, plain: Schedule, schedule: Schedule) -> str | None:
-        """Return the op of the plan whose results are the first that differ from those of the plain schedule."""
+        """Return the first op with other results than the plain schedule."""
         expected: dict[str, list[str]] = {}
         self.reset()
         self.run(self.planned(plain, lambda op, made: expected.update({op: [_digest(value) for value in made]})))
@@ -484,7 +504,7 @@ class StepRuns:
         return found[0] if found else None
 
     def parting(self, schedule: Schedule) -> str | None:
-        """Return the op by which the measured memory departs most from the predicted one."""
+        """Return the op at which memory departs most from the prediction."""
         ran: list[tuple[str, int]] = []
         call = self.planned(schedule, lambda op, made: ran.append((op, time_ns())))
         self.results(call)
@@ -521,7 +541,10 @@ def _plain(outputs: Any) -> Any:
 
 
 def _tangent(value: torch.Tensor) -> torch.Tensor | None:
-    """Return the gradient that comes in for an output: 1 for a loss; else random numbers, the same every time."""
+    """Return an output's incoming gradient; None for a loss.
+
+    None stands for 1. Other gradients are random, the same every time.
+    """
     if value.dim() == 0:
         return None
     generator = torch.Generator(device=value.device).manual_seed(0)
@@ -539,7 +562,10 @@ def _digests(results: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def _beside(eager: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> tuple[list[str], float]:
-    """Return the results that differ in any bit, and the largest difference as a share of the largest of its kind."""
+    """Return results that differ in any bit, and the largest difference.
+
+    The difference is a share of the largest result of the kind.
+    """
     different = [name for name, value in eager.items() if not torch.equal(value, plain[name])]
     largest: dict[str, float] = {}
     for name, value in eager.items():

@@ -1,7 +1,7 @@
-"""A captured graph of fixed sizes, run by a plan that another one may follow without a new capture.
+"""Plans for a captured graph of fixed sizes, without a new capture.
 
-A plan is followed by another where a measured step took what it did not know of, and where the first backward pass
-shows that the caller lets go of outputs before.
+A new plan follows if a measured step used memory unknown to the plan, or if the first backward pass shows that the
+caller has freed outputs before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FixedStep:
     """Runs a captured graph of fixed sizes.
 
     Attributes:
-        is_stale: it is to be planned again before it runs.
+        is_stale: whether to plan again before the next run.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class FixedStep:
         """Plan the graph.
 
         Raises:
-            DoesNotFit: no plan fits the budget, and nothing has run yet.
+            DoesNotFit: no plan fits the budget before the first run.
         """
         self.is_stale = False
         captured = rewritten(captured)
@@ -87,10 +87,10 @@ class FixedStep:
         self._number = self._slots.add(Entry(runs))
 
     def _written(self, source: ScheduleSource, joint: Joint) -> tuple[Written, PlannedGraph]:
-        """Return a plan as it runs, and the plan.
+        """Return a plan, and the functions that run it in both passes.
 
         Raises:
-            DoesNotFit: there is none.
+            DoesNotFit: there is no plan.
         """
         if not self._fused:
             joint, captured = source.in_parts(joint, self._captured, self._modules)

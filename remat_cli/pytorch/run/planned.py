@@ -1,4 +1,4 @@
-"""`planned`: a model that trains within a budget of memory; `plan_of`: what was planned for it."""
+"""`planned`: a model trained within a budget; `plan_of`: its plan."""
 
 from __future__ import annotations
 
@@ -47,10 +47,12 @@ def planned(
     split: bool = False,
     strict: bool = False,
 ) -> Model:
-    """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
+    """Return `model` with passes that follow a plan.
 
-    Calls under `torch.no_grad()` run unplanned, and so do those of a module in `eval()`. Everything else runs as
-    planned, or raises an error. The whole call must be one graph for `torch.compile(fullgraph=True)`.
+    The gradients are the same.
+
+    Calls under `torch.no_grad()`, and calls of a module in `eval()`, run unplanned. Other calls run as planned, or
+    raise an error. The whole call must be one graph for `torch.compile(fullgraph=True)`.
 
     Args:
         model: a module, which is changed and given back; or a function that computes the loss, modules among its
@@ -64,16 +66,16 @@ def planned(
         optimizer: whose state is in memory: itself, or "sgd", "momentum" or "adam".
         accumulate: gradients are in memory before the step, which adds to them.
         planner: which planner makes the plan.
-        options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more,
-            and a tenth of that for each plan that a search for "min" asks for.
+        options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more, and
+            a tenth of that for each plan that a search for "min" asks for.
         device: device profile that gives ops their times, such as "h100". By default each kernel is run twice before
             anything is planned, for its time and its workspace; with a profile, for its workspace.
         measurements: a file that `remat measure` has written for these sizes, to be used instead.
         offload: plans may move tensors to the host and back.
         link_bandwidth: of the link to the host, such as "12GB/s"; by default the device profile's.
         plans: a folder in which plans are kept between runs of Python.
-        reserve: what is to be left free of the budget, as "2GB" or in bytes, for what the model does not see. The
-            first steps measure that, too, and may make a new plan.
+        reserve: what is to be left free of the budget, as "2GB" or in bytes, for what the model does not see. The first
+            steps measure that, too, and may make a new plan.
         regions: parts of the model that are captured and planned alone, such as "layers.*": paths, patterns of paths,
             or modules. What lies between them runs as eager. They share the budget; what else the step needs is seen in
             a rehearsal of the first training call, which leaves nothing behind. "auto": none where the whole step can
@@ -189,10 +191,12 @@ def source_within(
     reserve: int | str = 0,
     split: bool = False,
 ) -> WithinBudget:
-    """Return what makes plans within a budget; arguments are those of `planned`.
+    """Return a source of plans within a budget.
+
+    Arguments are those of `planned`.
 
     Raises:
-        UsageError: one is wrong.
+        UsageError: an argument is wrong.
     """
     if measurements is not None:
         load_measurements(_path(measurements, "measurements"))
@@ -272,20 +276,25 @@ def _budget(budget: int | str) -> BudgetSpec:
 
 
 def _within(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what can be captured of a model: `DistributedDataParallel` does more around it than compute."""
+    """Return the model inside of `DistributedDataParallel`.
+
+    Its wrapper does more than compute, and cannot be captured.
+    """
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     return model
 
 
 def plan_of(model: Callable[..., Any]) -> PlanRecord:
-    """Return what was planned for a model, and how its calls ran; `print` of it is a small report.
+    """Return the record of a model's plan and calls.
+
+    `print` shows the record as a small report.
 
     Args:
-        model: what `planned` was given, or has returned.
+        model: the argument of `planned`, or its result.
 
     Raises:
-        UsageError: it is not planned.
+        UsageError: the model is not planned.
     """
     within = _within(model)
     if isinstance(within, OptimizedModule):  # torch.compile(planned(model))

@@ -1,10 +1,12 @@
-"""Regions: parts of a model that are captured and planned alone, within one budget for the whole step.
+"""Regions: parts of a model that are captured and planned alone.
 
-What lies between regions runs as eager, so it may branch on data, index by masks and print. In the first training call
-a rehearsal runs the step once with each region in `torch.utils.checkpoint`, and sees what is in memory between them.
-Each distinct region is planned several times, to keep less and less. Of these plans an integer program takes one for
-each region, so that at every moment what the regions keep, what lies between, and the peak of the running region fit
-the budget, at the least time.
+One budget covers the whole step.
+
+Code between regions runs in eager mode, so it may branch on data, index by masks and print. In the first training call
+a rehearsal runs the step once with each region in `torch.utils.checkpoint`, and sees the memory between them. Each
+distinct region is planned several times, to keep less and less. An integer program chooses one of these plans for each
+region at the least time. At every moment the tensors kept by regions, the memory between regions, and the peak of the
+running region must fit the budget.
 """
 
 from __future__ import annotations
@@ -64,26 +66,26 @@ from remat_cli.pytorch.run.call import check_not_sharded
 from remat_cli.training.resident import OPTIMIZERS
 from remat_cli.units import format_bytes, format_share, format_time
 
-# Of what a plain region keeps between its passes beyond what every plan keeps.
+# Shares of a plain region's kept memory, beyond the memory that every plan keeps.
 _SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
-# A plan that takes more than this share of time does not run inputs of less than this share of the size that it was
-# made for: there a new one takes less time.
+# A plan with a larger overhead than this share does not run inputs of less than this share of its size: a new plan
+# takes less time there.
 _WORTH, _SMALLER = 0.02, 0.5
-_NEAR = 0.5  # plans are taken over where the peak of a region differs by no more than this factor
-_PLAN_SECONDS = 1.0  # for each plan of a region, unless the user says otherwise
+_NEAR = 0.5  # plans are reused if the peak of a region differs by no more than this factor
+_PLAN_SECONDS = 1.0  # for each plan of a region, by default
 _NAME = "_remat_regions"
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # which are not called
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # containers, which are not called
 
 
 def regions_of(model: nn.Module, regions: str | Sequence[Any]) -> dict[str, nn.Module]:
-    """Return the regions by path.
+    """Return the regions of a model by path.
 
     Args:
-        model: whose parts they are.
+        model: the model.
         regions: a pattern of paths such as "layers.*", or paths, patterns and modules.
 
     Raises:
-        UsageError: one is no part of the model, none is named, or one is inside another.
+        UsageError: a region is no part of the model, none is named, or one is inside another.
     """
     known = {path: part for path, part in model.named_modules() if path}
     asked = [regions] if isinstance(regions, str) or not isinstance(regions, Iterable) else list(regions)
@@ -109,22 +111,22 @@ def regions_of(model: nn.Module, regions: str | Sequence[Any]) -> dict[str, nn.M
 
 @dataclass(eq=False)
 class RegionsRecord(PlanRecord):
-    """What was planned for a model by regions.
+    """The record of a model planned by regions.
 
     Attributes:
-        predicted_peak_bytes: of the whole step: regions, what lies between them, and what is there before.
-        budget_bytes: that it keeps within.
-        overhead: more time than the regions take unplanned, as a share of that.
-        least_overhead: what no choice among the plans of the regions goes below.
+        predicted_peak_bytes: predicted peak of the whole step: regions, memory between them, and memory from before.
+        budget_bytes: budget of the whole step.
+        overhead: extra time of the regions, as a share of their unplanned time.
+        least_overhead: lower bound on the overhead of choices among the regions' plans.
         points: the chosen plans, by the path of the region.
-        kinds: how many regions were captured and planned; the others are like one of them.
-        plans: how many plans of the step were made, for inputs of other sizes.
-        kernels: what was compiled for them; empty where eager's kernels run.
-        left: why regions are left to eager, by path.
-        away: calls whose inputs are on the host between their passes, and how many bytes these are.
-        measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
-        beyond_bytes: the most that one of these took beyond the predicted peak, under the plans that run now.
-        whole_calls: how many calls of the model ran as planned.
+        kinds: number of regions that were captured and planned; the others equal one of them.
+        plans: number of plans of the step, for different sizes of inputs.
+        kernels: the compiled kernels, in words; empty if eager's kernels run.
+        left: reasons why regions run in eager mode, by path.
+        away: calls whose inputs are on the host between their passes, with the inputs' bytes.
+        measured_peak_bytes: peak of each measured step, counted like the predicted peak.
+        beyond_bytes: largest excess of such a step over the predicted peak, under the present plans.
+        whole_calls: number of the model's calls that ran as planned.
     """
 
     predicted_peak_bytes: int = 0
@@ -142,7 +144,7 @@ class RegionsRecord(PlanRecord):
     whole_calls: int = 0
 
     def snapshot(self, path: str | Path) -> None:
-        """Say that there is no snapshot of a step whose blocks alone are planned.
+        """Refuse a snapshot: only blocks of the step are planned.
 
         Raises:
             UsageError: always.
@@ -152,12 +154,12 @@ class RegionsRecord(PlanRecord):
 
     @property
     def calls(self) -> int:
-        """How many calls ran as planned."""
+        """The number of calls that ran as planned."""
         return self.whole_calls
 
     @property
     def plan(self) -> str:
-        """One line for a report or a log."""
+        """One line on the plan, for a report or a log."""
         hosted = f", {format_bytes(sum(self.away.values()))} of inputs on the host between passes" if self.away else ""
         return (
             f"{len(self.points)} regions ({_kinds(self.kinds)}) within {format_bytes(self.budget_bytes)}: predicted "
@@ -192,7 +194,10 @@ class RegionsRecord(PlanRecord):
 
 
 class _Forward:
-    """Stands for the forward method of a region. Copies and pickles of the region have the method itself."""
+    """Stands for the forward method of a region.
+
+    Copies and pickles of the region have the method itself.
+    """
 
     def __init__(self, whole: RegionsCall, path: str) -> None:
         self._whole, self._path = whole, path
@@ -206,23 +211,26 @@ class _Forward:
 
 
 class AttachedRegions:
-    """Stands among the attributes of a model that is planned by regions.
+    """The attribute of a model that is planned by regions.
 
     Attributes:
-        call: carries out the model's calls.
+        call: runs the model's calls.
     """
 
     def __init__(self, call: RegionsCall) -> None:
         self.call = call
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Have a copy of the model run as planned, too, by plans of its own, from its first call on."""
+        """Let a copy of the model run by plans of its own.
+
+        The plans begin with the copy's first call.
+        """
         copied = memo.get(id(self.call.module))
         if isinstance(copied, nn.Module):
             copied.__dict__["_compiled_call_impl"] = partial(_first_call, copied, tuple(self.call.regions), self.call)
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        """Leave the plans out of pickles: a loaded model is planned anew."""
+        """Leave the plans out of pickles: loaded modules get new plans."""
         return type(None), ()
 
 
@@ -240,18 +248,20 @@ def attach_regions(
     fused: bool = False,
     strict: bool = False,
 ) -> None:
-    """Have parts of a model run as planned, within one budget for the whole.
+    """Let parts of a model run as planned.
+
+    One budget covers the whole.
 
     Args:
-        model: is changed.
+        model: the model, which is changed.
         regions: as for `regions_of`.
-        source: what is asked for, and what else is in memory.
-        budget: as it was asked for.
+        source: source of plans, with the request and other memory.
+        budget: budget, as the user gave it.
         fused: run inductor's kernels.
-        strict: refuse a step for which no plans fit, though others have run.
+        strict: refuse a later step without plans that fit.
 
     Raises:
-        UsageError: as `regions_of`.
+        UsageError: as in `regions_of`.
     """
     if isinstance(former := model.__dict__.get(_NAME), AttachedRegions):
         former.call.let_go()
@@ -263,21 +273,21 @@ def attach_regions(
 def plan_blocks(
     source: WithinBudget, budget: str, fused: bool, strict: bool, model: nn.Module, refusal: GraphError
 ) -> Callable[[], None]:
-    """Have the repeated blocks of a model run as planned, as the whole cannot be captured.
+    """Plan a model's repeated blocks, as the whole cannot be captured.
 
     Args:
-        source: what is asked for, and what else is in memory.
-        budget: as it was asked for.
+        source: source of plans, with the request and other memory.
+        budget: budget, as the user gave it.
         fused: run inductor's kernels.
-        strict: refuse a step for which no plans fit, though others have run.
-        model: is planned as a whole, and is changed.
-        refusal: why it cannot be captured.
+        strict: refuse a later step without plans that fit.
+        model: the model, planned as a whole, which is changed.
+        refusal: error of the failed capture.
 
     Returns:
-        What plans the model as a whole again.
+        A function that plans the model as a whole again.
 
     Raises:
-        GraphError: the refusal, as the model has no repeated blocks.
+        GraphError: `refusal`, if the model has no repeated blocks.
     """
     blocks = repeated_blocks(model)
     if not blocks:
@@ -301,7 +311,10 @@ def plan_blocks(
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
-    """Return the paths of the modules in each `nn.ModuleList` of a model, those within one of these left out."""
+    """Return the paths of modules in each `nn.ModuleList` of a model.
+
+    Lists within these modules are left out.
+    """
     found: dict[str, list[str]] = {}
     inside: tuple[str, ...] = ()
     for path, part in model.named_modules():
@@ -317,22 +330,22 @@ def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
 
 
 def regions_record(model: nn.Module) -> PlanRecord | None:
-    """Return the record of a model that is planned by regions; None where it is not."""
+    """Return the record of a model planned by regions, or None."""
     attached = model.__dict__.get(_NAME)
     return attached.call.record if isinstance(attached, AttachedRegions) else None
 
 
 class RegionsCall:
-    """A model's call of which parts run as planned.
+    """A model's call with parts that run as planned.
 
     Attributes:
         module: the model.
-        asked: what is asked for.
-        source: the same for one region, and what else is in memory: nothing is moved while a region runs.
-        record: what was planned, and how calls ran.
-        regions: the parts, by path.
+        asked: source of plans as requested.
+        source: the same for one region, without transfers while a region runs.
+        record: record of plans and calls.
+        regions: the regions by path.
         fused: run inductor's kernels.
-        strict: refuse a step for which no plans fit, though others have run.
+        strict: refuse a later step without plans that fit.
     """
 
     def __init__(
@@ -352,21 +365,21 @@ class RegionsCall:
         self.record = RegionsRecord(budget)
         self.regions = dict(regions)
         self._captures: Captures | None = None
-        self._dimensions: frozenset[Dimension] = frozenset()  # of inputs, in which sizes have differed
+        self._dimensions: frozenset[Dimension] = frozenset()  # dimensions of inputs with different sizes so far
         self._sized: dict[Captured, SizedRegion] = {}
-        self._sized_kinds: dict[SizedRegion, list[RegionKind]] = {}  # those whose plans were made for their sizes
+        self._sized_kinds: dict[SizedRegion, list[RegionKind]] = {}  # kinds whose plans were made for their sizes
         self._forwards = {path: part.forward for path, part in regions.items()}
-        self._plans: dict[Inputs, _Plan] = {}  # by what the model is called with
+        self._plans: dict[Inputs, _Plan] = {}  # by the arguments of the model
         self._made_plans: list[_Plan] = []  # as many on all ranks
         self._wants_another = False
         self._ranks = Ranks()
         self._plan: _Plan | None = None
-        self._compiled = 0  # plans of regions
+        self._compiled = 0  # number of compiled plans of regions
         self._left: set[str] = set()  # regions that cannot be captured
-        self._times: Counter[str] = Counter()  # how often a region was called in this step
+        self._times: Counter[str] = Counter()  # number of calls of each region in this step
         self._rehearsal: Rehearsal | None = None
         self._hosted = HostedStep()
-        self._staying: set[tuple[str, int]] = set()  # inputs that others hold: names of calls, and places
+        self._staying: set[tuple[str, int]] = set()  # inputs that the caller holds: names of calls, and places
         self._link: Link | None = None
         self._watch = StepWatch()
         self._holding = Holding(source, self._watch, strict=strict)
@@ -374,7 +387,7 @@ class RegionsCall:
             part.forward = _Forward(self, path)
 
     def let_go(self) -> None:
-        """Have the regions run as they are again, as they are to be planned anew."""
+        """Let the regions run unplanned again, before new plans."""
         for path, part in self.regions.items():
             if getattr(self._forwards[path], "__func__", None) is type(part).forward:
                 del part.__dict__["forward"]
@@ -382,7 +395,10 @@ class RegionsCall:
                 part.forward = self._forwards[path]
 
     def run_region(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward method of a region: as planned, in a checkpoint while rehearsing, or as it is."""
+        """Run a region as planned, in a checkpoint, or unchanged.
+
+        A checkpoint is used while rehearsing.
+        """
         forward, module = self._forwards[path], self.regions[path]
         if not module.training or not torch.is_grad_enabled() or path in self._left or torch.compiler.is_compiling():
             return forward(*args, **kwargs)
@@ -466,7 +482,10 @@ class RegionsCall:
         return next((part.device.type for part in self.module.parameters()), "cpu")
 
     def _hold(self, measured: MeasuredStep) -> None:
-        """Hold a measured step against the budget: choose again with what was missing, or say that it is above."""
+        """Compare a measured step with the budget.
+
+        If it is above, choose again with the missing bytes, or warn.
+        """
         plan = self._plan
         assert plan is not None
         self.record.measured_peak_bytes.append(measured.peak_bytes)
@@ -499,7 +518,7 @@ class RegionsCall:
         record.away = {name: sizes[name] for name in plan.step.paths if name in plan.away}
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
-        """Return the plan for what the model is called with, made now or before."""
+        """Return the plan for the model's arguments, new or earlier."""
         inputs = Inputs.of(args, kwargs, self._device())
         if inputs not in self._plans and (larger := self._larger(inputs)) is not None:
             self._plans[inputs] = larger
@@ -517,7 +536,10 @@ class RegionsCall:
         return self._plans[inputs]
 
     def _larger(self, inputs: Inputs) -> _Plan | None:
-        """Return a plan for larger inputs that runs these, too; None where one of their own is called for."""
+        """Return a larger inputs' plan that can run these inputs.
+
+        None if these inputs need a plan of their own.
+        """
         found = [plan for plan in self._made_plans if inputs.is_within(plan.inputs, plan.dimensions)]
         plan = min(found, key=lambda plan: plan.inputs.numel, default=None)
         if plan is not None and plan.overhead > _WORTH and inputs.numel < _SMALLER * plan.inputs.numel:
@@ -525,10 +547,12 @@ class RegionsCall:
         return plan
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
-        """Rehearse a step, and plan each kind of region at several budgets; those that cannot be captured are left.
+        """Rehearse a step, and plan each kind of region at several budgets.
+
+        Regions that cannot be captured are left out.
 
         Raises:
-            RematError: one rank cannot do so; all raise it.
+            RematError: one rank fails; all ranks raise its error.
         """
         plan, refusal = None, None
         try:
@@ -540,7 +564,7 @@ class RegionsCall:
         return self._agreed(plan)
 
     def _agreed(self, plan: _Plan) -> _Plan:
-        """Return a plan that is the same on all ranks, where they have captured the same."""
+        """Return a plan that all ranks share, if their captures are equal."""
         if not self._ranks.groups:
             return plan
         order = list(dict.fromkeys(plan.kinds))
@@ -586,10 +610,12 @@ class RegionsCall:
     def _rehearsed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], captures: Captures
     ) -> tuple[Rehearsal, int, list[Alike]]:
-        """Rehearse a step, and sort the calls of its regions, until no region has to be left to eager.
+        """Rehearse a step, and group the calls of its regions.
+
+        This is repeated until no further region has to run in eager mode.
 
         Returns:
-            The rehearsal, the bytes that are in memory at all times, and the calls that are alike.
+            The rehearsal, the bytes that are in memory at all times, and groups of equal calls.
         """
         refused: dict[int, GraphError] = {}
         while True:
@@ -617,7 +643,10 @@ class RegionsCall:
             self._leave(left)
 
     def _settled(self, staying: Set[tuple[str, int]]) -> bool:
-        """Note inputs that cannot leave for the host on any rank; tell whether all were known."""
+        """Note inputs that cannot leave for the host on any rank.
+
+        Return whether all were known.
+        """
         if not self.asked.request.offload:
             return True
         found = set[tuple[str, int]]().union(*self._ranks.all(set(staying)))
@@ -626,7 +655,7 @@ class RegionsCall:
         return is_known
 
     def _leave(self, reasons: Mapping[str, str]) -> None:
-        """Leave regions to eager from now on, and say why."""
+        """Leave regions to eager mode from now on, and warn."""
         for path, why in reasons.items():
             if path not in self._left:
                 self._left.add(path)
@@ -634,10 +663,12 @@ class RegionsCall:
                 told(logging.WARNING, f"{path} is left to eager: {why}")
 
     def _choose(self, plan: _Plan) -> None:
-        """Choose among the plans of each region; what steps took beyond a plan is left free as far as that can be.
+        """Choose a plan for each region.
+
+        Memory that steps used beyond a plan is left free if possible.
 
         Raises:
-            RematError: nothing fits the budget beside what the user reserves.
+            RematError: no choice fits the budget with the user's reserve.
         """
         reserved = self.source.reserve_bytes
         (free,) = self._ranks.most(reserved + self.source.missed_bytes)
@@ -694,15 +725,17 @@ class RegionsCall:
     def _compiled_choice(
         self, plan: _Plan, choose: Callable[[WholeStep], ChosenPlans | None], free: int
     ) -> tuple[ChosenPlans | None, RematError | None]:
-        """Choose among the plans of each region; compile what is chosen, and choose again by what that takes.
+        """Choose a compiled plan for each region.
+
+        Chosen plans are compiled, and the choice is repeated with their compiled peaks.
 
         Args:
-            plan: what is chosen of.
-            choose: chooses; where it finds nothing, the plans of the least peak are compiled.
+            plan: the plan with the regions' plans.
+            choose: function that chooses; without a choice, the plans of the least peak are compiled.
             free: bytes to leave free.
 
         Returns:
-            The choice; and why what was chosen cannot be compiled here.
+            The choice, and the error if it cannot be compiled here.
         """
         refusal: RematError | None = None
         while True:
@@ -748,7 +781,10 @@ class RegionsCall:
         return self.source.granted
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Rehearsal, int]:
-        """Run the step once with each region in a checkpoint; nothing of it stays."""
+        """Run the step once with each region in a checkpoint.
+
+        The run leaves no trace.
+        """
         module = self.module
         rehearsal = Rehearsal(moves=self.asked.request.offload, staying=self._staying)
         parameters = parameters_at_rest(module)
@@ -787,11 +823,14 @@ class RegionsCall:
         finally:
             self._rehearsal = None
             before.restore()
-            torch.clear_autocast_cache()  # which holds what the rehearsal has cast
+            torch.clear_autocast_cache()  # the cache holds casts of the rehearsal
         return rehearsal, always
 
     def _kind(self, call: RegionCall, group: Alike) -> RegionKind:
-        """Return what runs regions of one kind, with plans that keep less and less, the plain one first."""
+        """Return the kind for a call's region, with its plans.
+
+        The plans keep less and less, the plain one first.
+        """
         region, sized = None, None
         if group.sizes is not None:
             region = self._sized_region(call, group)
@@ -825,11 +864,11 @@ class RegionsCall:
         return kind
 
     def _gradients(self, call: RegionCall) -> OutputGradients:
-        """Return which outputs of a region get a gradient."""
+        """Return the outputs of a region that get a gradient."""
         return OutputGradients(at_rerun=self._watch.backward_begins, known=call.gradients)
 
     def _sized_region(self, call: RegionCall, group: Alike) -> SizedRegion:
-        """Return what runs regions of one capture at many sizes."""
+        """Return the runner of regions of one capture at many sizes."""
         if group.captured not in self._sized:
             region = SizedRegion(call.path, group.function, self._gradients(call), group.seen)
             region.around, region.at_backward = self._watch.looking, self._watch.backward_begins
@@ -839,7 +878,7 @@ class RegionsCall:
         return self._sized[group.captured]
 
     def _former_kind(self, region: SizedRegion, values: Values) -> RegionKind | None:
-        """Return a kind whose plans were made for much the same sizes, at these."""
+        """Return an earlier kind with plans for similar sizes, at these sizes."""
         for kind in self._sized_kinds.get(region, ()):
             at = kind.at(values)
             here, there = (other.points[0].forward for other in (at, kind))
@@ -861,24 +900,24 @@ class RegionsCall:
 
 @dataclass(eq=False)
 class _Plan:
-    """What was planned for a step.
+    """The plans of a step's regions, and their choice.
 
     Attributes:
-        inputs: of the step.
-        dimensions: of these, in which sizes may be smaller.
-        step: what is known of it.
+        inputs: inputs of the step.
+        dimensions: dimensions of the inputs that may be smaller.
+        step: facts about the step for the choice.
         plain: the plain plan of each region, before anything is compiled.
-        kinds: of the calls of regions.
-        untrained: names of calls in which nothing needs a gradient.
-        standing: bytes of gradients and buckets that were there in the rehearsal.
+        kinds: kinds of the regions' calls.
+        untrained: names of calls without any gradient.
+        standing: bytes of gradients and buckets during the rehearsal.
         is_common: all ranks have the same plans, and the same choice.
         inputs_of: places of the inputs of each call that may be on the host between its passes.
-        chosen: what runs each call, and the place of its plan, by name.
+        chosen: kind of each call, and the number of its plan, by name.
         away: names of the calls whose inputs are on the host between their passes.
-        peak: predicted, in bytes.
-        budget: in bytes.
-        overhead: more time than the regions take unplanned, as a share of that.
-        least_overhead: what no other choice of these plans goes below.
+        peak: predicted peak in bytes.
+        budget: budget in bytes.
+        overhead: extra time of the regions, as a share of their unplanned time.
+        least_overhead: lower bound on the overhead of choices among these plans.
     """
 
     inputs: Inputs
@@ -899,7 +938,10 @@ class _Plan:
 
 
 def _outputs_kept(rehearsal: Rehearsal, groups: Iterable[Alike]) -> set[tuple[str, int]]:
-    """Return the inputs of calls that are outputs of others, of which the backward pass reads them."""
+    """Return inputs of calls that are outputs of earlier calls.
+
+    Only inputs count whose producing call reads them in its backward pass.
+    """
     reading: set[int] = set()
     for group in groups if any(rehearsal.made_by) else ():
         joint = Joint.of(group.captured) if group.sizes is None else group.sizes.at(group.values).joint
@@ -912,7 +954,9 @@ def _outputs_kept(rehearsal: Rehearsal, groups: Iterable[Alike]) -> set[tuple[st
 
 
 def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: int) -> Schedule | None:
-    """Return a plan of a region that has at most so much beside what is there before between its passes.
+    """Return a plan of a region with a limit on kept bytes.
+
+    `kept` bytes may stay between the passes, without memory from before.
 
     A planner knows one limit for all moments, so the boundary between the passes counts the rest as workspace.
     """
@@ -932,7 +976,10 @@ def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: 
 
 
 def _kept_in_any_case(graph: Graph) -> int:
-    """Return the bytes of what the backward pass reads and no op may make again."""
+    """Return the bytes that every plan keeps for the backward pass.
+
+    No op may recompute these tensors.
+    """
     read = {name for op in graph.ops if op.phase is Phase.BACKWARD for name in op.inputs}
     once = (op for op in graph.ops if op.phase is Phase.FORWARD and not op.recomputable and op.type != BOUNDARY_TYPE)
     return sum(graph.tensors[name].bytes for op in once for name in op.outputs if name in read)

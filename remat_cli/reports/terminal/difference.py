@@ -27,7 +27,7 @@ def _title(prepared: Prepared) -> Text:
 
 
 def diff_report(old: Prepared, new: Prepared, difference: Difference) -> Report:
-    """Return the report of `remat diff` on two graphs that are ready to be planned."""
+    """Return the report of `remat diff` on two prepared graphs."""
     title = facts([("old", _title(old)), ("new", _title(new))])
     parts: list[RenderableType] = [title, Text(_verdict(difference), "bold"), indented(_figures(difference))]
     if difference.at_peak:

@@ -252,7 +252,10 @@ def sweep_summary(sweep: Sweep, prepared: Prepared) -> Summary:
 
 
 def sweep_csv(sweep: Sweep, prepared: Prepared) -> bytes:
-    """Return a line for each planner and budget; the same sweep gives the same bytes."""
+    """Return CSV with a line for each planner and budget.
+
+    The same sweep gives the same bytes.
+    """
     records = [
         {
             "planner": curve.label,

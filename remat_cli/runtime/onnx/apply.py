@@ -102,8 +102,8 @@ def apply_schedule(
         path: the model.
         options: options of reading the planned graph.
         graph: the planned graph.
-        schedule: the schedule; only its computes matter, as onnxruntime frees all values as early as possible.
-            Dead ops are left out.
+        schedule: the schedule; only its computes matter, as onnxruntime frees all values as early as
+            possible. Computes of dead ops are left out.
         facts: facts for the model's metadata, which has the version of remat, too; None is left out.
 
     Raises:

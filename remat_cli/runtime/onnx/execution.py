@@ -271,7 +271,7 @@ def execute(
         model: the model as read.
         rewritten: the rewritten model.
         graph: the planned graph.
-        computes: computes of the schedule.
+        computes: computes of the schedule; the rewritten model lacks dead ops.
         fed: given values of inputs, by name, as for `--input`.
         seed: seed of random inputs, and of weights without a file.
         time_limit: time limit of each process, in seconds.

@@ -46,7 +46,10 @@ class Runs:
 
 
 def without_dead_ops(graph: Graph) -> Graph:
-    """Return a graph without dead ops: those on which no output depends."""
+    """Return a graph without dead ops, which lead to no output.
+
+    A rewritten model leaves dead ops out.
+    """
     needed = set(graph.outputs)
     kept = []
     for op in reversed(graph.ops):
@@ -55,8 +58,8 @@ def without_dead_ops(graph: Graph) -> Graph:
             needed.update(op.inputs)
     if len(kept) == len(graph.ops):
         return graph
-    made = {name for op in kept for name in op.outputs}
-    tensors = {name: tensor for name, tensor in graph.tensors.items() if name in made or name not in graph.producer}
+    produced = {name for op in kept for name in op.outputs}
+    tensors = {name: tensor for name, tensor in graph.tensors.items() if name in produced or name not in graph.producer}
     return graph.edited(tensors=tensors, ops=tuple(reversed(kept))).checked()
 
 
@@ -66,7 +69,7 @@ def runs_of(model: SizedGraph, graph: Graph, computes: Sequence[str]) -> Runs:
     Args:
         model: the model's graph.
         graph: the planned graph.
-        computes: names of ops, each but dead ones at least once, after the producers of its inputs.
+        computes: names of ops; each op that is not dead at least once, after the producers of its inputs.
 
     Raises:
         GraphError: an op needs an estimated size of a value that does not exist yet.

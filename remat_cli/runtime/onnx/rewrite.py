@@ -68,7 +68,8 @@ def rewrite(model: SizedModel, graph: Graph, computes: Sequence[str]) -> Rewritt
     Args:
         model: the model as read, with its data.
         graph: the planned graph: the same model, read with the same options.
-        computes: names of ops in executed order, each but dead ones at least once, after the producers of its inputs.
+        computes: names of ops in executed order; each op that is not dead at least once, after the producers of its
+            inputs.
 
     Raises:
         GraphError: an op needs an estimated size of a value that does not exist yet.
