@@ -64,7 +64,7 @@ def plan(
             budget at this overhead, such as "10%". offload: plans may move tensors to the host and back, over the link
             of the device with which the graph was read. arena: everything in the plan gets an address, as
             `solution.arena` says. alignment: of addresses, in bytes. banks: memories in which addresses lie, each
-            NAME: "SIZE[:SPEED]".
+            NAME: "SIZE[:SPEED]" or a `Bank`.
 
     Raises:
         UsageError: budget, planner, an option or a setting is not known; or plans may offload, but the planner never
