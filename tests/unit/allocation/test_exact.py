@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_cli.allocation.exact import ExactSearch, ExactSearches, count_overlaps, neighbours, orders
-from remat_cli.allocation.exact_kernel import Ints
+from remat_cli.allocation.exact_kernel import CROSSING, Ints
 from remat_cli.allocation.instance import Instance
 from remat_cli.allocation.portfolio import Allocation
 from remat_cli.core.buffers import Buffer
@@ -54,6 +55,59 @@ def test_twins_change_no_answer(buffers: tuple[Buffer, ...], by_corner: bool) ->
         instance = Instance.of(doubled, 1)
         if capacity >= instance.sizes.max():
             assert run(instance, capacity, by_corner).is_proof == (capacity < smallest)
+
+
+def joined(groups: Sequence[Sequence[Buffer]], size: int) -> tuple[Buffer, ...]:
+    """Return groups one after the other in time, and a buffer that lives as long as all of them."""
+    buffers, start = list[Buffer](), 0
+    for group in groups:
+        buffers += (Buffer(start + each.lower, start + each.upper, each.size) for each in group)
+        start = max(each.upper for each in buffers)
+    return (*buffers, Buffer(0, start, size))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(drawn_buffers(most=3), min_size=2, max_size=3), st.integers(0, 1), st.booleans(), st.integers(0, 6))
+def test_groups_that_fall_apart_are_decided_as_each_alone(
+    groups: list[tuple[Buffer, ...]], less: int, by_corner: bool, order: int
+) -> None:
+    buffers, smallest = joined(groups, 2), 2 + max(smallest_height(group) for group in groups)
+    search = run(Instance.of(buffers, 1), smallest - less, by_corner, order)
+    assert search.is_proof == bool(less)
+    if search.offsets is not None:
+        check_offsets(buffers, search.offsets, smallest)
+
+
+# Its load is 6, and 6 is too little.
+TIGHT = tuple(
+    Buffer(*each)
+    for each in [(3, 5, 3), (5, 6, 3), (1, 3, 1), (4, 6, 3), (2, 4, 2), (1, 4, 1), (0, 2, 4), (0, 1, 2), (2, 3, 2)]
+)
+LOOSE = tuple(Buffer(*each) for each in [(0, 2, 2), (1, 4, 3), (2, 6, 1), (0, 1, 3), (3, 6, 1), (4, 5, 2)])
+
+
+@pytest.mark.parametrize("by_corner", [False, True])
+@pytest.mark.parametrize("tight_at", range(3))
+def test_one_group_that_does_not_fit_is_found_among_others(tight_at: int, by_corner: bool) -> None:
+    groups = [LOOSE, LOOSE]
+    groups.insert(tight_at, TIGHT)
+    buffers = joined(groups, 1)
+    instance = Instance.of(buffers, 1)
+    assert run(instance, 7, by_corner).is_proof
+    roomy = run(instance, 8, by_corner)
+    assert roomy.offsets is not None
+    check_offsets(buffers, roomy.offsets, 8)
+
+
+def test_groups_that_fall_apart_are_searched_alone() -> None:
+    instance = Instance.of(joined([LOOSE, LOOSE, TIGHT], 1), 1)
+    apart, together = (ExactSearch(instance, 7, next(orders(instance)), neighbours(instance)) for _ in range(2))
+    # As if a buffer that is never placed went through all sections: no group falls apart.
+    together._state.sections[CROSSING] += 1
+    for search in (apart, together):
+        search.go_on(10**6)
+        assert search.is_proof
+    assert apart.steps < 0.7 * together.steps
 
 
 @pytest.mark.parametrize("seed", range(6))
