@@ -15,7 +15,9 @@ from remat_cli.core.operators import Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, has_fixed_sizes, read_graph
+from remat_cli.formats.functions import names_function
 from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
+from remat_cli.pytorch import capture
 from remat_cli.settings import Setting
 from remat_cli.training import (
     KeptForBackward,
@@ -72,6 +74,21 @@ class Prepared:
     session: str = ""
     options: GraphOptions = field(default_factory=GraphOptions)
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the sizes of some results are guesses, so that peaks may be above those that are told."""
+        return self.guessed is not None
+
+
+def read(path: Path, options: GraphOptions) -> Reading:
+    """Read the graph at `path`: a file of any format, or a function as FILE.py:NAME.
+
+    Raises:
+        GraphError: the file, the function or the graph in it is bad.
+        UsageError: the options do not fit what is read, or torch is missing.
+    """
+    return capture.read(path, options) if names_function(path) else read_graph(path, options)
+
 
 def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
     """Read the file at `path` and make of it the graph that is planned.
@@ -86,7 +103,7 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
         GraphError: the file or the graph in it is bad.
         UsageError: the options contradict each other or the file.
     """
-    return prepare_reading(read_graph(path, options), str(path), options, derive_training=derive_training)
+    return prepare_reading(read(path, options), str(path), options, derive_training=derive_training)
 
 
 def prepare_without_absent_dims(path: Path, options: GraphOptions, optional: Set[str]) -> Prepared:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 try:
-    from remat_cli.runtime.torch.planned import plan_of, planned
+    from remat_cli.pytorch.run.planned import plan_of, planned
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError("remat_cli.torch needs torch: pip install 'remat[torch]'", name="torch") from None
 
-from remat_cli.formats.torch.step import Step
+from remat_cli.pytorch.capture.step import Step
 
 __all__ = ["Step", "plan_of", "planned"]

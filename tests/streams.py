@@ -11,8 +11,8 @@ from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat_cli.core.schedule import Compute, Offload, Prefetch, Step, Wait
-from remat_cli.formats.torch.joint import Joint
-from remat_cli.runtime.torch.transfers import CopiesOnStreams, HostBytes
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.memory.transfers import CopiesOnStreams, HostBytes
 
 _GARBAGE = 0xFF  # NaN in any float
 

@@ -17,7 +17,7 @@ from remat_cli.batch.job import Job
 from remat_cli.batch.run_job import sha256_of
 from remat_cli.config import GraphOptions, Request, RunConfig, load_device, load_measurements
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats.torch import names_function
+from remat_cli.formats.functions import names_function
 from remat_cli.settings import Said, Setting
 from remat_cli.units import BudgetSpec
 

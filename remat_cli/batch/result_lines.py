@@ -63,6 +63,7 @@ class Ended:
         bound_overhead: no plan in `scope` has less overhead.
         scope: the plans over which the bound holds, or that none fits; `ANY_PLAN` stands there as any-order.
         scope_transfers: the scope has plans that move tensors to the host, too.
+        estimated: sizes of the graph are guesses, so that peaks may be higher.
         interrupted: the job's time was up; the plan is the best one until then.
         error: why there is no plan.
         hint: what to do about it.
@@ -81,6 +82,7 @@ class Ended:
     bound_overhead: float | None = None
     scope: Scope | None = None
     scope_transfers: bool = False
+    estimated: bool = False
     interrupted: bool = False
     error: str | None = None
     hint: str | None = None

@@ -31,7 +31,8 @@ def carry_out(job: Job) -> JobOutcome:
     except RematError as error:
         return refusal(error)
     read = planning.prepared
-    ended = replace(_figures(planning.solution), mode=read.mode, dims=dict(read.options.dims))
+    ended = _figures(planning.solution)
+    ended = replace(ended, mode=read.mode, dims=dict(read.options.dims), estimated=read.is_estimated)
     return JobOutcome(ended, None if planning.schedule is None else planning.schedule_file)
 
 

@@ -33,7 +33,7 @@ from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, activations_of, baseline_of, bytes_of_budget
 from remat_cli.cores import process_pool
 from remat_cli.errors import ExitCode, RematError, UsageError
-from remat_cli.formats.torch import names_function
+from remat_cli.formats.functions import names_function
 from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.runtime.execution import check_can_execute, execute_plan
@@ -253,7 +253,7 @@ class _Check:
         prepared = prepare(self.model.path, self.model.graph)
         # With addresses the arena is what counts, and no session of a runtime lays it out.
         self.notes, self.session = prepared.notes, "" if self.model.request.arena else prepared.session
-        self.is_estimated = prepared.guessed is not None
+        self.is_estimated = prepared.is_estimated
         plain = baseline_of(prepared.graph)
         limits = self.limits(prepared.graph)
         limit = min(limits.values(), default=None)

@@ -20,7 +20,7 @@ from remat_cli.config import (
     said_in,
 )
 from remat_cli.errors import UsageError
-from remat_cli.formats.torch import graph_beside
+from remat_cli.formats.functions import graph_beside
 from remat_cli.settings import Said, Settings, over, setting
 from remat_cli.units import parse_bytes, parse_share
 

@@ -20,6 +20,9 @@ from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.formats.writing import check_writes
 from remat_cli.settings import over
+from remat_cli.units import format_names
+
+_MOST_NAMED = 4
 
 
 @click.command("apply", cls=Verb)
@@ -51,6 +54,7 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
     from remat_cli.runtime.onnx.apply import apply_schedule, check_can_apply, checked, model_bytes, read_for
     from remat_cli.runtime.onnx.execution import check_can_measure, in_both_sessions
     from remat_cli.runtime.onnx.external_data import absent_files, external_files, rebase
+    from remat_cli.runtime.onnx.node_order import without_dead_ops
 
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model, schedule, *config.files))
@@ -63,9 +67,10 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
     taken = taken_from_file(config.said, options)
     prepared, _ = replay(model, over(config.said, {"mode": options.mode}), file, schedule)
     graph = prepared.graph
+    live = without_dead_ops(graph)
     # The runtime frees everything as early as can be, whatever the file says.
-    run = with_frees(graph, file.schedule.computes)
-    trace = simulate(graph, run)
+    run = with_frees(live, [name for name in file.schedule.computes if name in live.op])
+    trace = simulate(live, run)
     facts = {
         "planner": file.planner,
         "budget_bytes": file.budget_bytes,
@@ -75,6 +80,8 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
     }
     rewritten = apply_schedule(model, options, graph, file.schedule, facts)
     notes = [*prepared.notes, *checked(rewritten.proto, model)]
+    if dead := [op.name for op in graph.ops if op.name not in live.op]:
+        notes.append(f"left out, as no output depends on them: {format_names(dead, _MOST_NAMED)}")
     if absent := absent_files(rewritten.proto, model):
         notes.append(
             f"files of weights that the model refers to are missing; put them beside the new file: {', '.join(absent)}"
@@ -86,7 +93,7 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
             execution = in_both_sessions(
                 model,
                 read_for(model, options, keep_data=False),
-                graph,
+                live,
                 run,
                 rewritten=rewritten.proto,
                 observe=observe,

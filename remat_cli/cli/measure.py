@@ -14,8 +14,9 @@ from remat_cli.cli.output import Output, force_option
 from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
 from remat_cli.formats import has_fixed_sizes
-from remat_cli.formats.torch import check_installed, names_function
+from remat_cli.formats.functions import names_function
 from remat_cli.prepare import Prepared, prepare, prepare_reading
+from remat_cli.pytorch.capture import check_installed
 from remat_cli.units import format_names, parse_duration
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def command(graph: Path, output: Path, time_limit: str, as_json: bool, quiet: bo
 
 def _of_step(graph: Path, options: GraphOptions, observe: Observer) -> tuple[Prepared, Measurements]:
     check_installed()
-    from remat_cli.formats.torch.reader import take_step
-    from remat_cli.runtime.torch.measure import measure_joint
+    from remat_cli.pytorch.capture.reader import take_step
+    from remat_cli.pytorch.memory.measure import measure_joint
 
     observe.phase("reading the step")
     taken = take_step(str(graph), options)

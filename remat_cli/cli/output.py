@@ -19,7 +19,7 @@ from remat_cli.cli.stdin import told
 from remat_cli.cli.streams import reader_may_leave, stdout_is_closed
 from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
-from remat_cli.formats.torch import file_of
+from remat_cli.formats.functions import file_of
 from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.interruption import heed_a_request_that_waits
 from remat_cli.system_limits import can_start_threads

@@ -117,12 +117,13 @@ def _why_uncompiled(planning: Planning) -> str:
 
 
 def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:
-    from remat_cli.formats.torch import check_installed, names_function
+    from remat_cli.formats.functions import names_function
+    from remat_cli.pytorch.capture import check_installed
 
     if names_function(graph):
         check_installed()
+    from remat_cli.pytorch.checkpoints import plan_checkpoints
     from remat_cli.reports.terminal.checkpoints import checkpoints_report
-    from remat_cli.studies.checkpoints import plan_checkpoints
 
     with streams.progress() as observe:
         planning = plan_checkpoints(graph, config.graph, config.request, observe)

@@ -71,7 +71,7 @@ def command(
     if not found.points:
         raise refused_by_all(found.curves)
     if csv_file is not None:
-        streams.write(csv_file, sweep_csv(found))
+        streams.write(csv_file, sweep_csv(found, prepared))
     if plot is not None:
         streams.write(plot, sweep_plot(found, prepared.graph, plot.suffix.lower()))
     streams.report(lambda: sweep_report(found, prepared), lambda: sweep_summary(found, prepared))

@@ -21,8 +21,8 @@ from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.units import parse_duration
 
 if TYPE_CHECKING:
+    from remat_cli.pytorch.run.execution import StepExecution
     from remat_cli.runtime.onnx.execution import ModelExecution
-    from remat_cli.runtime.torch.execution import StepExecution
 
 
 @click.command("verify", cls=Verb)
@@ -147,7 +147,7 @@ def _execute_as_it_is(
     graph: Path, given: GraphOptions, streams: Output, fed: Mapping[str, Any], time_limit: float, seed: int
 ) -> None:
     """Run a model or step without a schedule; an ONNX model is for inference unless an option says otherwise."""
-    from remat_cli.formats.torch import names_function
+    from remat_cli.formats.functions import names_function
     from remat_cli.prepare import prepare
     from remat_cli.reports.terminal.execution import as_it_is_report, as_it_is_summary
     from remat_cli.runtime.execution import execute_as_it_is

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats import native, node_link, onnx, torch
+from remat_cli.formats import native, node_link, onnx
+from remat_cli.formats.functions import names_function
 from remat_cli.formats.garbage import no_search_for_garbage
 from remat_cli.formats.reader import ALL_OTHER_DIMS, Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source
@@ -39,14 +40,12 @@ READERS: Mapping[str, Reader] = {
 
 @no_search_for_garbage()
 def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
-    """Read the graph at `path`: a file of any format, or a function as FILE.py:NAME.
+    """Read the graph in the file at `path`, of any format.
 
     Raises:
         GraphError: the file or the graph in it is bad.
         UsageError: the options do not fit the file (dimensions left open, unknown names).
     """
-    if torch.names_function(path):
-        return torch.read(path, options or ReadOptions())
     if path.suffix.rstrip(":") == ".py":
         raise UsageError(f"{path} names no function", hint=f"write {str(path).rstrip(':')}:NAME, NAME being one in it")
     if options is not None and options.fused:
@@ -82,7 +81,7 @@ def has_fixed_sizes(path: Path) -> bool:
     Raises:
         GraphError: the file cannot be read.
     """
-    return not torch.names_function(path) and Source(path).is_json
+    return not names_function(path) and Source(path).is_json
 
 
 def portable_bytes(path: Path) -> bytes:
@@ -92,7 +91,7 @@ def portable_bytes(path: Path) -> bytes:
         GraphError: the file cannot be read.
         UsageError: it is a function, which may need more than the file that it is in.
     """
-    if torch.names_function(path):
+    if names_function(path):
         raise UsageError(f"{path} is Python, which is not sent elsewhere", hint="remat convert it, and name the result")
     source = Source(path)
     return source.content if source.is_json else onnx.portable_bytes(source)

@@ -46,6 +46,8 @@ def schedule_bytes(
     planner: str,
     options: Mapping[str, object],
     read_with: Mapping[str, object] | None = None,
+    *,
+    estimated: bool = False,
 ) -> bytes:
     """Return the schedule file of a verified result: UTF-8, keys sorted, one step a line, the same bytes every time.
 
@@ -57,8 +59,9 @@ def schedule_bytes(
         planner: as in PLANNERS.
         options: of the planner, as JSON values.
         read_with: the options, beside the mode, with which the graph was read, for `verify`, `apply` and `report`.
+        estimated: sizes of the graph are guesses, so that the peak may be higher.
     """
-    graph = _graph_section(solution.problem.graph, mode, read_with or {})
+    graph = _graph_section(solution.problem.graph, mode, read_with or {}) | ({"estimated": True} if estimated else {})
     asked = {"name": planner, "options": options} | ({"offload": True} if solution.problem.offload else {})
     document = _document(solution, graph, asked)
     if solution.result.schedule is not None:

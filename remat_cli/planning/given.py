@@ -57,4 +57,6 @@ def file_of_given(prepared: Prepared, schedule: Schedule, budget_bytes: int, mak
             hint="leave -o out and use torch's own checkpoints; or leave --as out, and write the free plan",
         )
     solution = solve(Problem(prepared.graph, Budget(budget_bytes)), Given(schedule))
-    return schedule_bytes(solution, prepared.mode, maker, {}, prepared.options.recorded)
+    return schedule_bytes(
+        solution, prepared.mode, maker, {}, prepared.options.recorded, estimated=prepared.is_estimated
+    )

@@ -87,7 +87,14 @@ class Planning:
     def schedule_file(self) -> bytes:
         """Content of the schedule file; without a plan, it says why there is none."""
         read_with, planner = self.prepared.options.recorded, self.planner
-        return schedule_bytes(self.solution, self.prepared.mode, planner.name, planner.all_options(), read_with)
+        return schedule_bytes(
+            self.solution,
+            self.prepared.mode,
+            planner.name,
+            planner.all_options(),
+            read_with,
+            estimated=self.prepared.is_estimated,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the schedule file, whole or not at all.

@@ -106,6 +106,7 @@ def graph_summary(prepared: Prepared) -> Summary:
         "sha256": graph_sha256(graph),
         "time_unit": graph.time_unit,
         "costs": prepared.costs,
+        "estimated": prepared.is_estimated,
     }
 
 

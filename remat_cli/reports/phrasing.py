@@ -12,7 +12,7 @@ from remat_cli.core.graph import Graph, Kind
 from remat_cli.core.problem import Basis, Bound, Scope, Status
 from remat_cli.core.schedule import Offload
 from remat_cli.core.solve import Activations, Solution, activations_of
-from remat_cli.formats.torch import names_function
+from remat_cli.formats.functions import names_function
 from remat_cli.planning import SmallestBudget
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.settings import Setting, on_command_line, option_of
@@ -73,16 +73,18 @@ def status_in_words(solution: Solution) -> str:
             return "the search ended and proved nothing"
 
 
-def verdict(solution: Solution) -> str:
-    """Return the result in one sentence."""
+def verdict(solution: Solution, *, estimated: bool = False) -> str:
+    """Return the result in one sentence; `estimated` sizes are named in it."""
     budget = format_bytes(solution.problem.budget.device_bytes)
     if solution.trace is None or solution.overhead is None:
         if solution.status is Status.INFEASIBLE:
-            return f"No plan fits {budget}: proven for all plans {which_plans(solution)}."
+            of_sizes = ", of estimated sizes" if estimated else ""
+            return f"No plan fits {budget}: proven for all plans {which_plans(solution)}{of_sizes}."
         return f"No plan was found for {budget}; it is not proven that none exists."
     peak = format_bytes(solution.trace.peak_bytes)
     cost = f"for {format_share(solution.overhead)} more time" if solution.overhead else "and takes no extra time"
-    return f"The plan fits: it peaks at {peak} of {budget} {cost}."
+    fits = "The plan fits, if the estimated sizes hold" if estimated else "The plan fits"
+    return f"{fits}: it peaks at {peak} of {budget} {cost}."
 
 
 def reasons(solution: Solution) -> list[str]:
@@ -229,12 +231,15 @@ def _uses(solution: Solution, graph_file: Path, schedule_file: Path | None, *, f
             return ["To keep the plan and its addresses, write them: -o schedule.json."]
         return [f"Where everything lies is in {clean(str(schedule_file))}, under `arena`; run the steps in its order."]
     moves = any(isinstance(step, Offload) for step in solution.result.schedule.steps)
-    if not solution.trace.recomputations and not moves:
+    repeats = solution.trace.recomputations > 0
+    if not repeats and not moves and solution.trace.peak_bytes == solution.baseline.peak_bytes:
         return ["The plan runs nothing again: run the model as you do."]
     if schedule_file is None:
         return ["To keep the plan, write it: -o schedule.json."]
     files = " ".join(quote(clean(str(path))) for path in (graph_file, schedule_file))
-    shown = f"`remat report {files} -o report.html` shows which ops are run again, and when."
+    shown = f"`remat report {files} -o report.html` shows " + (
+        "which ops are run again, and when." if repeats else "when each op runs."
+    )
     if names_function(graph_file):
         plan = clean(repr(str(schedule_file))) + (", fused=True" if fused else "")
         return [shown, f"To train by it: `from remat_cli.torch import planned`, then `model = planned(model, {plan})`."]
@@ -242,7 +247,7 @@ def _uses(solution: Solution, graph_file: Path, schedule_file: Path | None, *, f
         return [
             shown,
             "To carry it out, checkpoint these ops in the framework that trains the model. PyTorch carries out a plan "
-            "of the training step itself: `remat plan train.py:step` (see remat_cli/runtime/torch/README.md).",
+            "of the training step itself: `remat plan train.py:step` (see remat_cli/pytorch/run/README.md).",
         ]
     if graph_file.suffix == ".onnx" and not moves:
         return [shown, f"`remat apply {files} -o planned.onnx` writes the model that runs it."]

@@ -13,13 +13,14 @@ from remat_cli.core.link import Link
 from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.errors import UsageError
-from remat_cli.formats.torch import check_installed, names_function
+from remat_cli.formats.functions import names_function
 from remat_cli.prepare import Prepared
+from remat_cli.pytorch.capture import check_installed
 from remat_cli.settings import Setting
 
 if TYPE_CHECKING:
+    from remat_cli.pytorch.run.execution import StepExecution
     from remat_cli.runtime.onnx.execution import InBothSessions, ModelExecution
-    from remat_cli.runtime.torch.execution import StepExecution
 
 
 def check_can_execute(path: Path, options: GraphOptions, schedule: Schedule) -> None:
@@ -120,7 +121,7 @@ def execute_plan(
         RematError: it cannot be run.
     """
     if names_function(path):
-        from remat_cli.runtime.torch.execution import execute_step
+        from remat_cli.pytorch.run.execution import execute_step
 
         _check_draws(path, fed)
 

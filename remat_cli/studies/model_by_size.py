@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from remat_cli.config import GraphOptions
-from remat_cli.formats import Reading, read_graph
+from remat_cli.formats import Reading
 from remat_cli.formats.other_sizes import SizeCurves
-from remat_cli.prepare import Prepared, prepare_reading
+from remat_cli.prepare import Prepared, prepare_reading, read
 
 # Readings from which others are told: as many as tell a parabola, and the first, which is often unlike the others.
 _MOST_KEPT = 5
@@ -38,7 +38,7 @@ class ModelBySize:
             UsageError: it has no such dimension, or the options contradict each other or the file.
         """
         options = self._options(value)
-        reading = read_graph(self.path, options)
+        reading = read(self.path, options)
         if len(self._read) < _MOST_KEPT:
             self._read[value] = reading
             self._curves = SizeCurves.through(self._read)

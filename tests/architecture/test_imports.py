@@ -25,6 +25,7 @@ LAYERS = (
         "remat_cli.cores",
         "remat_cli.compiled",
         "remat_cli.interruption",
+        "remat_cli.pytorch",
     ),
     (
         "remat_cli.core",
@@ -39,10 +40,15 @@ LAYERS = (
     ("remat_cli.core.solve",),
     ("remat_cli.formats", "remat_cli.training", "remat_cli.costs", "remat_cli.generate", "remat_cli.planners"),
     ("remat_cli.config",),
+    ("remat_cli.pytorch.capture",),
     ("remat_cli.prepare", "remat_cli.synthesis"),
     ("remat_cli.allocation",),
     ("remat_cli.planning",),
     ("remat_cli.studies",),
+    ("remat_cli.pytorch.memory",),
+    ("remat_cli.pytorch.programs",),
+    ("remat_cli.pytorch.plan",),
+    ("remat_cli.pytorch.run", "remat_cli.pytorch.checkpoints"),
     ("remat_cli.runtime",),
     ("remat_cli.torch",),
     ("remat_cli.checks",),
@@ -91,7 +97,7 @@ HOMES = {
     "rich": ("remat_cli.reports", "remat_cli.cli"),
     "onnx": ("remat_cli.formats.onnx", "remat_cli.runtime.onnx"),
     "onnxruntime": ("remat_cli.runtime.onnx",),
-    "torch": ("remat_cli.formats.torch", "remat_cli.runtime.torch"),
+    "torch": ("remat_cli.pytorch",),
     "google": ("remat_cli.formats.onnx",),
     "ortools": ("remat_cli.planners",),
     "pulp": ("remat_cli.planners",),
@@ -156,7 +162,8 @@ def layer_of(module: str, layers: Sequence[Sequence[str]] = LAYERS) -> int:
     homes = {home: number for number, layer in enumerate(layers) for home in layer if is_in(module, home)}
     assert homes, f"{module} has no layer"
     home = max(homes, key=len)
-    assert home not in ("remat_cli", "remat_cli.core", "remat_cli.planners") or home == module, f"{module} has no layer"
+    packages = ("remat_cli", "remat_cli.core", "remat_cli.planners", "remat_cli.pytorch")
+    assert home not in packages or home == module, f"{module} has no layer"
     return homes[home]
 
 

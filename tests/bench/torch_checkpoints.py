@@ -23,13 +23,13 @@ from torch.utils.checkpoint import checkpoint
 from remat_cli.config import GraphOptions, PlannerChoice, Request, measurements_bytes
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Observer
+from remat_cli.formats.functions import load_function
 from remat_cli.formats.reader import ReadOptions
-from remat_cli.formats.torch.reader import callable_of, modules_of, take_step
-from remat_cli.formats.torch.reference import load_function
-from remat_cli.formats.torch.step import as_step, losses_in
-from remat_cli.runtime.torch.execution import StepRuns
-from remat_cli.runtime.torch.measure import measure_joint
-from remat_cli.studies.checkpoints import CheckpointPlanning, plan_checkpoints
+from remat_cli.pytorch.capture.reader import callable_of, modules_of, take_step
+from remat_cli.pytorch.capture.step import as_step, losses_in
+from remat_cli.pytorch.checkpoints import CheckpointPlanning, plan_checkpoints
+from remat_cli.pytorch.memory.measure import measure_joint
+from remat_cli.pytorch.run.execution import StepRuns
 from remat_cli.units import BudgetSpec, format_bytes, format_share
 
 MODELS = ("gpt", "gpt_bfloat16", "llama", "vit", "resnet50", "unet")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from remat_cli.runtime.torch.memory import peak_of
+from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes, format_share
 from tests.torch_steps import GPT

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_cli.runtime.torch.measure import drawn_like, median_time
+from remat_cli.pytorch.memory.measure import drawn_like, median_time
 
 
 class OpTimes:

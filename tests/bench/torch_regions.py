@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import nn
 
 from remat_cli.errors import DoesNotFit, GraphError
-from remat_cli.runtime.torch.regions import RegionsRecord, repeated_blocks
+from remat_cli.pytorch.run.regions import RegionsRecord, repeated_blocks
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes, format_share
 from tests.bench import torch_models, torch_refused

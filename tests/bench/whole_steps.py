@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from remat_cli.runtime.torch.live import bytes_in
-from remat_cli.runtime.torch.memory import peak_of
+from remat_cli.pytorch.memory.live import bytes_in
+from remat_cli.pytorch.memory.memory import peak_of
 
 
 def seed() -> None:

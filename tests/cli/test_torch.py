@@ -12,8 +12,8 @@ import pytest
 
 from remat_cli.core.graph import Graph
 from remat_cli.errors import InvalidSchedule, UsageError
-from remat_cli.runtime.torch.choice import FromFile
-from remat_cli.runtime.torch.execution import StepExecution
+from remat_cli.pytorch.plan.choice import FromFile
+from remat_cli.pytorch.run.execution import StepExecution
 from tests.cli.calls import Remat
 from tests.places import GRAPHS, ROOT
 

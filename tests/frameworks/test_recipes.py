@@ -14,7 +14,7 @@ from remat_cli.torch import plan_of, planned
 from tests.places import ROOT
 from tests.torch_steps import MLP
 
-PAGE = (ROOT / "remat_cli/runtime/torch/README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "remat_cli/pytorch/run/README.md").read_text(encoding="utf-8")
 STEPS = 4
 
 # What the libraries themselves warn of.

@@ -19,14 +19,14 @@ from remat_cli.core.problem import Budget, Problem
 from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import solve
-from remat_cli.formats.torch.convert import graph_of
-from remat_cli.formats.torch.internals import compiled, forgetting, seen_by
-from remat_cli.formats.torch.joint import BOUNDARY, Joint
-from remat_cli.formats.torch.reader import callable_of
-from remat_cli.formats.torch.step import as_step
 from remat_cli.planners import PLANNERS
-from remat_cli.runtime.torch import transfers
-from remat_cli.runtime.torch.program import divided
+from remat_cli.pytorch.capture.convert import graph_of
+from remat_cli.pytorch.capture.internals import compiled, forgetting, seen_by
+from remat_cli.pytorch.capture.joint import BOUNDARY, Joint
+from remat_cli.pytorch.capture.reader import callable_of
+from remat_cli.pytorch.capture.step import as_step
+from remat_cli.pytorch.memory import transfers
+from remat_cli.pytorch.programs.program import divided
 from tests.streams import LateCopies, RecordedCopies
 from tests.torch_steps import Case, changing_buffer, gpt
 

@@ -15,6 +15,7 @@ from onnx import defs, helper, numpy_helper, shape_inference
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute
 from remat_cli.formats.onnx.errors import onnx_faults
+from remat_cli.formats.onnx.first_forms import LaterForm, later_form
 from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import Misfit, SequenceType, TensorType, Values, shape_text, type_proto
 from remat_cli.settings import Setting
@@ -123,6 +124,8 @@ def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) ->
     data = {name: numpy_helper.from_array(array, name) for name, array in arrays.items() if array is not None}
     with onnx_faults(f"op {node.name!r} ({proto.op_type}) does not fit its inputs", CHECK_SIZES, Misfit):
         inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets.imports)
+    if proto.domain == "" and (form := later_form(proto, opsets.version(""), values)) is not None:
+        _add_by_later_form(node, form, schema, (types, data), inferred)
     if proto.op_type == "Reshape":
         _check_reshape(node, values, inferred)
     if proto.domain == "" and not all(_has_shape(inferred.get(name)) for name in node.outputs):
@@ -133,6 +136,32 @@ def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) ->
 def _has_shape(proto: onnx.TypeProto | None) -> bool:
     """Whether a tensor's type has a shape, of known or unknown sizes; anything else counts as complete."""
     return proto is not None and (not proto.HasField("tensor_type") or proto.tensor_type.HasField("shape"))
+
+
+def _add_by_later_form(
+    node: Node,
+    form: LaterForm,
+    schema: OpSchema,
+    known: tuple[dict[str, onnx.TypeProto], dict[str, onnx.TensorProto]],
+    inferred: dict[str, onnx.TypeProto],
+) -> None:
+    """Add the shapes that onnx infers of a node in the form of a later operator set.
+
+    Raises:
+        GraphError: the node breaks the op's rules.
+    """
+    later = _schema(node.proto.op_type, form.version, "")
+    assert later is not None, "a version that has the op"
+    constants = {name: numpy_helper.from_array(array, name) for name, array in form.constants.items()}
+    kinds = {name: helper.make_tensor_type_proto(one.data_type, one.dims) for name, one in constants.items()}
+    imports = [helper.make_opsetid("", form.version)]
+    with onnx_faults(f"op {node.name!r} ({node.proto.op_type}) does not fit its inputs", CHECK_SIZES, Misfit):
+        shapes = shape_inference.infer_node_outputs(
+            later, form.node, known[0] | kinds, known[1] | constants, opset_imports=imports
+        )
+    if node.proto.op_type == "Cast":
+        inferred.update(shapes)
+    _add(node, schema, known[0], shapes, inferred)
 
 
 def _add_later_rules(

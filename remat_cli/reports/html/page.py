@@ -95,10 +95,10 @@ def plan_page(planning: Planning) -> bytes:
         Page(
             title=prepared.graph.name,
             facts=plan_facts(solution, prepared, planning.planner),
-            verdict=phrasing.verdict(solution),
+            verdict=phrasing.verdict(solution, estimated=prepared.is_estimated),
             tone=_TONES[solution.status],
             advice=advice,
-            rows=plan_rows(solution, estimated=prepared.guessed is not None),
+            rows=plan_rows(solution, estimated=prepared.is_estimated),
             plain=Run.plain(prepared.graph),
             run=run,
             name=name,

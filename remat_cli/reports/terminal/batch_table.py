@@ -133,7 +133,7 @@ def _row(line: JobLine, graph: str) -> list[Cell]:
         clean(line.budget),
         "" if line.budget_bytes is None or not line.budget.endswith(("%", "min")) else format_bytes(line.budget_bytes),
         shorten(line.config, _LONGEST_LABEL),
-        f"{line.status}, stopped" if line.interrupted else str(line.status),
+        f"{line.status}{', estimated' if line.estimated else ''}{', stopped' if line.interrupted else ''}",
         "" if line.peak_bytes is None else format_bytes(line.peak_bytes),
         "" if line.overhead is None else format_share(line.overhead),
     ]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from remat_cli.pytorch.checkpoints import CheckpointPlanning, Wrapped
 from remat_cli.reports.safe_text import Report, Verbatim, clean
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import graph_title
-from remat_cli.studies.checkpoints import CheckpointPlanning, Wrapped
 from remat_cli.units import format_bytes, format_share
 
 _MOST_RANGES = 12

@@ -99,7 +99,7 @@ def compare_report(contests: Sequence[Contest], *, timing: bool = True) -> Repor
         parts.append(
             facts(
                 [
-                    ("graph", graph_title(prepared.graph)),
+                    ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
                     ("times", clean(prepared.costs)),
                     ("plain run", f"peak {peak}, time {time}"),
                 ]
@@ -193,7 +193,12 @@ def compare_csv(contests: Sequence[Contest], *, timing: bool = True) -> bytes:
     """Return a line for each graph, budget and planner."""
     return csv_bytes(
         [
-            {"file": contest.path, "graph": contest.prepared.graph.name, **_result(case, curve, point, timing=timing)}
+            {
+                "file": contest.path,
+                "graph": contest.prepared.graph.name,
+                "estimated": contest.prepared.is_estimated,
+                **_result(case, curve, point, timing=timing),
+            }
             for contest in contests
             for case in _cases(contest.sweep)
             for curve, point in case.points
@@ -226,7 +231,7 @@ def _markdown_cells(contest: Contest, case: _Case, curve: Curve, point: Point) -
         "" if trace is None else format_bytes(trace.peak_bytes),
         "" if trace is None else format_time(trace.time, graph.time_unit),
         "" if bound is None else format_share(bound),
-        point.solution.status.value,
+        f"{point.solution.status.value}{', estimated' if contest.prepared.is_estimated else ''}",
     ]
 
 

@@ -22,9 +22,13 @@ _MOST_CHANGES = 12
 _MOST_OPS = 8
 
 
+def _title(prepared: Prepared) -> Text:
+    return graph_title(prepared.graph, estimated=prepared.is_estimated)
+
+
 def diff_report(old: Prepared, new: Prepared, difference: Difference) -> Report:
     """Return the report of `remat diff` on two graphs that are ready to be planned."""
-    title = facts([("old", graph_title(old.graph)), ("new", graph_title(new.graph))])
+    title = facts([("old", _title(old)), ("new", _title(new))])
     parts: list[RenderableType] = [title, Text(_verdict(difference), "bold"), indented(_figures(difference))]
     if difference.at_peak:
         parts.append(section("What the peaks differ by", _changes(difference.at_peak)))

@@ -23,9 +23,9 @@ from remat_cli.settings import Setting
 from remat_cli.units import format_bytes, format_names, format_time
 
 if TYPE_CHECKING:
+    from remat_cli.pytorch.run.execution import StepExecution
     from remat_cli.runtime.onnx.execution import InBothSessions, ModelExecution, ProcessPeak, UsualRun
     from remat_cli.runtime.onnx.rewrite import Rewritten
-    from remat_cli.runtime.torch.execution import StepExecution
 
 _LONGEST_NAME = 40
 _MOST_NAMED = 3
@@ -139,7 +139,7 @@ def executed_report(report: RenderableType, execution: ModelExecution | StepExec
 
 def as_it_is_report(prepared: Prepared, execution: InBothSessions | StepExecution) -> RenderableType:
     """Return the report of a model or step that was run without a schedule."""
-    subject = facts([("graph", graph_title(prepared.graph))])
+    subject = facts([("graph", graph_title(prepared.graph, estimated=prepared.is_estimated))])
     if execution.runtime == "torch":
         return executed_step_report(subject, execution)
     rows = [

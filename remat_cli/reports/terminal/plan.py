@@ -63,9 +63,11 @@ def plan_report(
     """
     solution, prepared = planning.solution, planning.prepared
     title = facts(plan_facts(solution, prepared, planning.planner))
-    verdict = Text(phrasing.verdict(solution), f"bold {STATUS_STYLES[solution.status]}")
+    verdict = Text(
+        phrasing.verdict(solution, estimated=prepared.is_estimated), f"bold {STATUS_STYLES[solution.status]}"
+    )
     why = why_there_is_no_plan(solution, prepared.optimizer)
-    findings = _findings(solution, shown or ReportOptions(), estimated=prepared.guessed is not None)
+    findings = _findings(solution, shown or ReportOptions(), estimated=prepared.is_estimated)
     steps = [section("Next", bullets(next_steps))] if next_steps else []
     spent = _spent(phrasing.time_spent(seconds or {}))
     return Report(title, verdict, *why, *findings, *spent, *notes_section(prepared), *steps)
@@ -89,15 +91,16 @@ def _subject(prepared: Prepared, planner: PlannerChoice) -> list[tuple[str, Cell
     """Return what was planned, and by which planner."""
     chosen = ", ".join(f"{key} {shorten(str(value), _LONGEST_NAME)}" for key, value in planner.options.items())
     return [
-        ("graph", graph_title(prepared.graph)),
+        ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
         ("times", clean(prepared.costs)),
         ("planner", _titled(clean(planner.name), chosen)),
     ]
 
 
-def graph_title(graph: Graph) -> Text:
-    """Return name, kind and size of a graph."""
-    return _titled(shorten(graph.name, _LONGEST_NAME), f"{graph.kind.value} · {len(graph.ops):,} ops")
+def graph_title(graph: Graph, *, estimated: bool = False) -> Text:
+    """Return name, kind and size of a graph, and that sizes in it are estimated."""
+    more = f"{graph.kind.value} · {len(graph.ops):,} ops"
+    return _titled(shorten(graph.name, _LONGEST_NAME), f"{more} · estimated sizes" if estimated else more)
 
 
 def _titled(name: str, more: str) -> Text:
@@ -255,7 +258,13 @@ def inspect_report(
         phrasing.room_in_words(plain.trace.peak_bytes, working_set),
     ]
     parts: list[RenderableType] = [
-        facts([("graph", graph_title(graph)), *_counts(graph), ("times", clean(prepared.costs))]),
+        facts(
+            [
+                ("graph", graph_title(graph, estimated=prepared.is_estimated)),
+                *_counts(graph),
+                ("times", clean(prepared.costs)),
+            ]
+        ),
         section("Bytes", columns(["", "", ""], _sizes(prepared), right=(1,))),
         section(
             "The plain run",
@@ -415,7 +424,7 @@ def verify_report(
     return Report(
         facts(
             [
-                ("graph", graph_title(prepared.graph)),
+                ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
                 ("schedule", f"{len(schedule.steps):,} steps"),
                 *taken_facts(taken),
                 *link_facts(run, taken=link_taken),

@@ -12,7 +12,7 @@ from remat_cli.reports.terminal.layout import Cell, columns, facts, section
 from remat_cli.units import format_bytes, format_share, format_time
 
 if TYPE_CHECKING:
-    from remat_cli.runtime.torch.execution import KernelsMeasured, StepExecution, StepPeak
+    from remat_cli.pytorch.run.execution import KernelsMeasured, StepExecution, StepPeak
 
 _WITHOUT = "Without parameters, buffers and inputs, which are there before the step{copies}."
 _COPIES = ", and without copies on the host"

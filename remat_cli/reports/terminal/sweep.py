@@ -41,7 +41,7 @@ def sweep_report(sweep: Sweep, prepared: Prepared) -> Report:
     listed = ("; " if any("," in label for label in labels) else ", ").join(labels)
     title = facts(
         [
-            ("graph", graph_title(prepared.graph)),
+            ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
             ("times", clean(prepared.costs)),
             ("planner" if len(sweep.curves) == 1 else "planners", listed),
         ]
@@ -245,7 +245,7 @@ def sweep_summary(sweep: Sweep, prepared: Prepared) -> Summary:
     }
 
 
-def sweep_csv(sweep: Sweep) -> bytes:
+def sweep_csv(sweep: Sweep, prepared: Prepared) -> bytes:
     """Return a line for each planner and budget; the same sweep gives the same bytes."""
     records = [
         {
@@ -253,6 +253,7 @@ def sweep_csv(sweep: Sweep) -> bytes:
             **point_summary(point),
             "smallest": point is curve.smallest,
             "knee": point is curve.knee,
+            "estimated": prepared.is_estimated,
         }
         for curve in sweep.curves
         for point in curve.points

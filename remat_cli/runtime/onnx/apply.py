@@ -14,13 +14,14 @@ from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Offload, Prefetch, Schedule, Wait
 from remat_cli.errors import UsageError
+from remat_cli.formats.functions import names_function
 from remat_cli.formats.onnx.errors import one_line, onnx_faults
 from remat_cli.formats.onnx.load import FOLD_LIMIT, load_model
 from remat_cli.formats.onnx.reader import SizedModel, read_sized
 from remat_cli.formats.onnx.walk import all_graphs
 from remat_cli.formats.reader import Aliasing, Workspace
 from remat_cli.formats.source import Source
-from remat_cli.formats.torch import names_function
+from remat_cli.runtime.onnx.node_order import without_dead_ops
 from remat_cli.runtime.onnx.rewrite import Rewritten, rewrite
 from remat_cli.settings import Setting
 
@@ -93,13 +94,16 @@ def apply_schedule(
         path: the model.
         options: how it was read to be planned.
         graph: what was planned.
-        schedule: the steps; only its computes matter, as everything is freed as early as can be.
+        schedule: the steps; only its computes matter, as everything is freed as early as can be. Those of dead ops are
+            left out.
         facts: written into the model's metadata beside the version of remat; None is left out.
 
     Raises:
         GraphError: an op needs the size of a value that is only estimated, before that value is made.
     """
-    rewritten = rewrite(read_for(path, options, keep_data=True), graph, schedule.computes)
+    live = without_dead_ops(graph).op
+    computes = [name for name in schedule.computes if name in live]
+    rewritten = rewrite(read_for(path, options, keep_data=True), graph, computes)
     entries = {**{key: value for key, value in facts.items() if value is not None}, "version": __version__}
     metadata = rewritten.proto.metadata_props
     for index in reversed(range(len(metadata))):

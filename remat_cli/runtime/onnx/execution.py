@@ -32,6 +32,7 @@ from remat_cli.formats.onnx.values import TensorType, Value, type_proto
 from remat_cli.formats.onnx.walk import all_graphs, all_nodes
 from remat_cli.runtime.onnx.external_data import location_of
 from remat_cli.runtime.onnx.memory_divergence import first_parting
+from remat_cli.runtime.onnx.node_order import without_dead_ops
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.runtime.onnx.session import import_onnxruntime
 from remat_cli.settings import Setting, Wording
@@ -251,7 +252,7 @@ def execute(
         model: what was read of it.
         rewritten: the model as rewritten.
         graph: what was planned.
-        computes: the schedule that it was rewritten for.
+        computes: the schedule that it was rewritten for; dead ops in it were left out.
         fed: values of inputs that are not drawn, by name, as `--input` takes them.
         seed: of the random inputs and, where there are none, weights.
         time_limit: seconds that each process may take.
@@ -264,6 +265,7 @@ def execute(
         InvalidSchedule: it cannot run the rewritten model, or a process was killed or took too long.
     """
     check_can_measure()
+    live = without_dead_ops(graph)
     observe, timed_runs = observe or Observer(), _TIMED_RUNS if beside_usual else 0
     bounds = upper_bounds(model.graph)
     with TemporaryDirectory(prefix="remat-") as folder:
@@ -282,11 +284,11 @@ def execute(
             plan = child.run_proto(rewritten.proto, timed_runs=timed_runs)
             observe.phase("following the order of the rewritten model")
             order = child.run_proto(rewritten.proto, profile=True)["order"]
-            schedule = with_frees(graph, computes)
-            peak = ProcessPeak(_peak(graph, schedule), plan["peak_bytes"], bool(bounds))
+            schedule = with_frees(live, [name for name in computes if name in live.op])
+            peak = ProcessPeak(_peak(live, schedule), plan["peak_bytes"], bool(bounds))
             parted_at = None
             if not peak.agrees:
-                parted_at = _parted_at(child, rewritten, graph, schedule, observe, at_most=peak.at_most)
+                parted_at = _parted_at(child, rewritten, live, schedule, observe, at_most=peak.at_most)
         except _Failed as failed:
             raise failed.as_error("the rewritten model does not run in onnxruntime", InvalidSchedule) from None
     outputs = {name: found for name, found in plain["outputs"].items() if found is not None}

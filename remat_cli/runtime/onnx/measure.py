@@ -13,8 +13,9 @@ from remat_cli.core.schedule import plain_run
 from remat_cli.costs import Measurements
 from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.workspace import WITHOUT_RULE
-from remat_cli.runtime.onnx.apply import apply_schedule, read_for
+from remat_cli.runtime.onnx.apply import read_for
 from remat_cli.runtime.onnx.execution import kernels_of, times_of
+from remat_cli.runtime.onnx.rewrite import rewrite
 
 # The first run is not counted: it touches the weights.
 _RUNS = 6
@@ -41,7 +42,7 @@ def measure_model(
     if observe is not None:
         observe.phase("running the model")
     schedule = plain_run(graph)
-    rewritten = apply_schedule(path, options, graph, schedule, {})
+    rewritten = rewrite(read_for(path, options, keep_data=True), graph, schedule.computes)
     version, taken = times_of(
         path, read_for(path, options, keep_data=False), rewritten, runs=_RUNS, time_limit=time_limit
     )

@@ -45,13 +45,28 @@ class Runs:
     views: int
 
 
+def without_dead_ops(graph: Graph) -> Graph:
+    """Return a graph without the ops of which no result leads to an output: a rewritten model leaves them out."""
+    needed = set(graph.outputs)
+    kept = []
+    for op in reversed(graph.ops):
+        if not needed.isdisjoint(op.outputs):
+            kept.append(op)
+            needed.update(op.inputs)
+    if len(kept) == len(graph.ops):
+        return graph
+    made = {name for op in kept for name in op.outputs}
+    tensors = {name: tensor for name, tensor in graph.tensors.items() if name in made or name not in graph.producer}
+    return graph.edited(tensors=tensors, ops=tuple(reversed(kept))).checked()
+
+
 def runs_of(model: SizedGraph, graph: Graph, computes: Sequence[str]) -> Runs:
     """Return what runs for `computes`.
 
     Args:
         model: the nodes of the model.
         graph: what was planned.
-        computes: names of ops; each at least once, its inputs made before it.
+        computes: names of ops; each that is not dead at least once, its inputs made before it.
 
     Raises:
         GraphError: an op needs the size of a value that is only an estimate, before that value is made.

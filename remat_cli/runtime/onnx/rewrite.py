@@ -64,7 +64,8 @@ def rewrite(model: SizedModel, graph: Graph, computes: Sequence[str]) -> Rewritt
     Args:
         model: as read, its data kept.
         graph: what was planned: the same model, read with the same options.
-        computes: names of ops in the order in which they run; each at least once, its inputs made before it.
+        computes: names of ops in the order in which they run; each that is not dead at least once, its inputs made
+            before it.
 
     Raises:
         GraphError: an op needs the size of a value that is only an estimate, before that value is made.

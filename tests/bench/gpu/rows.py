@@ -18,13 +18,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import RematError
-from remat_cli.formats.torch.internals import compiled, seen_by
-from remat_cli.formats.torch.joint import Joint
-from remat_cli.formats.torch.ops import short_name
-from remat_cli.runtime.torch.live import bytes_in
-from remat_cli.runtime.torch.measure import measure_once
-from remat_cli.runtime.torch.record import PlanRecord, waited
-from remat_cli.runtime.torch.transfers import COPIES
+from remat_cli.pytorch.capture.internals import compiled, seen_by
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.ops import short_name
+from remat_cli.pytorch.memory.live import bytes_in
+from remat_cli.pytorch.memory.measure import measure_once
+from remat_cli.pytorch.memory.transfers import COPIES
+from remat_cli.pytorch.plan.record import PlanRecord, waited
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes, format_share
 from tests.bench.gpu.models import KINDS, Kind, inputs_of

@@ -15,11 +15,11 @@ from remat_cli.core.operators import Operand, Operator, Role
 from remat_cli.costs import annotate_work, apply_costs
 from remat_cli.costs.aten import aten_flops
 from remat_cli.costs.model import Flops
-from remat_cli.formats.torch.convert import graph_of, operators_of
-from remat_cli.formats.torch.joint import Joint
-from remat_cli.formats.torch.reader import capture
-from remat_cli.formats.torch.step import as_step
-from remat_cli.formats.torch.weightless import Weightless
+from remat_cli.pytorch.capture.convert import graph_of, operators_of
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.reader import capture
+from remat_cli.pytorch.capture.step import as_step
+from remat_cli.pytorch.capture.weightless import Weightless
 from tests.torch_steps import CASES, gpt
 
 COUNTED = ("aten.mm", "aten.addmm", "aten.bmm", "aten.convolution", "aten.convolution_backward")

@@ -148,7 +148,7 @@ def test_a_refusal_is_shown_with_its_reason(swept: Sweep) -> None:
 
 def test_json_and_csv_say_the_same(swept: Sweep) -> None:
     summary = json.loads(json.dumps(sweep_summary(swept, READY)))
-    records = list(csv.DictReader(io.StringIO(sweep_csv(swept).decode())))
+    records = list(csv.DictReader(io.StringIO(sweep_csv(swept, READY).decode())))
     points = [(curve, point) for curve in summary["curves"] for point in curve["points"]]
     assert len(records) == len(points) == 18
     for record, (curve, point) in zip(records, points, strict=True):
@@ -180,7 +180,7 @@ def test_names_from_files_stay_harmless(swept: Sweep, width: int, encoding: str)
         text = output.read()
         assert "\x1b" not in text
         assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in text
-    for data in (sweep_csv(changed), compare_csv([contest]), compare_markdown([contest])):
+    for data in (sweep_csv(changed, ready), compare_csv([contest]), compare_markdown([contest])):
         assert b"\x1b" not in data
 
 

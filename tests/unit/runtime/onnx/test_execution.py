@@ -255,6 +255,26 @@ def test_a_plan_that_takes_more_than_the_model_as_it_is_does_not_hold(found: Mod
     assert not more.holds
 
 
+def test_what_no_output_depends_on_is_left_out(tmp_path: Path) -> None:
+    size = 4 * MIB
+    model = Model(
+        [
+            node("Exp", ["x"], ["e"]),
+            node("Neg", ["e"], ["dead"]),
+            node("Relu", ["x"], ["r"]),
+            node("Split", ["r"], ["a", "unread"], axis=0, num_outputs=2),
+            node("Mul", ["a", "a"], ["y"]),
+        ],
+        inputs=[float_input("x", size // 4)],
+    )
+    found = run(model.save(tmp_path))
+    assert found.holds
+    # As it is, onnxruntime keeps what Neg makes to the end, beside r and both halves of it.
+    assert (found.plain.predicted, found.plan.predicted) == (3 * size, 2 * size)
+    assert found.plain.agrees
+    assert found.nodes == 4  # Relu, Split, Mul, and a Shape that ends the half that nobody reads
+
+
 def test_other_bits_are_found() -> None:
     def without_relu(rewritten: Rewritten) -> Rewritten:
         next(one for one in rewritten.proto.graph.node if one.name == "up7.relu").op_type = "LeakyRelu"

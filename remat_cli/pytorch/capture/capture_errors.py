@@ -1,0 +1,277 @@
+"""Errors of torch's capture, told as: what, where in the user's code, what to do."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._dynamo import exc
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree as pytree
+
+from remat_cli.errors import GraphError, RematError
+from remat_cli.interruption import is_under_way
+from remat_cli.pytorch.capture.internals import NO_DATA
+from remat_cli.pytorch.capture.model_state import ModelState
+from remat_cli.pytorch.capture.places import innermost, last_place
+
+_DATA_DEPENDENT = (
+    "a plan needs sizes and branches that do not depend on data: use torch.where or a mask instead, or compute this "
+    "outside the step"
+)
+_WHOLE = (
+    "the whole step must be captured by torch.compile(fullgraph=True): change this line, or move it out of the step"
+)
+_PRINTING = 'in a step that is captured, print takes tensors, numbers and text: print(f"{x.shape}")'
+_BACKWARD_HOOK = (
+    "a full backward hook of a module cannot be part of a plan: take it off, use tensor.register_hook on what the "
+    "module returns, or plan without this module"
+)
+_REQUIRES_GRAD = (
+    "leave out requires_grad_() of what the step computes; enable_input_require_grads(), which transformers and PEFT "
+    "use with checkpoints, does so: model.disable_input_require_grads() undoes it, and a plan needs neither. "
+    "Of forces, call the model with positions that require a gradient already"
+)
+_INPLACE = "PyTorch itself could not differentiate this: do it out of place, or on a copy (clone)"
+_GUARD = re.compile(r"data-dependent expression (.*?) \(unhinted")
+_EXPLANATION = re.compile(r"^\s*Explanation: (.*)$", re.MULTILINE)
+
+
+# What torch raises where it cannot capture something.
+CAPTURE_ERRORS = (exc.TorchDynamoException, GuardOnDataDependentSymNode)
+
+# What stems from there being no data, and not from the code that is called.
+_OF_TENSORS_WITHOUT_DATA = (
+    *NO_DATA,
+    exc.TorchDynamoException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+# The same, of errors that torch gives no class of their own: a tensor without data is on the device "meta" inside.
+_NAMES_OF_TENSORS_WITHOUT_DATA = ("Fake", 'device "meta"')
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn what torch raises while it captures a step into an error for the user, and keep its log to itself.
+
+    Args:
+        what: what is captured, for messages.
+
+    Raises:
+        GraphError: the step cannot be captured.
+        RematError: what remat itself raised meanwhile.
+    """
+    with warnings.catch_warnings(record=True) as warned, silent_torch():
+        warnings.simplefilter("always")
+        try:
+            yield
+        except CAPTURE_ERRORS as error:
+            raise explanation(error, what, [str(warning.message) for warning in warned]) from error
+
+
+@contextmanager
+def silent_torch() -> Iterator[None]:
+    """Keep what torch logs to itself."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        # What was under way in torch when a request came is taken apart only later, and torch logs what it misses.
+        if not is_under_way():
+            logger.setLevel(level)
+
+
+def explanation(error: BaseException, what: str, warned: Sequence[str] = ()) -> RematError:
+    """Return the error for the user: what remat raised while torch called it, or what torch means.
+
+    Args:
+        error: as torch raised it.
+        what: what is captured.
+        warned: what autograd warned of meanwhile, which says where its error came from.
+    """
+    return raised_by_remat(error) or _explained(error, what, warned)
+
+
+def raised_by_remat(error: BaseException) -> RematError | None:
+    """Return what remat raised while torch called it; None where the error is torch's."""
+    own: BaseException | None = error
+    while own is not None and not isinstance(own, RematError):
+        own = getattr(own, "inner_exception", None)
+    return own
+
+
+def random_states() -> Callable[[], None]:
+    """Return a function that puts the states of random generators back: of torch, NumPy and Python."""
+    states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    others = np.random.get_state(), random.getstate()
+
+    def put_back() -> None:
+        torch.set_rng_state(states[0])
+        if states[1]:
+            torch.cuda.set_rng_state_all(states[1])
+        np.random.set_state(others[0])
+        random.setstate(others[1])
+
+    return put_back
+
+
+@contextmanager
+def drawing_again() -> Iterator[None]:
+    """Let what is drawn afterwards be what is drawn now: by torch, by NumPy, by Python."""
+    put_back = random_states()
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def call_without_data(
+    function: Callable[..., Any], modules: Iterable[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ModelState:
+    """Call a function once on tensors without data; raise what its own code raises.
+
+    Some models set something up in their first call that torch cannot capture: this does so. Where it would leave
+    tensors without data in the modules, a second call, without gradients and on copies, does so in its place. What a
+    model's code raises, torch tells in other words.
+
+    Args:
+        function: what is called.
+        modules: those that it uses; their parameters and buffers stay as they are.
+        args: what it is called with.
+        kwargs: the same, by keyword.
+
+    Returns:
+        The state of the modules before.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    modules = list(modules)
+    parts = {part for module in modules for part in module.modules()}
+    before = ModelState(modules)
+    given = args, kwargs
+    args, kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, given)
+    try:
+        with drawing_again(), _tensors_of(parts, mode.from_tensor), silent_torch(), mode:
+            function(*args, **kwargs)
+        if not before.has_fakes():
+            return before
+    except Exception as error:
+        is_of_fakes = isinstance(error, _OF_TENSORS_WITHOUT_DATA)
+        is_of_fakes = is_of_fakes or any(name in str(error) for name in _NAMES_OF_TENSORS_WITHOUT_DATA)
+        had_fakes = before.has_fakes()
+        before.restore()
+        if is_of_fakes and not had_fakes:
+            return before
+        # Torch's rules for tensors without data refuse some that its kernels take.
+        if type(error) is not RuntimeError and not is_of_fakes:
+            raise
+    before.restore()
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _copied, given)
+    try:
+        with drawing_again(), _tensors_of(parts, _copied), torch.no_grad():
+            function(*args, **kwargs)
+    except Exception:
+        before.restore()
+        raise
+    return before
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    copied = tensor.detach().clone()
+    return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+
+
+@contextmanager
+def _tensors_of(parts: Iterable[nn.Module], instead: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Let modules have other parameters and buffers: what an op changes in place is theirs no more.
+
+    In the mode of tensors without data, ops with only tensors with data are run all the same.
+    """
+    held: list[dict[str, Any]] = [kind for part in parts for kind in (part._parameters, part._buffers)]
+    before = [dict(tensors) for tensors in held]
+    others: dict[torch.Tensor, torch.Tensor] = {}
+    try:
+        for tensors in held:
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    if tensor not in others:
+                        others[tensor] = instead(tensor)
+                    tensors[name] = others[tensor]
+        yield
+    finally:
+        for tensors, own in zip(held, before, strict=True):
+            tensors.clear()
+            tensors.update(own)
+
+
+def _explained(error: BaseException, what: str, warned: Sequence[str]) -> GraphError:
+    text = str(error)
+    if isinstance(error, exc.BackendCompilerFailed):
+        return _differentiated(error, what, warned)
+    reason = text.splitlines()[0] if text else type(error).__name__
+    details = _EXPLANATION.search(text)
+    if isinstance(error, exc.TorchRuntimeError) or "Observed exception" in reason:
+        reason = _raised(error, text)
+        hint = "does the step run by itself, without remat?"
+    else:
+        reason = f"{reason}: {details[1]}" if details else reason
+        hint = _WHOLE
+        if "backwards hooks" in reason:
+            hint = _BACKWARD_HOOK
+        elif "requires_grad_()" in reason:
+            hint = _REQUIRES_GRAD
+        elif "reorder" in reason:
+            hint = _PRINTING
+        elif _depends_on_data(text):
+            hint = _DATA_DEPENDENT
+            reason = f"a branch depends on data ({branch[1]})" if (branch := _GUARD.search(text)) else reason
+    return GraphError(f"{what} cannot be captured{_where(error)}: {reason.rstrip('.: ')}", hint=hint)
+
+
+def _where(error: Any) -> str:
+    stack = getattr(error, "real_stack", None) or ()
+    place = innermost([(frame.filename, frame.lineno) for frame in stack]) if stack else last_place(str(error))
+    return "" if place is None else f" at {place}"
+
+
+def _depends_on_data(text: str) -> bool:
+    return any(sign in text for sign in ("ata-dependent", "dynamic shape", "unbacked", ".item()", "tolist"))
+
+
+def _raised(error: BaseException, text: str) -> str:
+    """Return what the user's code raised, out of what torch made of it."""
+    for pattern in (r"got (\w+\(.*\))", r"raised exception (.*)$"):
+        if found := re.search(pattern, text, re.MULTILINE):
+            return found[1]
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _differentiated(error: exc.BackendCompilerFailed, what: str, warned: Sequence[str]) -> GraphError:
+    """Return the error for what came up while torch traced the backward pass."""
+    inner = error.inner_exception
+    reason = (str(inner).splitlines() or [""])[0]
+    # Autograd says where the forward op is that it failed on in a warning.
+    places = [place for text in warned if (place := last_place(text)) is not None]
+    where = f" at {places[-1]}" if places else ""
+    if "inplace operation" in reason:
+        reason = "a value that the backward pass needs is changed in place after it was read"
+        return GraphError(f"{what} cannot be differentiated{where}: {reason}", hint=_INPLACE)
+    return GraphError(
+        f"{what} cannot be captured{where}: {type(inner).__name__}: {reason.rstrip('.')}",
+        hint="does the step run under torch.compile(backend='aot_eager')?",
+    )

@@ -1,0 +1,42 @@
+"""Dropout that can run again: its mask is drawn once, and applied as often as it is wanted.
+
+torch draws the mask and applies it in one op, which must run only once. Applied by the op with which its backward pass
+does that, the same mask gives the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from remat_cli.pytorch.capture.ops import arguments, draws, is_item
+
+_aten = torch.ops.aten
+
+
+def apply_masks_apart(graph: fx.Graph) -> None:
+    """Change a joint graph so that readers of dropout's result read its input with the mask reapplied."""
+    for node in graph.find_nodes(op="call_function", target=_aten.native_dropout.default):
+        items = {user.args[1]: user for user in node.users if is_item(user)}
+        if draws(node) and items.keys() == {0, 1} and not isinstance(arguments(node)["p"], fx.Node):
+            _apply_apart(graph, node, items[0], items[1])
+
+
+def _apply_apart(graph: fx.Graph, dropout: fx.Node, result: fx.Node, mask: fx.Node) -> None:
+    operands = arguments(dropout)
+    kept = 1.0 - operands["p"]
+    later = max(result, mask)  # the one that stands later in the graph
+    with graph.inserting_after(later):
+        applied = graph.create_node(
+            "call_function",
+            _aten.native_dropout_backward.default,
+            (operands["input"], mask, 0.0 if kept == 0 else 1.0 / kept),
+            name=f"{dropout.name}_applied",
+        )
+    value = result.meta["val"]
+    # Views of the result share the memory of what takes its place; what dropout itself returns has memory of its own.
+    applied.meta = dict(result.meta)
+    with value.fake_mode:
+        dropout.meta["val"] = (torch.empty_like(value), *dropout.meta["val"][1:])
+    result.replace_all_uses_with(applied)
+    graph.erase_node(result)

@@ -1,0 +1,499 @@
+"""A training step as eager PyTorch runs it, on tensors without data: each op, and how long each piece of memory lives.
+
+What eager keeps for the backward pass is not what a captured graph needs: masks in wide element types, what a local
+variable still names, copies that a compiler takes out. So the peak of a step with torch's own checkpoints is read from
+the step itself. It runs on tensors without data; ops are seen below autograd, memory by the life of its storages.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from remat_cli.core.graph import Kind, Op, Phase, Tensor, build_graph
+from remat_cli.core.operators import AttributeValue, Operand, Operator, Role
+from remat_cli.core.schedule import Compute, Free, Schedule
+from remat_cli.core.schedule import Step as ScheduleStep
+from remat_cli.errors import GraphError
+from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.pytorch.capture.ops import storage_key, tensors_of
+from remat_cli.pytorch.capture.reader import built_step, explaining_failure, modules_of, resident_bytes
+from remat_cli.pytorch.capture.step import Step, losses_in
+from remat_cli.pytorch.capture.weightless import with_fake_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class EagerOp:
+    """An op that ran.
+
+    Attributes:
+        name: unique within the step.
+        operator: what it was given and made; the names of its tensors are those of their storages.
+        reads: storages, each once.
+        makes: storages, each once; none where it wrote into what it was given.
+        writes: storages that it was given and wrote into.
+        phase: forward or backward.
+        again: the module whose checkpoint ran it a second time; None for an op of the step itself.
+    """
+
+    name: str
+    operator: Operator
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    writes: tuple[str, ...]
+    phase: Phase
+    again: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A tensor that autograd kept for the backward pass. Positions count the ops of the step.
+
+    Attributes:
+        storage: the memory that it is in.
+        modules: paths of the modules whose calls were under way, outermost first.
+        at: how many ops had run when it was kept.
+        asked: how many ops had run when the backward pass asked for it first; None where it never did.
+        until: the last op that ran before it was let go.
+    """
+
+    storage: str
+    modules: tuple[str, ...]
+    at: int
+    asked: int | None
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """A call of a module in the forward pass.
+
+    Attributes:
+        path: of the module.
+        kind: name of its class.
+        ops: the ops that ran in it: the first, and the one after the last.
+        given: storages of its inputs, each once.
+    """
+
+    path: str
+    kind: str
+    ops: tuple[int, int]
+    given: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EagerStep:
+    """What a step did.
+
+    Attributes:
+        ops: in the order in which they ran.
+        bytes: of each storage, by its name.
+        inputs: storages that were there before.
+        until: for each storage that an op made, the last op that ran while it was there. What is there at the end has
+            the number of ops.
+        outputs: storages of what the step returned, and of gradients.
+        kept: what autograd kept; empty where that was not looked at.
+        calls: of modules, in order; empty where that was not looked at.
+        resident_bytes: parameters that no op reads, and the state of the optimizer.
+        optimizer: name of its class; None where there is none.
+        parameters: those that got a gradient.
+    """
+
+    ops: tuple[EagerOp, ...]
+    bytes: Mapping[str, int]
+    inputs: tuple[str, ...]
+    until: Mapping[str, int]
+    outputs: tuple[str, ...]
+    kept: tuple[Kept, ...]
+    calls: tuple[ModuleCall, ...]
+    resident_bytes: int
+    optimizer: str | None
+    parameters: tuple[Operand, ...]
+
+    def reading(self, name: str) -> Reading:
+        """Return the step as a graph in which what a checkpoint ran again is an op of its own."""
+        graph = build_graph(
+            name=name,
+            kind=Kind.TRAINING,
+            time_unit="unit",
+            resident_bytes=self.resident_bytes,
+            tensors=[Tensor(storage, size) for storage, size in self.bytes.items()],
+            ops=[
+                Op(
+                    name=op.name,
+                    type=op.operator.type,
+                    inputs=op.reads,
+                    outputs=op.makes,
+                    time=0,
+                    phase=op.phase,
+                    module=op.again,
+                )
+                for op in self.ops
+            ],
+            outputs=self.outputs,
+        )
+        operators = {op.name: op.operator for op in self.ops}
+        return Reading(graph=graph, operators=operators, parameters=self.parameters, optimizer=self.optimizer)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Every op once, and each storage freed where eager let it go."""
+        freed: dict[int, list[str]] = {}
+        for storage, last in self.until.items():
+            if last < len(self.ops):
+                freed.setdefault(last, []).append(storage)
+        steps: list[ScheduleStep] = []
+        for position, op in enumerate(self.ops):
+            steps.append(Compute(op.name))
+            steps.extend(Free(storage) for storage in freed.get(position, ()))
+        return Schedule(tuple(steps))
+
+
+def run_eagerly(
+    reference: str,
+    options: ReadOptions,
+    *,
+    checkpoints: Sequence[str] = (),
+    looked_at: bool = False,
+    accumulate: bool = False,
+) -> EagerStep:
+    """Run a training step on tensors without data, as eager PyTorch would.
+
+    The backward pass is that of the loss, where the model returns it by this name; else of all that it returns.
+
+    Args:
+        reference: FILE.py:NAME or package.module:NAME.
+        options: its dims are the function's keyword arguments.
+        checkpoints: paths of modules that are wrapped in `torch.utils.checkpoint`, whole.
+        looked_at: tell what autograd keeps, and what modules are called with. Then `until` says how long a storage
+            would be there if autograd kept nothing.
+        accumulate: gradients are there before the step.
+
+    Raises:
+        UsageError: there is no such function, or it does not take these options.
+        GraphError: what it returns is no training step of one module, looks at values of its tensors, or fails.
+    """
+    step, device, _ = built_step(reference, options)
+    step, mode = with_fake_tensors(step, device)
+    module = _whole_model(step, reference)
+    recorder = _Recorder()
+    for path in checkpoints:
+        part = module.get_submodule(path)
+        contexts = partial(recorder.contexts, path)
+        part.forward = partial(checkpoint, part.forward, use_reentrant=False, context_fn=contexts)
+    if accumulate:
+        with mode:
+            for parameter in module.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    looking = recorder.looking(module) if looked_at else nullcontext()
+    with explaining_failure(reference), mode, recorder, looking:
+        with _masks_as_eager_makes_them(step):
+            returned = step.model(*step.inputs, **step.keyword_inputs)
+        results = [value for value in pytree.tree_leaves(returned) if isinstance(value, torch.Tensor)]
+        recorder.phase = Phase.BACKWARD
+        ends = losses_in(returned, [value for value in results if value.requires_grad])
+        del returned, results
+        if not ends:
+            raise GraphError(
+                f"{reference}: nothing in the step needs a gradient",
+                hint="its model must have parameters that require gradients, and return what is computed from them",
+            )
+        torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
+    trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
+    held = [*ends, *(parameter.grad for parameter in trained if parameter.grad is not None)]
+    return recorder.finished(step, held, trained)
+
+
+@contextmanager
+def _masks_as_eager_makes_them(step: Step) -> Iterator[None]:
+    """While it is entered, transformers makes no attention masks that it leaves out where tensors have data.
+
+    Without a mask from the user, it looks at position ids for sequences that are packed into one row. In eager mode it
+    sees that there are none in those that it made itself; of tensors without data it takes it that there may be.
+    """
+    masking: Any = sys.modules.get("transformers.masking_utils")
+    if masking is None or not hasattr(masking, "find_packed_sequence_indices"):
+        yield
+        return
+    looks = masking.find_packed_sequence_indices
+    leaves = pytree.tree_leaves((step.inputs, step.keyword_inputs))
+    given = {storage_key(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+    def found(position_ids: torch.Tensor) -> Any:
+        return looks(position_ids) if storage_key(position_ids) in given else None
+
+    masking.find_packed_sequence_indices = found
+    try:
+        yield
+    finally:
+        masking.find_packed_sequence_indices = looks
+
+
+def _whole_model(step: Step, where: str) -> nn.Module:
+    """Return the module in whose terms checkpoints are named.
+
+    Raises:
+        GraphError: the step has none, or several.
+    """
+    modules = modules_of(step)
+    if len(modules) != 1:
+        raise GraphError(
+            f"{where}: checkpoints are for one module, and the step has {len(modules) or 'none'} in sight",
+            hint="return one torch.nn.Module and its inputs, or a function with one module among its inputs",
+        )
+    return modules[0]
+
+
+@dataclass(eq=False)
+class _Pack:
+    """What stands for a tensor that autograd keeps; the tensor itself only where it was there before the step."""
+
+    storage: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    tensor: torch.Tensor | None
+    ended: _Ended
+
+
+@dataclass(eq=False)
+class _Ended:
+    """What is known of a `_Pack`, which may be gone: as `Kept`."""
+
+    storage: str
+    modules: tuple[str, ...]
+    at: int
+    asked: int | None = None
+    until: int | None = None
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees each op below autograd, and the end of each storage."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase = Phase.FORWARD
+        self._ops: list[EagerOp] = []
+        self._names: dict[int, str] = {}  # of storages that are there, by key
+        self._bytes: dict[str, int] = {}
+        self._inputs: dict[str, None] = {}
+        self._until: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._again: str | None = None
+        self._paused = False
+        self._open: list[tuple[str, str, int, tuple[str, ...]]] = []
+        self._calls: list[ModuleCall] = []
+        self._kept: list[_Ended] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an op, and note it unless all that it makes are views."""
+        kwargs = dict(kwargs or {})
+        made = func(*args, **kwargs)
+        if not self._paused:
+            self._note(func, args, kwargs, made)
+        return made
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        results = tensors_of(made)
+        read = {storage_key(tensor) for tensor in given}
+        new = {storage_key(tensor): tensor for tensor in results if storage_key(tensor) not in read}
+        writes = func._schema.is_mutable
+        if not new and not writes:
+            return
+        kind = f"aten.{func._schema.name.partition('::')[2]}"
+        number = self._counts[kind] = self._counts.get(kind, -1) + 1
+        name = f"{kind.partition('.')[2]}{f'_{number}' if number else ''}"
+        reads = tuple(dict.fromkeys(self._name(tensor) for tensor in given))
+        makes = tuple(
+            self._born(tensor, f"{name}:{place}" if place else name) for place, tensor in enumerate(new.values())
+        )
+        operator = _operator(func, kind[: -1 if writes and kind.endswith("_") else None], args, kwargs, results)
+        written = tuple(dict.fromkeys(self._name(tensor) for tensor in _written(func, args, kwargs)))
+        self._ops.append(EagerOp(name, operator, reads, makes, written, self.phase, self._again))
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        """Return the name of a tensor's memory; what is met first as an operand was there before."""
+        name = self._names.get(storage_key(tensor))
+        if name is None:
+            name = f"input_{len(self._inputs)}"
+            self._inputs[name] = None
+            self._known(tensor, name)
+        return name
+
+    def _born(self, tensor: torch.Tensor, name: str) -> str:
+        self._known(tensor, name)
+        return name
+
+    def _known(self, tensor: torch.Tensor, name: str) -> None:
+        storage, key = tensor.untyped_storage(), storage_key(tensor)
+        self._names[key] = name
+        self._bytes[name] = storage.nbytes()
+        weakref.finalize(storage, self._ended, key, name).atexit = False
+
+    def _ended(self, key: int, name: str) -> None:
+        self._forget(key, name)
+        self._until[name] = len(self._ops) - 1
+
+    def _forget(self, key: int, name: str) -> None:
+        if self._names.get(key) == name:
+            del self._names[key]
+
+    def contexts(self, path: str) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return what a checkpoint enters around a module's forward pass, and around its repetition."""
+        return nullcontext(), self._repeating(path)
+
+    @contextmanager
+    def _repeating(self, path: str) -> Iterator[None]:
+        before, self._again = self._again, path
+        try:
+            yield
+        finally:
+            self._again = before
+
+    @contextmanager
+    def looking(self, module: nn.Module) -> Iterator[None]:
+        """While it is entered, see calls of a module's parts, and what autograd keeps; of the latter keep nothing."""
+        handles = []
+        for path, part in module.named_modules():
+            handles.append(part.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True, prepend=True))
+            handles.append(part.register_forward_hook(self._leave, always_call=True))
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        names = tuple(dict.fromkeys(self._name(tensor) for tensor in given))
+        self._open.append((path, type(module).__name__, len(self._ops), names))
+
+    def _leave(self, module: nn.Module, given: Any, made: Any) -> None:
+        del module, given, made
+        path, kind, first, names = self._open.pop()
+        self._calls.append(ModuleCall(path, kind, (first, len(self._ops)), names))
+
+    def _pack(self, tensor: torch.Tensor) -> _Pack:
+        name = self._name(tensor)
+        ended = _Ended(name, tuple(path for path, *_ in self._open), len(self._ops))
+        self._kept.append(ended)
+        pack = _Pack(
+            storage=name,
+            shape=tuple(tensor.shape),
+            stride=tensor.stride(),
+            dtype=tensor.dtype,
+            device=tensor.device,
+            tensor=tensor if name in self._inputs else None,
+            ended=ended,
+        )
+        weakref.finalize(pack, self._let_go, ended).atexit = False
+        return pack
+
+    def _let_go(self, ended: _Ended) -> None:
+        ended.until = len(self._ops) - 1
+
+    def _unpack(self, pack: _Pack) -> torch.Tensor:
+        if pack.ended.asked is None:
+            pack.ended.asked = len(self._ops)
+        if pack.tensor is not None:
+            return pack.tensor
+        self._paused = True
+        try:
+            stand_in = torch.empty_strided(pack.shape, pack.stride, dtype=pack.dtype, device=pack.device)
+        finally:
+            self._paused = False
+        storage, key = stand_in.untyped_storage(), storage_key(stand_in)
+        self._names[key] = pack.storage
+        weakref.finalize(storage, self._forget, key, pack.storage).atexit = False
+        return stand_in
+
+    def finished(self, step: Step, held: Sequence[torch.Tensor], trained: Sequence[nn.Parameter]) -> EagerStep:
+        """Return what was seen.
+
+        Args:
+            step: that ran.
+            held: what is there at the end: results, and gradients.
+            trained: parameters that got a gradient.
+        """
+        end = len(self._ops)
+        outputs = dict.fromkeys(self._name(tensor) for tensor in held)
+        inputs = set(self._inputs)
+        until = {name: self._until.get(name, end) for op in self._ops for name in op.makes}
+        kept = tuple(
+            Kept(item.storage, item.modules, item.at, item.asked, end if item.until is None else item.until)
+            for item in self._kept
+        )
+        return EagerStep(
+            ops=tuple(self._ops),
+            bytes=dict(self._bytes),
+            inputs=tuple(self._inputs),
+            until=until,
+            outputs=tuple(name for name in outputs if name not in inputs),
+            kept=kept,
+            calls=tuple(self._calls),
+            resident_bytes=_resident_bytes(step, set(self._names)),
+            optimizer=None if step.optimizer is None else type(step.optimizer).__name__,
+            parameters=tuple(_operand(tensor) for tensor in trained),
+        )
+
+
+def _resident_bytes(step: Step, known: set[int]) -> int:
+    """Return the bytes of what is there before the step and not read in it: inputs, parameters, optimizer state."""
+    given = pytree.tree_leaves((step.inputs, dict(step.keyword_inputs)))
+    inputs = {storage_key(value): value for value in given if isinstance(value, torch.Tensor)}
+    unread: int = sum(value.untyped_storage().nbytes() for key, value in inputs.items() if key not in known)
+    parts = [value for module in modules_of(step) for value in (*module.parameters(), *module.buffers())]
+    return unread + resident_bytes(step, [value for value in parts if storage_key(value) in known])
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that an op changes in place."""
+    changed = {item.name for item in func._schema.arguments if item.alias_info is not None and item.alias_info.is_write}
+    names = [argument.name for argument in func._schema.arguments]
+    given = [value for name, value in (*zip(names, args, strict=False), *kwargs.items()) if name in changed]
+    return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+
+
+def _operator(func: Any, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Sequence[Any]) -> Operator:
+    """Return what an op was given and made, its operands in the order of its schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    operands: list[Operand | None] = []
+    attributes: dict[str, AttributeValue] = {}
+    declared = {argument.name: str(argument.type) for argument in func._schema.arguments}
+    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        if tensors:
+            operands.extend(map(_operand, tensors))
+        elif value is None and "Tensor" in declared.get(name, ""):
+            operands.append(None)
+        elif isinstance(value, bool | int | float | str):
+            attributes[name] = int(value) if isinstance(value, bool) else value
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, int) for item in value):
+            attributes[name] = tuple(int(item) for item in value)
+    return Operator(kind, tuple(operands), tuple(map(_operand, made)), attributes)
+
+
+def _operand(value: torch.Tensor) -> Operand:
+    return Operand(
+        name="",
+        role=Role.ACTIVATION,
+        shape=tuple(value.shape),
+        dtype=str(value.dtype).removeprefix("torch."),
+        bytes=min(value.numel() * value.element_size(), value.untyped_storage().nbytes()),
+    )

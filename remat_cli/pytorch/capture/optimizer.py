@@ -1,0 +1,157 @@
+"""How much memory an optimizer keeps beside the parameters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from textwrap import shorten
+from typing import Any
+
+import torch
+from torch._dispatch.python import no_python_dispatcher
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
+
+from remat_cli.errors import UsageError
+from remat_cli.pytorch.capture.ops import local_part, storage_key
+
+# Where classes come from that carry out the steps of another optimizer, which they hold under one of these names.
+_WRAPPING = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.distributed.")
+_WRAPPED = ("optimizer", "optim")
+# Forms of a step that change nothing of the state, and that tensors without data cannot take.
+_FORMS = ("fused", "foreach", "capturable")
+
+
+def checked_optimizer(optimizer: object) -> torch.optim.Optimizer:
+    """Return an optimizer as it was made: without what accelerate, Lightning or torch.distributed put around it.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        is_class = isinstance(optimizer, type)
+        name = optimizer.__name__ if isinstance(optimizer, type) else "torch.optim.Adam"
+        raise UsageError(
+            f"optimizer: {f'the class {name}' if is_class else shorten(repr(optimizer), 60)} is no optimizer",
+            hint=f"give it itself, such as {name}(model.parameters())",
+        )
+    if type(optimizer).__module__.startswith(_WRAPPING):
+        inner = (getattr(optimizer, name, None) for name in _WRAPPED)
+        return next((checked_optimizer(found) for found in inner if found is not None), optimizer)
+    return optimizer
+
+
+def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of an optimizer's state: of what it has or, before its first step, of what that will make.
+
+    A twin of the optimizer takes one step on tensors without data, which stand for any values.
+
+    Args:
+        optimizer: as `checked_optimizer` returns it.
+
+    Raises:
+        UsageError: the twin cannot take that step.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return _of_history(optimizer)
+    if isinstance(optimizer, torch.optim.SparseAdam):  # no step without data, as gradients are sparse
+        return 2 * sum(parameter.nbytes for parameter in _parameters(optimizer))
+    return _kept_bytes(optimizer) or _kept_bytes(_stepped(optimizer))
+
+
+def _of_history(optimizer: torch.optim.LBFGS) -> int:
+    """Return what L-BFGS keeps once its history is full: two vectors of each step in it, its direction, a gradient."""
+    (group,) = optimizer.param_groups
+    vectors: int = 2 * group["history_size"] + 2
+    return vectors * sum(parameter.nbytes for parameter in _parameters(optimizer))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    # While torch captures, its own modes and decompositions know of no values.
+    with _disable_current_modes(), no_python_dispatcher():
+        return _stepped_alone(optimizer)
+
+
+def _stepped_alone(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    try:
+        twin = _twin(optimizer)
+        step: Any = type(optimizer).step
+        # What torch puts around it calls hooks, which are the user's.
+        step = step.__wrapped__ if getattr(step, "hooked", False) else step
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), _AnyValues():  # type: ignore[no-untyped-call]
+            step(twin)
+    except Exception as error:
+        name = type(optimizer).__name__
+        reason = (str(error).splitlines() or [""])[0]
+        raise UsageError(
+            f"the state of optimizer {name} cannot be told before its first step: {type(error).__name__}: {reason}",
+            hint="name one with as much state instead, such as adam; or plan after its first step",
+        ) from error
+    return twin
+
+
+def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the same optimizer for tensors without data: it shares nothing with the first, which stays as it is."""
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in ("state", "step")}
+    for name, value in attributes.items():
+        if isinstance(value, torch.optim.Optimizer | torch.nn.Module):
+            raise TypeError(f"its {name} is a {type(value).__name__}")
+    twin: torch.optim.Optimizer = object.__new__(type(optimizer))
+    known: dict[int, Any] = {id(parameter): _without_data(parameter) for parameter in _parameters(optimizer)}
+    vars(twin).update(deepcopy(attributes, {id(optimizer): twin, **known}))
+    vars(twin)["state"] = defaultdict(dict)
+    for group in twin.param_groups:
+        group.update({form: False for form in _FORMS if form in group})
+    return twin
+
+
+def _without_data(parameter: torch.Tensor) -> torch.Tensor:
+    part = local_part(parameter)
+    like = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device="meta")
+    twin = torch.nn.Parameter(like, requires_grad=parameter.requires_grad)
+    twin.grad = torch.empty_like(like) if parameter.requires_grad else None
+    return twin
+
+
+class _AnyValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives whoever asks a tensor without data for its value some number."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            dtype = args[0].dtype
+            return dtype != torch.bool and (0.5 if dtype.is_floating_point else 1)
+        return func(*args, **(kwargs or {}))
+
+
+def kept_state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the state that an optimizer has by now, on the device of its parameters.
+
+    Single numbers, such as counters of steps, are left out.
+    """
+    for parameter, state in optimizer.state.items():
+        for tensor in (part for value in pytree.tree_leaves(dict(state)) for part in _plain_tensors(value)):
+            if tensor.dim() > 0 and tensor.device == getattr(parameter, "device", tensor.device):
+                yield tensor
+
+
+def _kept_bytes(optimizer: torch.optim.Optimizer) -> int:
+    kept = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in kept_state(optimizer)}
+    return sum(kept.values())
+
+
+def _plain_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a value is made of: 8-bit states are of classes that hold several."""
+    if isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
+        names, _ = value.__tensor_flatten__()
+        for name in names:
+            yield from _plain_tensors(getattr(value, name))
+    elif isinstance(value, torch.Tensor):
+        yield value

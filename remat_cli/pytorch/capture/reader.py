@@ -1,0 +1,315 @@
+"""From the function that GRAPH names to what is read of its training step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from traceback import format_tb
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from remat_cli.errors import GraphError, RematError, UsageError
+from remat_cli.formats.functions import checked_dims, load_function, parts
+from remat_cli.formats.garbage import no_search_for_garbage
+from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.pytorch.capture.blocks import read_by_few
+from remat_cli.pytorch.capture.capture_errors import explained
+from remat_cli.pytorch.capture.convert import (
+    full_signature,
+    graph_of,
+    hashed,
+    operators_of,
+    trained_parameters,
+    with_signatures,
+)
+from remat_cli.pytorch.capture.internals import (
+    NO_DATA,
+    Captured,
+    Foresee,
+    Trace,
+    captured_call,
+    check_supported,
+    compiled,
+    forgetting,
+    seen_by,
+)
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.ops import storage_key
+from remat_cli.pytorch.capture.optimizer import checked_optimizer, optimizer_state_bytes
+from remat_cli.pytorch.capture.places import last_place
+from remat_cli.pytorch.capture.step import SHAPES, Step, as_step
+from remat_cli.pytorch.capture.weightless import Weightless, with_fake_tensors
+from remat_cli.settings import Setting
+
+_NO_DATA = (
+    "remat builds the model without data, so values of tensors cannot be looked at; what is looked at, make with "
+    'device="cpu"'
+)
+
+
+_FUSED = (
+    "ops are those that inductor fuses into kernels: what these take in memory is known once they are compiled "
+    "(verify --execute)"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TakenStep:
+    """A training step that torch has captured.
+
+    Attributes:
+        reference: where it comes from.
+        step: with fake tensors.
+        captured: its joint graph as torch handed it over.
+        joint: the same, resolved.
+        device: kind of device whose kernels it has.
+        notes: what the user should know, one line each.
+    """
+
+    reference: str
+    step: Step
+    captured: Captured
+    joint: Joint
+    device: str
+    notes: tuple[str, ...]
+
+    def reading(self) -> Reading:
+        """Return what is read of it."""
+        where, name = parts(self.reference)
+        reading = reading_of(
+            self.joint,
+            self.captured,
+            f"{Path(where).stem if where.endswith('.py') else where}.{name}",
+            resident_bytes(self.step, (primal.value for primal in self.captured.primals)),
+            None if self.step.optimizer is None else type(self.step.optimizer).__name__,
+        )
+        return replace(reading, notes=self.notes)
+
+
+def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int, optimizer: str | None) -> Reading:
+    """Return what is known of a captured step.
+
+    Args:
+        joint: the step.
+        captured: the same as torch handed it over.
+        name: of the graph.
+        resident_bytes: parameters, buffers and optimizer state that no op reads.
+        optimizer: name of the one whose state is among them; None where there is none.
+    """
+    trained = trained_parameters(joint, captured).values()
+    return Reading(
+        graph=graph_of(joint, name, resident_bytes),
+        operators=operators_of(joint),
+        parameters=tuple(parameter for parameter, _ in trained),
+        gradients=tuple(gradient for _, gradient in trained),
+        optimizer=optimizer,
+    )
+
+
+class _Told(BaseException):
+    """Ends the capture once a reading is there."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+
+
+@no_search_for_garbage()
+def read_step(reference: str, options: ReadOptions) -> Reading:
+    """Read a training step; arguments and errors are those of `take_step`."""
+    step, device, notes = built_step(reference, options)
+
+    def taken(step: Step, captured: Captured) -> TakenStep:
+        return TakenStep(reference, step, captured, Joint.with_losses_alone(captured), device, notes)
+
+    def read_in_full(captured: Captured) -> Reading:
+        few = taken(step, captured)
+        return with_signatures(few.reading(), {op.name: full_signature(op) for op in few.joint.ops})
+
+    def foresee(module: fx.GraphModule, inputs: Sequence[Any], trace: Trace) -> None:
+        reading = read_by_few(module, inputs, trace, read_in_full)
+        if reading is not None:
+            signed = with_signatures(reading, {op.name: hashed(str(op.signature)) for op in reading.graph.ops})
+            graph = replace(signed.graph, resident_bytes=resident_bytes(step, inputs))
+            raise _Told(replace(signed, graph=graph))
+
+    try:
+        seen = capture(step, device, reference, None if options.fused else foresee, fused=options.fused)
+        return taken(*seen).reading()
+    except _Told as told:
+        return told.reading
+
+
+@no_search_for_garbage()
+def take_step(reference: str, options: ReadOptions) -> TakenStep:
+    """Have torch capture a training step, without weights and without memory for its tensors.
+
+    Args:
+        reference: FILE.py:NAME or package.module:NAME.
+        options: its dims are the function's keyword arguments.
+
+    Raises:
+        UsageError: there is no such function, or it does not take these options.
+        GraphError: what it returns is no training step, or cannot be captured as one graph.
+    """
+    step, device, notes = built_step(reference, options)
+    step, captured = capture(step, device, reference, fused=options.fused)
+    return TakenStep(reference, step, captured, Joint.with_losses_alone(captured), device, notes)
+
+
+def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[str, ...]]:
+    """Return a training step without data, the kind of device whose kernels are read, and what to say about that.
+
+    Raises:
+        UsageError: there is no such function, or it does not take these options.
+        GraphError: what it returns is no training step.
+    """
+    check_supported()
+    for name in ("input_shapes", "value_shapes", "values"):
+        if getattr(options, name):
+            raise UsageError(
+                (Setting(name), f" has no meaning for {reference}"),
+                hint=("its sizes come from its dims: ", Setting("dims", {"NAME": "N"})),
+            )
+    function = load_function(reference)
+    dims = checked_dims(function, reference, options.dims)
+    weightless = Weightless()
+    with weightless, explaining_failure(reference):
+        step = as_step(function(**dims), reference)
+    if step.optimizer is not None:
+        step = replace(step, optimizer=checked_optimizer(step.optimizer))
+    device, notes = _device(weightless.device_type)
+    if options.fused:
+        notes.append(_FUSED)
+    return step, device, tuple(notes)
+
+
+@contextmanager
+def explaining_failure(reference: str) -> Iterator[None]:
+    """Turn what the user's code raises, while it builds the model or runs, into an error that says where.
+
+    Args:
+        reference: the function that GRAPH names.
+
+    Raises:
+        GraphError: the code raises something.
+    """
+    try:
+        yield
+    except RematError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = last_place("".join(format_tb(error.__traceback__)))
+        at = f" at {place}" if place else ""
+        text = str(error).splitlines()[0] if str(error) else ""
+        hint = _NO_DATA if "meta" in str(error) else "does the function run by itself?"
+        raise GraphError(f"{reference} failed{at}: {type(error).__name__}: {text}", hint=hint) from error
+
+
+def _device(asked: str | None) -> tuple[str, list[str]]:
+    """Return the kind of device whose kernels are read, and what to say about that."""
+    has_cuda = torch.cuda.is_available()
+    if asked not in (None, "cpu", "cuda") or (asked == "cuda" and not has_cuda):
+        return "cpu", [
+            f"the step asks for {asked}, which this torch does not have: the graph is that of the CPU's kernels"
+        ]
+    device = "cuda" if has_cuda else "cpu"
+    return device, [f"read with torch {torch.__version__} for {device.upper()}: other devices have other kernels"]
+
+
+def capture(
+    step: Step, device: str, where: str, foresee: Foresee | None = None, *, fused: bool = False
+) -> tuple[Step, Captured]:
+    """Have torch capture a step on tensors without data.
+
+    Args:
+        step: its modules are changed in place.
+        device: whose kernels are captured, such as "cpu".
+        where: what the step comes from, for messages.
+        foresee: sees what is captured before it is traced with its backward pass.
+        fused: with the ops that inductor fuses.
+
+    Returns:
+        The step with fake tensors, and its joint graph.
+
+    Raises:
+        GraphError: it cannot be captured as one graph.
+    """
+    _check_inputs(step, where)
+    step, mode = with_fake_tensors(step, device)
+    seen = None
+    # Where nothing needs a gradient, torch goes on and runs what it has captured.
+    with forgetting(), mode, explained(where), suppress(*NO_DATA):
+        call = callable_of(step.model)
+        seen = seen_by(lambda look: compiled(call, look, foresee, fused=fused)(*step.inputs, **step.keyword_inputs))
+    if seen is None:
+        raise GraphError(
+            f"{where}: nothing in the step needs a gradient",
+            hint="its model must have parameters that require gradients, and return what is computed from them: a loss "
+            "as a tensor, not its .item()",
+        )
+    return step, seen
+
+
+def _check_inputs(step: Step, where: str) -> None:
+    """Check that the model takes these inputs, as far as its signature tells.
+
+    Raises:
+        GraphError: one is missing, or one too many.
+    """
+    called = step.model.forward if isinstance(step.model, nn.Module) else step.model
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # of a callable that says nothing of its arguments
+        return
+    try:
+        signature.bind(*step.inputs, **step.keyword_inputs)
+    except TypeError as error:
+        raise GraphError(
+            f"{where}: its model cannot be called with these inputs: {error}",
+            hint=f"it takes {', '.join(signature.parameters)}; {SHAPES}",
+        ) from error
+
+
+def callable_of(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what torch captures of a model: of a module, its call with all hooks, as `Module.compile` does."""
+    return captured_call(model) if isinstance(model, nn.Module) else model
+
+
+def modules_of(step: Step) -> list[nn.Module]:
+    """Return the modules that take part in a step, as far as they are in sight: the model, or a function's inputs."""
+    candidates = (step.model, *step.inputs, *step.keyword_inputs.values())
+    return [value for value in candidates if isinstance(value, nn.Module)]
+
+
+def resident_bytes(step: Step, used: Iterable[torch.Tensor | None]) -> int:
+    """Return the bytes that are there beside a step's inputs: of parameters that it does not use, and the optimizer's.
+
+    Args:
+        step: with fake tensors.
+        used: inputs of its graph; None where torch made one of several.
+    """
+    keys = {storage_key(tensor) for tensor in used if tensor is not None}
+    state = 0 if step.optimizer is None else optimizer_state_bytes(step.optimizer)
+    return unused_bytes(modules_of(step), keys) + state
+
+
+def unused_bytes(modules: Iterable[nn.Module], used: set[int]) -> int:
+    """Return the bytes of parameters and buffers whose memory is not in `used`: they are there all the same.
+
+    Args:
+        modules: whose they are.
+        used: keys of the storages that the graph has.
+    """
+    unused = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in _tensors(modules)}
+    return sum(size for key, size in unused.items() if key not in used)
+
+
+def _tensors(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
+    for module in modules:
+        yield from module.parameters()
+        yield from module.buffers()

@@ -1,0 +1,339 @@
+"""Sizes that differ between calls of one captured graph: torch has captured them as symbols.
+
+A plan is for sizes that are known. So a graph with symbols is put down once more for certain sizes, as if it had been
+captured with them: each tensor has its size there, and what is computed of sizes (a view's shape) is a *size node*,
+which has its value there and stands for the expression that gives it at other sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from remat_cli.errors import GraphError
+from remat_cli.pytorch.capture.internals import SIZE, Captured, Primal, input_index, primals_of
+from remat_cli.pytorch.capture.joint import Joint, rewritten
+from remat_cli.pytorch.capture.ops import storage_key, tensors_of
+from remat_cli.pytorch.capture.places import readable, root_of
+
+# The value of each symbol, in the order of `Sizes.symbols`.
+Values = tuple[int | float, ...]
+# In what torch calls a parameter or a buffer.
+_OF_MODULE = re.compile(r"\._(parameters|buffers)\[")
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(frozen=True, eq=False)
+class SizedJoint:
+    """A captured graph put down for certain sizes.
+
+    Attributes:
+        values: of the symbols.
+        captured: the graph.
+        joint: the same, resolved.
+        bytes: of the step's memory, by name: an expression of the symbols, or a number.
+    """
+
+    values: Values
+    captured: Captured
+    joint: Joint
+    bytes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """The symbols of a captured graph.
+
+    Attributes:
+        captured: the graph as torch handed it over; `rewritten`, with a size node for each expression.
+        expressions: of the size nodes, in their order.
+        symbols: what differs between calls.
+        first: their values when torch captured the graph.
+        read_from: for each symbol, the place among the primals of one that tells its value; and which of that tensor's
+            dimensions it is, None where the primal is the number itself.
+        environment: what torch knows of the symbols.
+    """
+
+    captured: Captured
+    expressions: tuple[sympy.Expr, ...]
+    symbols: tuple[sympy.Symbol, ...]
+    first: Values
+    read_from: tuple[tuple[int, int | None], ...]
+    environment: Any
+
+    @classmethod
+    def of(cls, captured: Captured) -> Sizes | None:
+        """Return the symbols of a graph; None where all its sizes are known.
+
+        Raises:
+            GraphError: no plan can be made for the graph at any size.
+        """
+        found: dict[sympy.Symbol, tuple[int, int | None]] = {}
+        first: dict[sympy.Symbol, int | float] = {}
+        environment = None
+        for place, primal in enumerate(primals_of(captured.module.graph)):
+            value = primal.meta.get("val")
+            dimensions = tuple(enumerate(value.shape)) if isinstance(value, torch.Tensor) else ((None, value),)
+            for dimension, size in dimensions:
+                if isinstance(size, _SYMBOLIC) and isinstance(symbol := size.node.expr, sympy.Symbol):
+                    found.setdefault(symbol, (place, dimension))
+                    first[symbol] = size.node.hint
+                    environment = size.node.shape_env
+        if not found:
+            return None
+        with_nodes, expressions = _with_size_nodes(without_inputs(captured))
+        return cls(
+            rewritten(with_nodes), expressions, tuple(found), tuple(first.values()), tuple(found.values()), environment
+        )
+
+    def values(self, primals: Sequence[Any]) -> Values:
+        """Return the value of each symbol in a call that is given these primals."""
+        return tuple(
+            primals[place] if dimension is None else primals[place].shape[dimension]
+            for place, dimension in self.read_from
+        )
+
+    def values_given(self, inputs: Sequence[Any]) -> Values:
+        """Return the value of each symbol in a call that gives the captured function these inputs.
+
+        Raises:
+            GraphError: torch made what tells one of several inputs.
+        """
+        primals = primals_of(self.captured.module.graph)
+        places = [input_index(primals[place]) for place, _ in self.read_from]
+        if None in places:
+            raise GraphError("a size is told by no input alone")
+        return tuple(
+            inputs[place] if dimension is None else inputs[place].shape[dimension]
+            for place, (_, dimension) in zip(places, self.read_from, strict=True)
+            if place is not None
+        )
+
+    def input_shapes(self, values: Values) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what a call is given, by name, at these sizes."""
+        at = self._at(values)
+        return input_shapes(self.captured, lambda size: int(_number(_expression(size), at)))
+
+    def values_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Values | None:
+        """Return the value of each symbol where inputs have these shapes, by name; None where they do not tell."""
+        root = root_of(tuple(primal.source for primal in self.captured.primals))
+        found: dict[Any, int] = {}
+        for node, primal in zip(primals_of(self.captured.module.graph), self.captured.primals, strict=True):
+            value, shape = node.meta.get("val"), shapes.get(_input_name(primal.source, root), ())
+            if isinstance(value, torch.Tensor) and value.dim() == len(shape):
+                found.update(zip(map(_expression, value.shape), shape, strict=True))
+        return tuple(found[symbol] for symbol in self.symbols) if found.keys() >= set(self.symbols) else None
+
+    def numbers(self, values: Values) -> list[int | float]:
+        """Return the value of each size node at these sizes."""
+        at = self._at(values)
+        return [_number(expression, at) for expression in self.expressions]
+
+    def bytes_at(self, sized: SizedJoint, values: Values) -> dict[str, int]:
+        """Return the bytes of the step's memory, by name, at these sizes.
+
+        Args:
+            sized: the graph at any sizes, which names its memory.
+            values: of the symbols.
+        """
+        at = self._at(values)
+        known: dict[Any, int] = {}
+        for size in sized.bytes.values():
+            if size not in known:
+                known[size] = int(_number(size, at))
+        return {name: known[size] for name, size in sized.bytes.items()}
+
+    def allows(self, values: Values) -> bool:
+        """Tell whether torch would run the graph at these sizes, as far as its guards say."""
+        at = self._at(values)
+        ranges = (self.environment.var_to_range[symbol] for symbol in self.symbols)
+        within = all(bounds.lower <= value <= bounds.upper for bounds, value in zip(ranges, values, strict=True))
+        return within and all(guard.expr.xreplace(at) != sympy.false for guard in self.environment.guards)
+
+    def at(self, values: Values) -> SizedJoint:
+        """Return the graph as if it had been captured at these sizes."""
+        fixed = _Fixed(self.captured, self._at(values))
+        captured = fixed.captured()
+        joint = Joint.of(captured)
+        return SizedJoint(
+            values, captured, joint,
+            {storage.name: fixed.bytes[key] if storage.bytes else 0 for key, storage in joint.storages.items()},
+        )  # fmt: skip
+
+    def _at(self, values: Values) -> dict[sympy.Symbol, Any]:
+        return {symbol: sympy.sympify(value) for symbol, value in zip(self.symbols, values, strict=True)}
+
+
+def input_shapes(captured: Captured, known: Callable[[Any], int] = int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that a call is given, by name: inputs that are no parameters or buffers.
+
+    Args:
+        captured: the graph.
+        known: gives a size as a number.
+    """
+    root = root_of(tuple(primal.source for primal in captured.primals))
+    values = (node.meta.get("val") for node in primals_of(captured.module.graph))
+    return {
+        _input_name(primal.source, root): tuple(map(known, value.shape))
+        for primal, value in zip(captured.primals, values, strict=True)
+        if isinstance(value, torch.Tensor) and primal.source and not _OF_MODULE.search(primal.source)
+    }
+
+
+def without_inputs(captured: Captured) -> Captured:
+    """Return what was captured without the tensors of the call, which would stay in memory."""
+    return replace(captured, primals=tuple(map(_kept, captured.primals)))
+
+
+def _kept(primal: Primal) -> Primal:
+    """Return a primal without its value, where a call has brought it: it would stay in memory."""
+    of_model = isinstance(primal.value, nn.Parameter) or _OF_MODULE.search(primal.source)
+    return primal if of_model else replace(primal, value=None)
+
+
+def _input_name(source: str, root: str) -> str:
+    return readable(source, root).removeprefix("kwargs.")
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, _SYMBOLIC) else size
+
+
+def _with_size_nodes(captured: Captured) -> tuple[Captured, tuple[sympy.Expr, ...]]:
+    """Return a copy of a graph in which what is computed of sizes is an input, and the expressions of these."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    nodes = list(captured.module.graph.nodes)
+    for node in nodes:
+        if node.op == "placeholder":
+            copies[node] = _copied(graph, node, copies)
+    size_nodes: dict[sympy.Expr, fx.Node] = {}
+    for node in nodes:
+        value = node.meta.get("val")
+        if isinstance(value, _SYMBOLIC):
+            expression = value.node.expr
+            if expression not in size_nodes:
+                size_nodes[expression] = graph.placeholder(f"size_{len(size_nodes)}")
+                size_nodes[expression].meta = {"val": value, SIZE: True}
+            copies[node] = size_nodes[expression]  # an input that is a number is read as such, too
+    for node in nodes:
+        if node not in copies:
+            copies[node] = _copied(graph, node, copies)
+    module = fx.GraphModule(captured.module, graph)
+    return replace(captured, module=module), tuple(size_nodes)
+
+
+def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    copy = graph.node_copy(node, copies.__getitem__)
+    copy.meta = dict(node.meta)
+    return copy
+
+
+@dataclass
+class _Fixed:
+    """Puts a graph down for certain sizes.
+
+    Attributes:
+        whole: the graph.
+        at: the value of each symbol.
+        bytes: of the memory that its values are in: an expression or a number, by the key of the storage.
+    """
+
+    whole: Captured
+    at: Mapping[sympy.Symbol, Any]
+    bytes: dict[int, Any] = field(default_factory=dict)
+    _mode: FakeTensorMode = field(default_factory=FakeTensorMode)
+    _known: dict[sympy.Expr, int | float] = field(default_factory=dict)
+    _storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # by the key of the original
+
+    def captured(self) -> Captured:
+        with _disable_current_modes():  # those of torch, while it captures
+            return self._captured()
+
+    def _captured(self) -> Captured:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self.whole.module.graph.nodes:
+            copies[node] = _copied(graph, node, copies)
+            if isinstance(value := node.meta.get("val"), torch.Tensor):
+                copies[node].meta["val"] = self.tensor(value)
+            elif value is not None:
+                copies[node].meta["val"] = pytree.tree_map(self.value, value)
+        module = fx.GraphModule(self.whole.module, graph)
+        return Captured(module, self.whole.forward_outputs, self.whole.primals, self.whole.old_values)
+
+    def value(self, value: Any) -> Any:
+        """Return a value of a node at these sizes."""
+        if isinstance(value, _SYMBOLIC):
+            expression = value.node.expr
+            if expression not in self._known:
+                self._known[expression] = _number(expression, self.at)
+            return self._known[expression]
+        return self.tensor(value) if isinstance(value, torch.Tensor) else value
+
+    def _storage_bytes(self, tensor: torch.Tensor) -> Any:
+        """Return the bytes of the memory that a tensor is in, as an expression, or a number.
+
+        An input may be a view of a tensor that is no input: its sizes are symbols of their own. Then what is seen of it
+        counts.
+        """
+        size = _expression(tensor.untyped_storage().nbytes())
+        if getattr(size, "free_symbols", frozenset()) <= self.at.keys():
+            return size
+        key = storage_key(tensor)
+        values = (value for node in self.whole.module.graph.nodes for value in tensors_of(node.meta.get("val")))
+        strided = (value for value in values if value.layout is torch.strided)
+        return sympy.Max(*(_extent(value) for value in strided if storage_key(value) == key))
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor at these sizes."""
+        if tensor.layout is not torch.strided:
+            return tensor
+        key = storage_key(tensor)
+        if key not in self._storages:
+            size = self._storage_bytes(tensor)
+            memory = torch.empty(int(_number(size, self.at)), dtype=torch.uint8, device="meta")
+            self._storages[key] = memory.untyped_storage()
+            self.bytes[storage_key(memory)] = size
+        shape, strides = tuple(map(self.value, tensor.shape)), tuple(map(self.value, tensor.stride()))
+        bare = torch.empty(0, dtype=tensor.dtype, device="meta")
+        bare.set_(self._storages[key], self.value(tensor.storage_offset()), shape, strides)
+        # As if it had been made in the mode, which would look at each of these calls for longer than they take.
+        return FakeTensor(self._mode, bare, tensor.device)
+
+
+def _extent(tensor: torch.Tensor) -> Any:
+    """Return the bytes from the begin of the memory that a tensor is in to its last number."""
+    steps = (
+        (_expression(size) - 1) * _expression(stride)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (_expression(tensor.storage_offset()) + 1 + sum(steps)) * tensor.element_size()
+
+
+def _number(expression: Any, at: Mapping[sympy.Symbol, Any]) -> int | float:
+    """Return the value of an expression.
+
+    Raises:
+        GraphError: it depends on more than the sizes of inputs.
+    """
+    if isinstance(expression, int | float):
+        return expression
+    value = expression.xreplace(at)
+    if getattr(value, "free_symbols", None):
+        raise GraphError(
+            f"a size in the step depends on data: {expression}",
+            hint="a plan needs sizes that are known before: use a mask or torch.where, or do this outside the step",
+        )
+    if value in (sympy.true, sympy.false):
+        return bool(value)
+    return int(value) if value.is_integer else float(value)

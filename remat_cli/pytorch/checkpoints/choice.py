@@ -1,0 +1,116 @@
+"""Which modules to checkpoint: an integer program to which memory constraints are added where an answer breaks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from remat_cli.planners.shared.cp_model import INFEASIBLE, OPTIMAL, UNKNOWN, CpModel, CpSolver, IntVar
+from remat_cli.pytorch.checkpoints.memory import Candidate, Condition, Memory
+
+_SECONDS = 5.0  # for one integer program; of equal blocks it takes much less than one
+_MOST_NEW = 12  # constraints that one answer adds
+_NEIGHBOURS = 4  # ops that are this close to each other need one constraint
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Modules to wrap.
+
+    Attributes:
+        paths: of the modules, in the order of their calls; None where there are none.
+        proven: no choice among the candidates is better, or none fits, as far as `Memory` tells.
+        peak: as `Memory` tells it, in bytes; 0 without modules.
+        least_time: no choice among the candidates that fits runs less again.
+    """
+
+    paths: tuple[str, ...] | None
+    proven: bool
+    peak: int = 0
+    least_time: int = 0
+
+
+def choose(memory: Memory, budget: int | None) -> Choice:
+    """Return the modules to wrap at the least extra time within a budget.
+
+    Of choices that take the same time, the one with the fewest and the first modules is taken.
+
+    Args:
+        memory: of the step.
+        budget: in bytes; None asks for the least peak, and then for the fewest modules.
+    """
+    model = CpModel()
+    wrapped = {candidate.path: model.new_bool_var(candidate.path) for candidate in memory.candidates}
+    for one, other in memory.nested:
+        model.add_at_most_one(wrapped[one], wrapped[other])
+    most = memory.peak(())
+    peak: IntVar | int = model.new_int_var(0, 2 * most, "peak") if budget is None else budget
+    weights = _weights(memory.candidates)
+    cost = sum(weights[path] * literal for path, literal in wrapped.items())
+    model.minimize(cost if budget is not None else peak * (len(weights) + 1) + sum(wrapped.values()))
+    met: dict[Condition, IntVar] = {}
+    constrained: set[int | str] = set()
+    chosen: tuple[str, ...] = ()
+    limit, least, proven = (-1 if budget is None else budget), 0, True
+    while True:
+        peaks = memory.peaks(chosen)
+        over = [where for where, used in peaks.items() if used > limit and where not in constrained]
+        if not over:
+            return Choice(chosen, proven, max(peaks.values()), least)
+        for where in _worst(over, peaks):
+            constrained.add(where)
+            constant, when_chosen, conditions = memory.terms(where)
+            total = constant + sum(size * wrapped[path] for path, size in when_chosen.items() if size)
+            total += sum(size * _literal(condition, wrapped, met, model) for condition, size in conditions.items())
+            constraint = model.add(total <= peak)
+            if isinstance(where, str):
+                constraint.only_enforce_if(wrapped[where])
+        solver = CpSolver()
+        solver.parameters.max_time_in_seconds = _SECONDS
+        solver.parameters.num_workers = 1
+        status = solver.solve(model)
+        if status in (INFEASIBLE, UNKNOWN):
+            return Choice(None, status == INFEASIBLE)
+        # Of fewer constraints: what holds for them holds for all.
+        proven = status == OPTIMAL
+        chosen = tuple(path for path, literal in wrapped.items() if solver.boolean_value(literal))
+        if budget is None:
+            limit = solver.value(peak)
+        else:
+            least = int(max(0.0, solver.best_objective_bound)) // _unit(memory.candidates)
+
+
+def _literal(
+    condition: Condition, wrapped: Mapping[str, IntVar], met: dict[Condition, IntVar], model: CpModel
+) -> IntVar:
+    if condition not in met:
+        literal = met[condition] = model.new_bool_var("")
+        for group in condition.unless:
+            model.add_bool_or(literal, *(wrapped[path] for path in group))
+        for path in condition.where:
+            model.add_implication(wrapped[path], literal)
+    return met[condition]
+
+
+def _worst(over: Sequence[int | str], peaks: Mapping[int | str, int]) -> list[int | str]:
+    """Return where memory is most above the limit: of neighbouring ops one, and of all no more than a few."""
+    found: list[int | str] = []
+    for where in sorted(over, key=lambda where: (-peaks[where], str(where))):
+        near = any(
+            isinstance(other, int) and isinstance(where, int) and abs(other - where) < _NEIGHBOURS for other in found
+        )
+        if not near:
+            found.append(where)
+        if len(found) == _MOST_NEW:
+            break
+    return found
+
+
+def _unit(candidates: Sequence[Candidate]) -> int:
+    return 2 * (len(candidates) + 1) ** 2
+
+
+def _weights(candidates: Sequence[Candidate]) -> Mapping[str, int]:
+    """Return the price of each candidate: its time first, then one for being wrapped, and less for an earlier one."""
+    count, unit = len(candidates) + 1, _unit(candidates)
+    return {item.path: item.time * unit + count + place for place, item in enumerate(candidates)}

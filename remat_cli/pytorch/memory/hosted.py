@@ -1,0 +1,193 @@
+"""Inputs of blocks that are on the host between the two passes of their block.
+
+A block's input goes out as its forward pass begins, and its memory is given back where that ends. It comes back as the
+backward pass of the block before it in that pass begins. Autograd saves a handle in its place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+
+from remat_cli.pytorch.capture.ops import storage_key
+from remat_cli.pytorch.memory.transfers import COPIES, offload, prefetch, wait
+
+
+def can_leave(value: Any) -> bool:
+    """Tell whether a value is a tensor that fills its memory, on a device from which can be copied."""
+    if type(value) is not torch.Tensor or value.device.type not in COPIES or not value.is_contiguous():
+        return False
+    return 0 < value.nbytes == value.untyped_storage().nbytes()
+
+
+@dataclass(eq=False)
+class _Away:
+    """The memory of a tensor that is on the host.
+
+    Attributes:
+        host: the copy.
+        device: where it comes back to.
+        arriving: what has come back, or will, until somebody reads it.
+        there: what was read, as long as somebody holds it.
+        is_saved: autograd holds a handle for it.
+    """
+
+    host: torch.Tensor
+    device: torch.device
+    arriving: torch.Tensor | None = None
+    there: Callable[[], torch.UntypedStorage | None] = lambda: None
+    is_saved: bool = False
+
+    def fetch(self) -> None:
+        """Start copying it back, where that was not begun."""
+        if self.arriving is None and self.there() is None:
+            self.arriving = prefetch(self.host, self.device)
+
+    def read(self) -> torch.UntypedStorage:
+        """Return it, once it is back."""
+        self.fetch()
+        if self.arriving is not None:
+            wait(self.host, self.arriving)
+            storage = self.arriving.untyped_storage()
+            self.arriving, self.there = None, weakref.ref(storage)
+            return storage
+        found = self.there()
+        assert found is not None, "looked at just before"
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Handle:
+    """What autograd holds of a tensor that is on the host: its memory, and how it lies in that."""
+
+    away: _Away
+    dtype: torch.dtype
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def read(self) -> torch.Tensor:
+        empty = torch.empty(0, dtype=self.dtype, device=self.away.device)
+        return empty.set_(self.away.read(), self.offset, self.shape, self.stride)
+
+
+def _handle(away: _Away, tensor: torch.Tensor) -> _Handle:
+    return _Handle(away, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+
+
+@dataclass(eq=False)
+class HostedStep:
+    """The inputs of blocks that are on the host in one step.
+
+    Attributes:
+        running: numbers of the calls whose backward pass has not begun, by the order of their forward passes.
+    """
+
+    running: set[int] = field(default_factory=set)
+    _away: dict[int, list[_Away]] = field(default_factory=dict)
+
+    @contextmanager
+    def leaving(self, number: int, values: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Have values leave for the host while a block's forward pass runs; they are given back where it ends.
+
+        Args:
+            number: of the block's call.
+            values: inputs of it.
+        """
+        self.running.add(number)
+        if not values:
+            yield
+            return
+        going = {storage_key(value): _Away(offload(value), value.device) for value in values}
+
+        def pack(saved: torch.Tensor) -> torch.Tensor | _Handle:
+            away = going.get(storage_key(saved))
+            if away is None:
+                return saved
+            away.is_saved = True
+            return _handle(away, saved)
+
+        with saved_tensors_hooks(pack, _unpack):
+            yield
+        for value, away in zip(values, going.values(), strict=True):
+            wait(away.host, value)
+        self._away[number] = [away for away in going.values() if away.is_saved]
+
+    def watch(self, number: int, result: Any) -> None:
+        """Have the input of the next block to come fetched as the backward pass of a block begins.
+
+        Args:
+            number: of the block's call.
+            result: what it has returned.
+        """
+        begin = _Begin(self, number)
+        for node in {leaf.grad_fn for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)}:
+            if node is not None:
+                node.register_prehook(begin)
+
+    def begin(self, number: int) -> None:
+        """Fetch what a block reads in its backward pass, and what the next one reads."""
+        if number not in self.running:  # it goes back a second time
+            return
+        self.running.remove(number)
+        coming = [number, max(self.running)] if self.running else [number]
+        for away in (one for call in coming for one in self._away.get(call, ())):
+            away.fetch()
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """Is called where the backward pass of a block begins."""
+
+    step: HostedStep
+    number: int
+
+    def __call__(self, gradients: tuple[torch.Tensor, ...]) -> None:
+        self.step.begin(self.number)
+
+
+def _unpack(saved: torch.Tensor | _Handle) -> torch.Tensor:
+    return saved.read() if isinstance(saved, _Handle) else saved
+
+
+class Given:
+    """What a block is called with, of which tensors can leave for the host until the block runs again."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._leaves, self._structure = pytree.tree_flatten((args, dict(kwargs)))
+        self._away: dict[int, tuple[_Handle, bool]] = {}
+
+    def __call__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return it, with what is on the host fetched."""
+        leaves = [self._back(place) if place in self._away else leaf for place, leaf in enumerate(self._leaves)]
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        return args, kwargs
+
+    def _back(self, place: int) -> torch.Tensor:
+        handle, requires_grad = self._away[place]
+        # No leaf of autograd: the block may change it in place, as it may what it is given.
+        return handle.read().requires_grad_(requires_grad).view(handle.shape)
+
+    def leave(self, staying: Callable[[int, torch.Tensor], bool]) -> dict[int, torch.UntypedStorage]:
+        """Have tensors leave; return the memory that they were in, by their places among the leaves.
+
+        Args:
+            staying: tells of a place and a tensor that it does not leave.
+        """
+        memory: dict[int, torch.UntypedStorage] = {}
+        keys = [storage_key(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self._leaves]
+        for place, leaf in enumerate(self._leaves):
+            if can_leave(leaf) and keys.count(keys[place]) == 1 and not staying(place, leaf):
+                away = _Away(offload(leaf), leaf.device)
+                wait(away.host, leaf)
+                self._away[place] = _handle(away, leaf), leaf.requires_grad
+                memory[place] = leaf.untyped_storage()
+                self._leaves[place] = None
+        return memory

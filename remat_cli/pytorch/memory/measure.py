@@ -1,0 +1,248 @@
+"""Each op of a captured step run by itself on random tensors: how long it takes, and what memory its kernel takes."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from math import prod
+from statistics import median
+from time import time_ns
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from remat_cli.core.problem import Observer
+from remat_cli.costs import Measurements
+from remat_cli.errors import GraphError
+from remat_cli.pytorch.capture.convert import signature, written
+from remat_cli.pytorch.capture.joint import Joint, JointOp
+from remat_cli.pytorch.capture.ops import arguments, is_between_ranks, nodes_in, numbered, short_name, storage_key
+from remat_cli.pytorch.capture.places import source_of
+from remat_cli.pytorch.memory.memory import allocations_of, peak_of, time_of
+
+_log = logging.getLogger("remat")
+
+MEASURED_DEVICES = ("cpu", "cuda")
+# An op is timed this often, or as often as fits into these nanoseconds, but a few times in any case.
+_MOST_RUNS, _FEWEST_RUNS, _ENOUGH_NS = 21, 3, 50_000_000
+
+
+def measure_joint(joint: Joint, device: str, observe: Observer | None = None) -> Measurements:
+    """Run each op of a step, one at a time, on tensors of its shapes; those that are alike are run once.
+
+    Indices point into what they index, drawn evenly; all else is drawn too. What torch cannot run by itself (an op
+    with a graph inside, communication between processes) is left out.
+
+    Args:
+        joint: the step.
+        device: kind of device to run on: "cpu", or "cuda" (untried).
+        observe: is told what is measured.
+
+    Raises:
+        GraphError: an op does not run.
+    """
+    observe = observe or Observer()
+    known: dict[str, tuple[int, int]] = {}
+    times: dict[str, int] = {}
+    workspace: dict[str, int] = {}
+    ops = [op for op in joint.ops if op.node is None or _runs_alone(op.node)]
+    for number, op in enumerate(ops):
+        observe.phase(f"measuring op {number + 1:,} of {len(ops):,}: {op.name}")
+        kind = "" if op.node is None else written(op.node, named=False)
+        if kind not in known:
+            known[kind] = (0, 0) if op.node is None else _measured(op, op.node, device)
+        times[op.name], workspace[op.name] = known[kind]
+    return Measurements(times, workspace, signatures={op.name: signature(op) for op in ops}, machine=machine(device))
+
+
+def measure_once(joint: Joint, device: str, known: dict[str, tuple[int, int]]) -> Measurements:
+    """Measure each kernel of a step that is not known yet by two runs of each, less than two steps.
+
+    Floating-point operands hold one number everywhere, as drawing takes longer than most kernels. What torch cannot run
+    by itself is left out. The random numbers that the user draws next stay what they are.
+
+    Args:
+        joint: the step.
+        device: kind of device to run on: "cpu", or "cuda" (untried).
+        known: what was measured before, by the kind of op: time in nanoseconds, and bytes; what is new is added.
+    """
+    ops = [op for op in joint.ops if op.node is None or _runs_alone(op.node)]
+    kinds = {op.name: "" if op.node is None else written(op.node, named=False) for op in ops}
+    known.setdefault("", (0, 0))
+    new = {kinds[op.name]: op for op in ops if kinds[op.name] not in known}
+    with torch.random.fork_rng(), _disable_current_modes(), torch.autocast(device, enabled=False):
+        taken = _taken_once(new, device)
+        known.update({kind: (_time_once(new[kind].node, device), size) for kind, size in taken.items()})
+    found = {name: known[kind] for name, kind in kinds.items() if kind in known}
+    return Measurements(
+        {name: time for name, (time, _) in found.items()},
+        {name: size for name, (_, size) in found.items()},
+        signatures={op.name: signature(op) for op in ops if op.name in found},
+        machine=machine(device),
+    )
+
+
+def _taken_once(new: Mapping[str, JointOp], device: str) -> dict[str, int]:
+    """Run each op, and return the bytes that it takes beside inputs and outputs; without those that do not run."""
+    runs: dict[str, tuple[int, int]] = {}
+    peaks: dict[str, int] = {}
+
+    def run_all() -> None:
+        for kind, op in new.items():
+            assert op.node is not None
+            try:
+                call = _call(op.node, drawn=False)
+                start = time_ns()
+                if device == "cuda":
+                    peaks[kind] = peak_of(call, device)
+                else:
+                    call()
+                runs[kind] = start, time_ns()
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                reason = (str(error).splitlines() or [""])[0]
+                _log.info("op %s was not measured, as it does not run by itself: %s", op.name, reason)
+
+    if device == "cuda":
+        run_all()
+    else:
+        allocations = allocations_of(run_all)
+        peaks = {kind: allocations.peak_between(*run) - allocations.at(run[0]) for kind, run in runs.items()}
+    return {kind: max(0, peaks[kind] - sum(storage.bytes for storage in new[kind].makes)) for kind in runs}
+
+
+def workspace_of(op: Callable[..., Any], args: Any, kwargs: Any, device: str) -> int:
+    """Return the bytes that a call of an op takes beside inputs and outputs; 0 where it does not run by itself.
+
+    One by which ranks communicate is not run, as the others would have to run it, too. The random numbers that the user
+    draws next stay what they are.
+
+    Args:
+        op: is run once.
+        args: its positional arguments; tensors without data, in whose places others with the same strides are given.
+        kwargs: those by name.
+        device: kind of device to run on.
+    """
+    if is_between_ranks(op):
+        return 0
+    made: list[Any] = []
+    try:
+        with torch.random.fork_rng(), _disable_current_modes(), torch.autocast(device, enabled=False), torch.no_grad():
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            drawn = {leaf: drawn_like(leaf, 1, drawn=False, device=device) for leaf in tensors}
+            real, named = pytree.tree_map_only(torch.Tensor, drawn.__getitem__, (args, kwargs))
+            taken = peak_of(lambda: made.append(op(*real, **named)), device)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        _log.info("%s was not measured, as it does not run by itself: %s", op, (str(error).splitlines() or [""])[0])
+        return 0
+    given = {storage_key(tensor) for tensor in drawn.values()}
+    new = {storage_key(tensor): tensor for tensor in pytree.tree_leaves(made) if isinstance(tensor, torch.Tensor)}
+    return max(0, taken - sum(new[key].untyped_storage().nbytes() for key in new.keys() - given))
+
+
+def _time_once(node: fx.Node | None, device: str) -> int:
+    assert node is not None
+    return time_of(_call(node, drawn=False), device)
+
+
+def _runs_alone(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims", "remat")
+
+
+def _measured(op: JointOp, node: fx.Node, device: str) -> tuple[int, int]:
+    """Return the time of one run in nanoseconds, and the memory that it takes beside inputs and outputs in bytes."""
+    try:
+        call = _call(node)
+        call()
+        taken = peak_of(call, device)
+        return median_time(call, device), max(0, taken - sum(storage.bytes for storage in op.makes))
+    except RuntimeError as error:
+        at = f" ({place})" if (place := source_of(node)) else ""
+        reason = (str(error).splitlines() or [""])[0]
+        raise GraphError(
+            f"op {op.name!r}{at} does not run by itself: {reason}",
+            hint="is there memory enough? else please report it, with the op",
+        ) from error
+
+
+def median_time(call: Callable[[], object], device: str) -> int:
+    """Return the median of several runs, in nanoseconds."""
+    times: list[int] = []
+    while len(times) < _FEWEST_RUNS or (len(times) < _MOST_RUNS and sum(times) < _ENOUGH_NS):
+        times.append(time_of(call, device))
+    return int(median(times))
+
+
+def _call(node: fx.Node, *, drawn: bool = True) -> Callable[[], object]:
+    bounds = dict(_index_bounds(node))
+    operands = {
+        source: drawn_like(source.meta["val"], bounds.get(source, 1), drawn=drawn) for source in node.all_input_nodes
+    }
+    args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
+    assert callable(node.target)
+    return partial(torch.no_grad()(node.target), *args, **kwargs)
+
+
+def drawn_like(value: Any, bound: int, *, drawn: bool = True, device: str | None = None) -> Any:
+    """Return a random tensor of the shape, strides and element type of a fake one; of indices, below `bound`.
+
+    Args:
+        value: the fake one; what is no tensor is given back.
+        bound: of indices.
+        drawn: draw floating-point numbers; else they are all the same.
+        device: where it lies; None: where the fake one does.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    extent, where = extent if value.numel() else 0, device or value.device
+    if not drawn and value.dtype.is_floating_point:
+        flat = torch.full((extent,), 0.5, device=where).to(value.dtype)
+    elif value.dtype.is_floating_point or value.dtype.is_complex:
+        flat = torch.randn(extent, dtype=torch.float32, device=where).to(value.dtype)
+    else:
+        most = 2 if value.dtype == torch.bool else max(1, bound)
+        flat = torch.randint(most, (extent,), device=where).to(value.dtype)
+    return flat.as_strided(value.shape, value.stride())
+
+
+def _index_bounds(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
+    """Yield the operands of an op that are indices, and what they must be below; 1 is right for any other integer."""
+    operands = {name: numbered(value) for name, value in arguments(node).items()}
+    for name, bound in _bounds(short_name(node), operands):
+        for place, index in enumerate(nodes_in(operands.get(name))):
+            yield index, bound(place)
+
+
+def _bounds(kind: str, operands: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[int], int]]]:
+    """Yield, for an op of a kind, the names of operands that are indices, and for each its n-th tensor's bound."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        return tuple(operands[name].meta["val"].shape)
+
+    if kind == "aten.embedding":
+        yield "indices", lambda _: shape("weight")[0]
+    elif kind == "aten.embedding_dense_backward":
+        yield "indices", lambda _: int(operands["num_weights"])
+    elif kind.startswith("aten.nll_loss"):
+        yield "target", lambda _: shape("self")[min(1, len(shape("self")) - 1)]
+    elif kind.startswith("aten.max_pool") and "indices" in operands:
+        yield "indices", lambda _: prod(shape("self")[-(3 if "3d" in kind else 2) :])
+    elif kind in ("aten.index", "aten.index_put", "aten._unsafe_index", "aten._unsafe_index_put"):
+        places = [place for place, index in enumerate(operands["indices"]) if index is not None]
+        yield "indices", lambda n: shape("self")[places[n]]
+    elif "dim" in operands and "index" in operands and "self" in operands:
+        yield "index", lambda _: (shape("self") or (1,))[operands["dim"]]
+
+
+def machine(device: str) -> str:
+    """Return the machine for people: version of torch, kind of processor, number of threads."""
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
+    count = torch.get_num_threads()
+    threads = "" if device == "cuda" else f", {count} {'thread' if count == 1 else 'threads'}"
+    return f"torch {torch.__version__} on {name}{threads}"

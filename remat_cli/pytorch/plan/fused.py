@@ -1,0 +1,285 @@
+"""A plan with inductor's fused kernels: planned, compiled, its peak read from what was compiled, and corrected.
+
+Fusion takes intermediates away, and inductor moves work about, so the peak of what runs is near that of the plan on the
+graph, and not the same. What inductor has compiled is a sequence of kernels and of the memory that is made and freed
+around them: it is run once on tensors without data, forward and backward pass together with what is handed over. Where
+that peak is above the budget, the plan is compiled again without the fusions that change the order of ops, and then a
+tighter plan is; where it leaves room, a looser one.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from remat_cli.errors import DoesNotFit, GraphError
+from remat_cli.pytorch.capture.inductor import CompiledGraph
+from remat_cli.pytorch.capture.internals import Captured
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.memory.live import LiveOnCpu
+from remat_cli.pytorch.memory.measure import workspace_of
+from remat_cli.pytorch.plan.choice import ScheduleSource
+from remat_cli.pytorch.plan.record import PlannedGraph
+from remat_cli.pytorch.plan.waiting import COMPILING
+from remat_cli.pytorch.programs.program import halves
+from remat_cli.units import format_bytes, format_time
+
+_log = logging.getLogger("remat")
+
+# A step is compiled at most so often before it runs, to come near its budget and not above it.
+MOST_COMPILED = 3
+# A plan that leaves more than this share of the budget free is made again, with that room.
+_ROOM = 0.03
+# A tighter plan is asked for with this share of the budget beyond what was missing, as fusion takes its peak elsewhere.
+_MARGIN = 0.01
+# Where the least peak is wanted, plans for so many times the least before fusion are compiled, too: they recompute
+# less, so less is fused that lies far apart.
+_LOOSER = (1.06, 1.15)
+
+
+@dataclass(frozen=True)
+class CompiledMemory:
+    """Bytes that a compiled step takes beside its inputs.
+
+    Attributes:
+        forward: the most in the forward pass.
+        kept: between the passes, with what the forward pass returns.
+        backward: the most in the backward pass, with what the forward pass returned and the gradients of that.
+        peak_at: the kernel that runs where the peak is.
+    """
+
+    forward: int
+    kept: int
+    backward: int
+    peak_at: str
+
+    @property
+    def peak(self) -> int:
+        """The most at one time."""
+        return max(self.forward, self.backward)
+
+
+@dataclass(frozen=True, eq=False)
+class FusedPlan:
+    """A plan whose two graphs are compiled.
+
+    Attributes:
+        planned: the plan, with the peak of what was compiled.
+        forward: forward pass.
+        backward: backward pass.
+        memory: what they take.
+        keeps_order: no ops are fused of which neither reads the other.
+    """
+
+    planned: PlannedGraph
+    forward: CompiledGraph
+    backward: CompiledGraph
+    memory: CompiledMemory
+    keeps_order: bool
+
+
+def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> FusedPlan:
+    """Plan a step and compile it, at most three times, so that what was compiled keeps within the budget.
+
+    Args:
+        source: makes the plans.
+        joint: the step, as inductor decomposes it.
+        captured: the same as torch handed it over.
+        modules: whose parameters are in memory.
+
+    Raises:
+        DoesNotFit: there is no plan, or what is compiled stays above the budget; says where its peak is.
+        GraphError: inductor does not compile it.
+        UsageError: there is no compiler.
+    """
+    planned = source.planned(joint, captured, modules)
+    given = planned.budget_bytes
+    budget = given or sys.maxsize  # where a schedule from a file says none
+    made: list[FusedPlan] = []
+    asked = [budget]  # what each of them was planned for
+    spent, before = source.waiting.spent_ns, source.waiting.spent_ns[COMPILING]
+    keeps_order = source.is_smallest
+    while True:
+        with source.waiting.phase(COMPILING):
+            plan = compiled_plan(joint, planned, captured.forward_outputs, keeps_order=keeps_order)
+        made.append(plan)
+        peak = plan.planned.predicted_peak_bytes
+        _log.info("compiled %s of at most %s: a peak of %s", len(made), MOST_COMPILED, format_bytes(peak))
+        fits = peak <= budget
+        has_room = (budget - peak) > _ROOM * budget and plan.planned.overhead > 0
+        if len(made) == MOST_COMPILED or (fits and not has_room and not source.is_smallest):
+            break
+        if not fits and not keeps_order:
+            keeps_order = True
+            asked.append(asked[-1])
+            continue
+        asked.append(int(budget * _LOOSER[len(made) - 1]) if source.is_smallest else _corrected(made, asked, budget))
+        try:
+            another = source.planned_within(asked[-1], joint, captured, modules)
+        except DoesNotFit:
+            break
+        if another.schedule.steps in [one.planned.schedule.steps for one in made if one.keeps_order == keeps_order]:
+            break
+        planned = another
+    if source.is_smallest:
+        budget = min(plan.planned.predicted_peak_bytes for plan in made)
+    fitting = [plan for plan in made if plan.planned.predicted_peak_bytes <= budget]
+    if not fitting:
+        raise _above(min(made, key=lambda plan: plan.planned.predicted_peak_bytes), budget, len(made))
+    best = min(fitting, key=lambda plan: (plan.planned.overhead, plan.planned.predicted_peak_bytes))
+    kernels = len(best.forward.kernels) + len(best.backward.kernels)
+    times = f"{len(made)} {'time' if len(made) == 1 else 'times'}"
+    told = f"{kernels} fused kernels, compiled {times} in {format_time(spent[COMPILING] - before, 'ns')}"
+    return replace(best, planned=replace(best.planned, budget_bytes=given and budget, kernels=told))
+
+
+def _corrected(made: Sequence[FusedPlan], asked: Sequence[int], budget: int) -> int:
+    """Return what to plan for next, after plans that were made for what was asked."""
+    alike = [
+        (ask, plan.planned.predicted_peak_bytes)
+        for ask, plan in zip(asked, made, strict=True)
+        if plan.keeps_order == made[-1].keeps_order
+    ]
+    fitting, above = [ask for ask, peak in alike if peak <= budget], [ask for ask, peak in alike if peak > budget]
+    if fitting and above:
+        return (max(fitting) + min(above)) // 2
+    margin = int(_MARGIN * budget) if above else 0
+    return asked[-1] + budget - alike[-1][1] - margin
+
+
+def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
+    peak = plan.planned.predicted_peak_bytes
+    return DoesNotFit(
+        f"compiled {compiled} {'time' if compiled == 1 else 'times'}, the step peaks at {format_bytes(peak)} or more, "
+        f"above the budget of {format_bytes(budget)}: at kernel {plan.memory.peak_at!r}",
+        hint=f"give a larger budget ({format_bytes(peak)} holds), or plan without fused=True",
+    )
+
+
+def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int, *, keeps_order: bool = False) -> FusedPlan:
+    """Return a plan with its two graphs compiled, and the peak of what was compiled.
+
+    Args:
+        joint: the step, as inductor decomposes it.
+        planned: the plan.
+        forward_outputs: how many results the step has.
+        keeps_order: fuse no ops of which neither reads the other: fewer fusions, and less memory.
+
+    Raises:
+        GraphError: inductor does not compile it.
+        UsageError: there is no compiler.
+    """
+    made = halves(joint, planned.schedule, fused=True)
+    # Modes of the user's, and the one that measures a step, are not to see what the compiler does.
+    with _disable_current_modes():
+        forward = CompiledGraph(
+            made.forward, user_outputs=range(forward_outputs), is_backward=False, keeps_order=keeps_order
+        )
+        _take_strides(made.backward, made.saved, forward.output_strides[forward_outputs:])
+        gradients = range(len(joint.backward_outputs))
+        backward = CompiledGraph(made.backward, user_outputs=gradients, is_backward=True, keeps_order=keeps_order)
+        memory = _memory(forward, backward, forward_outputs, len(joint.sizes))
+    planned = replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + memory.peak)
+    return FusedPlan(planned, forward, backward, memory, keeps_order)
+
+
+def _take_strides(backward: fx.GraphModule, saved: Sequence[fx.Node], strides: Sequence[Sequence[int] | None]) -> None:
+    """Have the backward pass take what is handed over as the forward pass makes it."""
+    taken = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    for value, stride in zip(saved, strides, strict=True):
+        fake = value.meta["val"]
+        if stride is not None and isinstance(fake, torch.Tensor) and tuple(stride) != fake.stride():
+            node = taken[value.name]
+            node.meta["val"] = fake.as_strided(fake.shape, tuple(stride), fake.storage_offset())
+
+
+def _memory(forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes: int) -> CompiledMemory:
+    inputs = [_without_data(value) for value in forward.inputs]
+    device = next((value.device.type for value in forward.inputs if isinstance(value, torch.Tensor)), "cpu")
+    replay = _Replay(inputs, device)
+    try:
+        with replay:
+            made = list(forward.replay(list(inputs), replay.make, replay.ran))
+            returned, saved = made[:outputs], made[outputs:]
+            del made
+            of_forward, kept = replay.most, replay.bytes
+            tangents = [_without_data(value) for value in backward.inputs[sizes + len(saved) :]]
+            replay.see(tangents)
+            arguments = [*backward.inputs[:sizes], *saved, *tangents]
+            del saved, tangents
+            replay.most = 0, ""
+            gradients = backward.replay(arguments, replay.make, replay.ran)
+    except (RuntimeError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise GraphError(
+            f"the peak of the compiled step cannot be read: {reason}", hint="plan without fused=True"
+        ) from error
+    del returned, gradients
+    of_backward = replay.most
+    return CompiledMemory(of_forward[0], kept, of_backward[0], max(of_forward, of_backward)[1])
+
+
+def _without_data(value: Any) -> Any:
+    """Return a tensor on the device "meta" for a fake one; a number is given back."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _described(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+class _Replay(TorchDispatchMode):
+    """Follows memory on the device "meta" while the code around kernels runs.
+
+    Kernels that were not compiled are run by themselves, once for each kind of call, for the memory that they take.
+
+    Attributes:
+        most: most bytes at one time, beside the inputs, and the kernel that ran then.
+    """
+
+    def __init__(self, inputs: Sequence[Any], device: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live = LiveOnCpu("meta")
+        self._live.see(inputs)
+        self._inputs_bytes, self._device = self._live.bytes, device
+        self._workspaces: dict[str, int] = {}
+        self.most = 0, ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in memory now, beside the inputs."""
+        return self._live.bytes - self._inputs_bytes
+
+    def make(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+
+    def see(self, tensors: Sequence[Any]) -> None:
+        self._live.see(tensors)
+
+    def ran(self, kernel: str, workspace: int = 0) -> None:
+        """Take note of what is in memory while a kernel runs."""
+        now = self.bytes + workspace
+        if now > self.most[0]:
+            self.most = now, kernel
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        results = func(*args, **kwargs)
+        self._live.see(results)
+        kind = str((func, pytree.tree_map_only(torch.Tensor, _described, (args, kwargs))))
+        if kind not in self._workspaces:
+            self._workspaces[kind] = workspace_of(func, args, kwargs, self._device)
+        self.ran(f"{func.namespace}.{func._opname}", self._workspaces[kind])
+        return results

@@ -1,0 +1,396 @@
+"""A rehearsal of a step that is planned by regions: what is in memory between them, and what each is called with."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from remat_cli.errors import UsageError
+from remat_cli.pytorch.capture.model_state import ModelState
+from remat_cli.pytorch.capture.ops import is_wrapper, local_part, storage_key, tensors_of
+from remat_cli.pytorch.capture.outputs import KnownGradients
+from remat_cli.pytorch.memory.hosted import Given
+from remat_cli.pytorch.memory.resizes import tell_no_more, tell_of_resizes
+from remat_cli.pytorch.plan.described import Described, DescribedShard, described
+
+
+@dataclass(frozen=True, eq=False)
+class RegionCall:
+    """A call of a region in a step.
+
+    Attributes:
+        path: of the region.
+        name: the same, with a number behind it for a call that is not its first one in the step.
+        module: the region.
+        args: what it is called with, described.
+        kwargs: the same.
+        parameters: those that it has in the call, whole, described, by name.
+        device: kind of device.
+        autocast: element type of autocast on that device, and whether it is on.
+        gradients: which of the outputs can get a gradient: those that something comes of that the model returns.
+    """
+
+    path: str
+    name: str
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    parameters: Mapping[str, Described | DescribedShard]
+    device: str
+    autocast: tuple[torch.dtype, bool]
+    gradients: KnownGradients
+
+    @property
+    def is_split(self) -> bool:
+        """Whether something that it has or is given is split among ranks."""
+        given = (*self.parameters.values(), *pytree.tree_leaves((self.args, self.kwargs)))
+        return any(isinstance(value, DescribedShard) for value in given)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A time in a step.
+
+    Attributes:
+        holding: numbers of the calls of regions that keep something for their backward pass.
+        running: the number of the call that runs, and its pass; None between regions.
+        is_backward: it is in the backward pass.
+    """
+
+    holding: frozenset[int]
+    running: tuple[int, str] | None = None
+    is_backward: bool = False
+
+
+class RunsOnce(UsageError):
+    """A region cannot run twice, as it does in the rehearsal.
+
+    Attributes:
+        path: of the region.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"regions: {path!r} does not do the same when it runs again with what it was given ({reason})",
+            hint="leave it out of the regions; or let its forward pass depend on nothing but inputs, parameters and "
+            "attributes",
+        )
+        self.path = path
+
+
+class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees how much is in memory between regions, beside what was there before.
+
+    Each region runs in `torch.utils.checkpoint` meanwhile.
+
+    Attributes:
+        level: bytes that are in memory now.
+        calls: of regions, in the order in which they began.
+        untrained: names of calls in which nothing needs a gradient.
+        moments: the most bytes at each moment, in their order; of a pass of a region, what is there as it begins.
+        hosted: bytes of the inputs that were on the host between the passes of each call, by their places.
+        made_by: the numbers of the calls that made inputs of each call, by their places.
+        lasting: inputs that were there longer than their region's forward pass: names of calls, and places.
+    """
+
+    def __init__(self, *, moves: bool = False, staying: Set[tuple[str, int]] = frozenset()) -> None:
+        """Begin before the step.
+
+        Args:
+            moves: inputs of regions are on the host between their passes.
+            staying: those that are not, by the names of calls, and places.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.hosted: list[dict[int, int]] = []
+        self.made_by: list[dict[int, int]] = []
+        self._makers: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # of what is there, by storage
+        self.lasting: set[tuple[str, int]] = set()
+        self._moves, self._staying = moves, staying
+        self._left: list[dict[int, weakref.ref[torch.UntypedStorage]]] = []
+        self.level = 0
+        self.calls: list[RegionCall] = []
+        self.untrained: set[str] = set()
+        self.moments: dict[Moment, int] = {}
+        self._numbers: list[tuple[int, int]] = []  # of autograd's nodes
+        self._made: list[list[tuple[int, torch.dtype, int]]] = []  # differentiable outputs, with their nodes' numbers
+        self._times: dict[str, int] = {}
+        self._there: dict[int, int] = {}  # bytes by storage
+        self._open: int | None = None
+        self._holding: frozenset[int] = frozenset()
+        self._went_back: set[int] = set()
+        self._is_backward = False
+        self._ran_again = 0  # the number of the call that ran again last
+
+    def follow(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that are there before the step, and may be freed in it."""
+        for tensor in tensors:
+            self._follow(local_part(tensor).untyped_storage())
+
+    def runs_once(self, error: Exception) -> RunsOnce:
+        """Return what to say of a region whose second run has made other tensors than the first."""
+        return RunsOnce(self.calls[self._ran_again].path, str(error).strip().splitlines()[0])
+
+    def begin_backward(self, returned: Iterable[torch.Tensor]) -> None:
+        """Note that the backward pass begins.
+
+        Args:
+            returned: what the model returned.
+        """
+        numbers = _nodes_behind(returned)
+        for place, made in enumerate(self._made):
+            outputs = tuple((dimensions, dtype, number in numbers) for dimensions, dtype, number in made)
+            call = self.calls[place]
+            self.calls[place] = replace(call, gradients=KnownGradients(call.gradients.of, outputs))
+        self._look_what_lasts()
+        self._is_backward = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Follow what an op makes."""
+        kwargs = dict(kwargs or {})
+        if any(map(is_wrapper, types)):
+            return NotImplemented  # it is seen with the local tensors, and what the wrapper does with them
+        if self._is_backward:
+            self._look_where()
+        made = func(*args, **kwargs)
+        read = {storage_key(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        for tensor in tensors_of(made):
+            key = storage_key(tensor)
+            if key not in read and key not in self._there:
+                self._follow(tensor.untyped_storage())
+        if self._open is None:
+            self._mark()
+        return made
+
+    def __enter__(self) -> Self:
+        tell_of_resizes(self._follow)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        tell_no_more(self._follow)
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._there:
+            weakref.finalize(storage, self._ended, key).atexit = False
+        self.level += size - self._there.get(key, 0)
+        self._there[key] = size
+
+    def _ended(self, key: int) -> None:
+        self.level -= self._there.pop(key, 0)
+
+    def _mark(self, running: tuple[int, str] | None = None) -> None:
+        moment = Moment(self._holding, running, self._is_backward)
+        self.moments[moment] = max(self.moments.get(moment, 0), self.level)
+
+    def _look_where(self) -> None:
+        node = torch._C._current_autograd_node()
+        if node is None or "AccumulateGrad" in type(node).__name__ or "AccumulateGrad" in node.name():
+            return
+        number = node._sequence_nr()
+        place = next((at for at, (first, end) in enumerate(self._numbers) if first <= number < end), None)
+        if place != self._open and place is not None:
+            self._begin_back(place)
+        self._open = place
+
+    def _begin_back(self, place: int) -> None:
+        if place not in self._went_back:
+            self._went_back.add(place)
+            self._holding -= {place}
+            self._mark((place, "backward"))
+
+    @contextlib.contextmanager
+    def _again(self, place: int) -> Iterator[None]:
+        before, was_backward = self._open, self._is_backward
+        self._is_backward, self._ran_again = True, place
+        self._begin_back(place)
+        self._mark((place, "backward"))  # now with the parameters that FSDP2 has gathered for it
+        self._open, self._is_backward = place, False
+        try:
+            yield
+        finally:
+            self._open, self._is_backward = before if before == place else place, was_backward
+
+    def call(self, path: str, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a region in a checkpoint, where something in it needs a gradient.
+
+        Raises:
+            UsageError: it is called in the backward pass, its parameters are sharded in the call, or it changes an
+                object that it is given.
+        """
+        if self._is_backward:
+            raise UsageError(
+                f"regions: {path!r} is in a checkpoint of the model's own, which runs it again in the backward pass",
+                hint="switch that off, as by model.gradient_checkpointing_disable(): what is made again is up to the "
+                "plan",
+            )
+        times = self._times[path] = self._times.get(path, 0) + 1
+        name = named_call(path, times)
+        tensors = (*module.parameters(), *pytree.tree_leaves((args, kwargs)))
+        if not any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors):
+            self.untrained.add(name)
+            return forward(*args, **kwargs)
+        device = next((part.device.type for part in module.parameters()), "cpu")
+        given, named = pytree.tree_map(described, (args, kwargs))
+        cast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        place = len(self.calls)
+        parameters = {part: described(value) for part, value in module.named_parameters()}
+        gradients = KnownGradients(f"region {path!r}", ())
+        self.calls.append(RegionCall(path, name, module, given, named, parameters, device, cast, gradients))
+        self._mark((place, "forward"))
+        self._open = place
+        first = torch._C._autograd._get_sequence_nr()
+        objects = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if hasattr(leaf, "__dict__")]
+        held = [_tensors_held(thing) for thing in objects]
+        inputs = Given(args, kwargs) if self._moves else None
+        self.made_by.append(
+            {
+                at: maker
+                for at, leaf in enumerate(pytree.tree_leaves((args, kwargs)))
+                if (maker := self._maker(leaf)) is not None
+            }
+        )
+        versions = _versions(args, kwargs)
+        is_cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # a planned region casts its weights itself, and lets go of them
+        try:
+            result = checkpointed(path, module, forward, args, kwargs, lambda: self._again(place), inputs)
+        finally:
+            self._open = None
+            torch.set_autocast_cache_enabled(is_cached)
+        for thing, before in zip(objects, held, strict=True):
+            if not isinstance(thing, torch.Tensor | nn.Module) and _tensors_held(thing) != before:
+                raise UsageError(
+                    f"regions: {path!r} puts tensors into a {type(thing).__name__} that it is given, and no plan knows "
+                    "of them",
+                    hint="give it none in training: of a cache of keys and values, model.config.use_cache = False",
+                )
+        self._numbers.append((first, torch._C._autograd._get_sequence_nr()))
+        self._made.append(
+            [
+                (leaf.dim(), leaf.dtype, leaf.grad_fn._sequence_nr())
+                for leaf in pytree.tree_leaves(result)
+                if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+            ]
+        )
+        self._holding |= {place}
+        self._mark()
+        if inputs is not None:
+            self._look_what_lasts()
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    self._makers[storage_key(leaf)] = weakref.ref(leaf.untyped_storage()), place
+            changed = [before != now for before, now in zip(versions, _versions(args, kwargs), strict=True)]
+            parts = {storage_key(part) for part in (*module.parameters(), *module.buffers())}
+            memory = inputs.leave(
+                lambda at, value: (name, at) in self._staying or changed[at] or storage_key(value) in parts
+            )
+            self._left.append({at: weakref.ref(storage) for at, storage in memory.items()})
+            self.hosted.append({at: storage.nbytes() for at, storage in memory.items()})
+        return result
+
+    def _maker(self, value: Any) -> int | None:
+        """Return the number of the call that has made a tensor; None where none has."""
+        if not isinstance(value, torch.Tensor) or is_wrapper(type(value)):
+            return None
+        storage, maker = self._makers.get(storage_key(value), (lambda: None, 0))
+        return None if storage() is None else maker
+
+    def _look_what_lasts(self) -> None:
+        """Note the inputs of the last call that are still there."""
+        if self._left:
+            name = self.calls[len(self._left) - 1].name
+            self.lasting |= {(name, at) for at, storage in self._left[-1].items() if storage() is not None}
+
+
+def _nodes_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Return the numbers of the nodes of autograd that tensors come of."""
+    ahead = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    numbers = set[int]()
+    while ahead:
+        node = ahead.pop()
+        if (number := node._sequence_nr()) not in numbers:
+            numbers.add(number)
+            ahead += [following for following, _ in node.next_functions if following is not None]
+    return numbers
+
+
+def _tensors_held(value: Any, depth: int = 4) -> frozenset[int]:
+    """Return the identities of tensors that an object holds, in its attributes and in lists and dicts there."""
+    if isinstance(value, torch.Tensor):
+        return frozenset({id(value)})
+    if isinstance(value, Mapping):
+        parts: Any = value.values()
+    else:
+        parts = value if isinstance(value, list | tuple) else getattr(value, "__dict__", {}).values()
+    return frozenset().union(*(_tensors_held(part, depth - 1) for part in parts)) if depth else frozenset()
+
+
+def checkpointed(
+    path: str,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    around_rerun: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    inputs: Given | None = None,
+) -> Any:
+    """Run a module in a checkpoint; its second run begins with the attributes and lists that the first began with.
+
+    Args:
+        path: of the module, for messages.
+        module: what is run.
+        forward: runs it.
+        args: what it is called with.
+        kwargs: the same.
+        around_rerun: entered while it runs again.
+        inputs: has what it is called with, where that may leave for the host in the meantime.
+
+    Raises:
+        RunsOnce: in the backward pass, where it fails in its second run.
+    """
+    state = ModelState([module], values=False)
+    given, first = inputs or Given(args, kwargs), [(args, kwargs)]
+    device = next((part.device for part in module.parameters()), torch.device("cpu"))
+
+    def run(_: torch.Tensor) -> Any:
+        if first:
+            args, kwargs = first.pop()
+            return forward(*args, **kwargs)
+        now = ModelState([module], values=False)
+        state.restore()
+        args, kwargs = given()
+        try:
+            return forward(*args, **kwargs)
+        except Exception as error:
+            if type(error).__module__.startswith("torch.utils.checkpoint"):  # it has all that it needs by now
+                raise
+            raise RunsOnce(path, f"{type(error).__name__}: {error}") from error
+        finally:
+            now.restore()
+
+    # Torch is given a tensor that tells the device, and nothing that may leave.
+    tells = torch.empty(0, device=device)
+    return checkpoint(run, tells, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), around_rerun()))
+
+
+def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
+    """Return how often each tensor among inputs was changed in place."""
+    return [leaf._version if isinstance(leaf, torch.Tensor) else 0 for leaf in pytree.tree_leaves((args, kwargs))]
+
+
+def named_call(path: str, times: int) -> str:
+    """Return the name of a call of a region, by how often it was called in the step by then."""
+    return path if times == 1 else f"{path}, call {times}"

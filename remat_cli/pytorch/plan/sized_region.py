@@ -1,0 +1,168 @@
+"""A region that is called with many sizes: captured once, with symbols, and run by plans for some of these sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from remat_cli.core.graph import Graph
+from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.pytorch.capture.convert import graph_of
+from remat_cli.pytorch.capture.internals import Captured, SeenSizes, boxed, boxed_backward, compiled, run_by
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.outputs import OutputGradients
+from remat_cli.pytorch.capture.sizes import Sizes, Values
+from remat_cli.pytorch.plan.choice import structure_fault
+from remat_cli.pytorch.programs.program import divided
+from remat_cli.pytorch.programs.slots import Entry, Slots, Written, written
+
+
+@dataclass(frozen=True, eq=False)
+class SizedPlan:
+    """A plan of a region, which runs at other sizes, too.
+
+    Attributes:
+        values: the sizes that it was made for.
+        graph: of the region at these sizes.
+        schedule: the plan.
+    """
+
+    values: Values
+    graph: Graph
+    schedule: Schedule
+
+
+class SizedRegion:
+    """Runs regions of one capture.
+
+    Attributes:
+        name: of the first of them.
+        around: entered while a forward pass runs.
+        at_backward: called where a backward pass begins.
+        otherwise: called where a region runs by the plain schedule, as it is not what was planned.
+        beyond: called where a region is larger than what was rehearsed.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], gradients: OutputGradients, seen: SeenSizes) -> None:
+        """Begin with no plan.
+
+        Args:
+            name: of the first region.
+            function: their forward method, which takes the module first.
+            gradients: which of their outputs get a gradient.
+            seen: the sizes that torch has seen in calls of it.
+        """
+        self.name = name
+        self.around: Callable[[], Any] = nullcontext
+        self.at_backward: Callable[[], None] = lambda: None
+        self.otherwise: Callable[[], None] = lambda: None
+        self.beyond: Callable[[], None] = lambda: None
+        self._run = compiled(function, self._divide, gradients=gradients, takes_sizes=True, seen=seen.copy())
+        self._asked: tuple[SizedPlan, Values] | None = None
+
+    def run(
+        self, plan: SizedPlan, most: Values, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run a region.
+
+        Args:
+            plan: how.
+            most: sizes at which its memory is in the budget.
+            module: the region.
+            args: what it is called with.
+            kwargs: the same.
+        """
+        self._asked = plan, most
+        return self._run(module, *args, **kwargs)
+
+    def asked(self) -> tuple[SizedPlan, Values]:
+        """Return the plan that is to run, and the sizes at which its memory is in the budget."""
+        assert self._asked is not None
+        return self._asked
+
+    def _divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+        sizes = Sizes.of(captured)
+        if sizes is not None:
+            runs = _Runs(self, sizes, captured)
+            return runs.interface()
+        joint = Joint.of(captured)
+        forward, backward = divided(joint, plain_run(graph_of(joint, self.name)))
+        run, run_back = boxed(forward), boxed_backward(backward)
+
+        def noted(args: list[Any]) -> Any:
+            self.otherwise()
+            with self.around():
+                return run(args)
+
+        def noted_back(args: list[Any]) -> Any:
+            self.at_backward()
+            return run_back(args)
+
+        run_by(forward, noted)
+        run_by(backward, noted_back)
+        return forward, backward
+
+
+class _Runs:
+    """What torch has captured with symbols, as it runs by plans."""
+
+    def __init__(self, region: SizedRegion, sizes: Sizes, given: Captured) -> None:
+        self._region = region
+        self._sizes = sizes
+        self._first = sizes.at(sizes.first)
+        self._slots = Slots(given, self._first.joint)
+        self._written: dict[SizedPlan, Written | None] = {}  # None: it is a plan of another graph
+        self._plain: Written | None = None
+        self._numbers: dict[tuple[SizedPlan, Values], int] = {}
+        self._fitting: dict[tuple[Values, Values], bool] = {}  # whether sizes take no more than others
+
+    def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return self._slots.interface(self.run_forward, self.run_backward)
+
+    def run_forward(self, args: list[Any]) -> tuple[Any, ...]:
+        plan, most = self._region.asked()
+        values = self._sizes.values(args)
+        if plan not in self._written:
+            self._written[plan] = self._as_written(plan)
+        number = self._numbers.get((plan, values))
+        if number is None:
+            runs = self._written[plan] or self._written_plain()
+            number = self._numbers[plan, values] = self._slots.add(Entry(runs, self._sizes.numbers(values)))
+        if self._written[plan] is None:
+            self._region.otherwise()
+        elif not self._fits(values, most):
+            self._region.beyond()
+        with self._region.around():
+            return self._slots.forward(number, args)
+
+    def run_backward(self, args: list[Any]) -> Any:
+        self._region.at_backward()
+        return self._slots.backward(args)
+
+    def _fits(self, values: Values, most: Values) -> bool:
+        """Tell whether nothing is larger at some sizes than at others: then no plan takes more there."""
+        if values == most:
+            return True
+        if (values, most) not in self._fitting:
+            here, there = self._sizes.bytes_at(self._first, values), self._sizes.bytes_at(self._first, most)
+            self._fitting[values, most] = all(size <= there[name] for name, size in here.items())
+        return self._fitting[values, most]
+
+    def _as_written(self, plan: SizedPlan) -> Written | None:
+        if len(plan.values) != len(self._sizes.symbols):
+            return None
+        sized = self._first if plan.values == self._sizes.first else self._sizes.at(plan.values)
+        structure = {op.name: op.signature or "" for op in plan.graph.ops}
+        if structure_fault(graph_of(sized.joint, self._region.name), structure) is not None:
+            return None
+        return written(sized.joint, plan.schedule)
+
+    def _written_plain(self) -> Written:
+        if self._plain is None:
+            graph = graph_of(self._first.joint, self._region.name)
+            self._plain = written(self._first.joint, plain_run(graph))
+        return self._plain

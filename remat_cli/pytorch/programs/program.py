@@ -1,0 +1,336 @@
+"""A schedule written as the two graphs that torch runs: forward and backward pass, step by step.
+
+Nodes of the joint graph are copied in the order of the schedule, a recomputed one once more for each run. A value dies
+with its last reader, as the boxed convention of torch's generated code has it, so frees need no nodes of their own.
+Views are derived anew from the current instance of their base: a kept view would keep the memory of an instance that
+the schedule has freed.
+
+Offloading copies a tensor's whole storage to the host; it comes back as a new instance. A host copy is a value like
+others: the forward pass hands over those that the backward pass prefetches. A wait keeps the tensor alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
+from remat_cli.errors import InvalidSchedule, UsageError
+from remat_cli.pytorch.capture import recurrent
+from remat_cli.pytorch.capture.internals import save_without_version_check
+from remat_cli.pytorch.capture.joint import BOUNDARY, Joint, JointOp
+from remat_cli.pytorch.capture.ops import tensors_of
+from remat_cli.pytorch.memory import transfers
+from remat_cli.pytorch.programs.group_norm import AS_EAGER
+
+# Is told after each run of an op: its name, and what it made.
+Watch = Callable[[str, tuple[Any, ...]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """The two graphs that carry out a schedule.
+
+    The forward graph takes primals and sizes, and returns its own outputs and what is handed over. The backward graph
+    takes sizes, what was handed over, and tangents.
+
+    Attributes:
+        forward: forward pass.
+        backward: backward pass.
+        copied: values that are handed over as copies on the host; they come first.
+        saved: values that are handed over as they are.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    copied: tuple[fx.Node, ...]
+    saved: tuple[fx.Node, ...]
+
+
+def divided(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return the forward and the backward graph that carry out a schedule; arguments and errors are those of `halves`.
+
+    The sizes of the step are those that it was captured with.
+    """
+    made = halves(joint, schedule, watch)
+    return made.forward, made.backward
+
+
+def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None, *, fused: bool = False) -> Halves:
+    """Return the forward and the backward graph that carry out a schedule.
+
+    Args:
+        joint: what was planned.
+        schedule: verified on its graph.
+        watch: is told what runs, in order, if given.
+        fused: a compiler is to run them, which lays out memory by itself.
+
+    Raises:
+        UsageError: the schedule offloads, which cannot be done on this kind of device.
+        InvalidSchedule: it runs an op that is not in the joint graph, or before what it reads.
+    """
+    steps = _carried_out(joint, schedule.steps)
+    boundary = steps.index(Compute(BOUNDARY))
+    forward_steps, backward_steps = steps[:boundary], steps[boundary + 1 :]
+    _check_transfers(joint, steps)
+    told = None if watch is None else _as_function(watch)
+    moved = frozenset(step.tensor for step in steps if isinstance(step, Offload))
+    forward, backward = _Half(joint, told, moved, fused), _Half(joint, told, moved, fused)
+    for node in (*joint.primals, *joint.sizes):
+        forward.input(node)
+    forward.run(forward_steps)
+    outputs = [forward.read(value) for value in joint.forward_outputs]
+    copied, saved = _saved(joint, backward_steps)
+    for size in joint.sizes:
+        backward.input(size)
+    for value in copied:
+        backward.host_input(value)
+    for value in (*saved, *joint.tangents):
+        backward.input(value)
+    backward.run(backward_steps)
+    gradients = [backward.read(value) for value in joint.backward_outputs]
+    handed_over = [*(forward.hosts[value] for value in copied), *(forward.kept(value) for value in saved)]
+    written = forward.module([*outputs, *handed_over]), backward.module(gradients)
+    return Halves(*written, tuple(copied), tuple(saved))
+
+
+def _as_function(watch: Watch) -> Watch:
+    """Return `watch` as a function with a name, by which generated code can call it."""
+
+    def told(op: str, made: tuple[Any, ...]) -> None:
+        watch(op, made)
+
+    return told
+
+
+def _carried_out(joint: Joint, steps: Sequence[Step]) -> list[Step]:
+    """Return the steps that do something here: computes, copies that are read afterwards, and one wait for each.
+
+    An offload counts that a prefetch follows, a prefetch that is waited for. Nothing else may be copied: the memory of
+    an instance is given back where nothing names it any more, and only a wait names what is copied.
+    """
+    useful: list[Step] = []
+    waited_for, prefetched = set[str](), set[str]()  # before another copy of that tensor, seen from the end
+    for step in reversed(steps):
+        if isinstance(step, Offload | Prefetch | Wait) and step.tensor not in joint.values_in:
+            continue  # an input, which stays on the device, or a token
+        match step:
+            case Free():
+                continue
+            case Wait(tensor=name):
+                waited_for.add(name)
+            case Prefetch(tensor=name) if name in waited_for:
+                waited_for.remove(name)
+                prefetched.add(name)
+            case Offload(tensor=name) if name in prefetched:
+                waited_for.discard(name)
+                prefetched.remove(name)
+            case Prefetch() | Offload():
+                continue
+        useful.append(step)
+    return list(_with_first_waits(reversed(useful)))
+
+
+def _with_first_waits(steps: Iterable[Step]) -> Iterator[Step]:
+    under_way: set[str] = set()
+    for step in steps:
+        if isinstance(step, Offload | Prefetch):
+            under_way.add(step.tensor)
+        elif isinstance(step, Wait):
+            if step.tensor not in under_way:
+                continue
+            under_way.remove(step.tensor)
+        yield step
+
+
+def _check_transfers(joint: Joint, steps: Sequence[Step]) -> None:
+    if joint.device not in transfers.COPIES and any(isinstance(step, Offload) for step in steps):
+        raise UsageError(
+            f"the schedule offloads, which cannot be done from device {joint.device!r}",
+            hint="plan without transfers: leave out the planners and options that offload",
+        )
+
+
+def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Return what the backward pass takes from the forward pass: values by their host copies, and values themselves.
+
+    It takes those that it reads before it makes them. Values whose memory changes in the forward pass, where only what
+    does not look at them reads them again, come after others: torch does not check that they are what they were. What
+    is no tensor comes last.
+    """
+    known, copied = set(joint.tangents), set[fx.Node]()
+    needed, needed_copies = dict[fx.Node, None](), dict[fx.Node, None]()
+
+    def note(nodes: Iterable[fx.Node]) -> None:
+        needed.update((root, None) for node in nodes for root in _roots(joint, node) if root not in known)
+
+    def note_copies(nodes: Iterable[fx.Node]) -> None:
+        needed_copies.update((node, None) for node in nodes if node not in copied)
+
+    for step in backward:
+        match step:
+            case Compute(op=name) | Inplace(op=name):
+                op = joint.op[name]
+                note(() if op.node is None else op.node.all_input_nodes)
+                known.update(op.values)
+            case Offload(tensor=name):
+                note(joint.values_in[name])
+                copied.update(joint.values_in[name])
+            case Prefetch(tensor=name):
+                note_copies(joint.values_in[name])
+                known.update(joint.values_in[name])
+            case Wait(tensor=name):
+                note_copies(joint.values_in[name][:1])
+                note(joint.values_in[name][:1])
+    note(value for value in joint.backward_outputs if isinstance(value, fx.Node))
+
+    def place(node: fx.Node) -> tuple[bool, bool]:
+        is_tensor = bool(tensors_of(node.meta.get("val")))
+        return not is_tensor, is_tensor and joint.storage(node) in joint.changed
+
+    return list(needed_copies), sorted(needed, key=place)
+
+
+def _roots(joint: Joint, node: fx.Node) -> list[fx.Node]:
+    """Return the values that a node's value is derived from: inputs, and what ops have made."""
+    if isinstance(node.meta.get("val"), int | float) or node.op == "get_attr":
+        return []
+    if node.op == "placeholder" or node in joint.op_of:
+        return [node]
+    return [root for source in node.all_input_nodes for root in _roots(joint, source)]
+
+
+@dataclass
+class _Half:
+    """One of the two graphs, while it is written.
+
+    Attributes:
+        joint: what is copied from.
+        watch: see `divided`.
+        moved: names of the storages that go to the host.
+        fused: see `halves`.
+        graph: what is written.
+        values: for each value of the joint graph that is there, its copy.
+        hosts: for each value that was offloaded, its copy on the host.
+        views: the same for views; they go when the instance goes that they are derived from.
+    """
+
+    joint: Joint
+    watch: Watch | None
+    moved: frozenset[str]
+    fused: bool
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    values: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    hosts: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    views: dict[fx.Node, tuple[tuple[fx.Node, ...], fx.Node]] = field(default_factory=dict)
+
+    def input(self, node: fx.Node) -> None:
+        """Add a value that comes in."""
+        copy = self.graph.placeholder(node.name)
+        copy.meta = dict(node.meta)
+        self.values[node] = copy
+
+    def host_input(self, node: fx.Node) -> None:
+        """Add the host copy of a value, which comes in."""
+        copy = self.graph.placeholder(f"{node.name}_on_host")
+        copy.meta = {"val": _on_host(node.meta["val"])}
+        self.hosts[node] = copy
+
+    def run(self, steps: Iterable[Step]) -> None:
+        """Add steps in this order."""
+        for step in steps:
+            match step:
+                case Compute(op=name) | Inplace(op=name):
+                    self.compute(self.joint.op[name])
+                case Offload(tensor=name):
+                    self.offload(*self.joint.values_in[name])
+                case Prefetch(tensor=name):
+                    self.prefetch(*self.joint.values_in[name])
+                case Wait(tensor=name):
+                    first = self.joint.values_in[name][0]
+                    self.graph.call_function(transfers.wait, (self.hosts[first], self.values[first]))
+
+    def compute(self, op: JointOp) -> None:
+        """Add a run of an op."""
+        if op.node is None:
+            raise InvalidSchedule(f"the schedule runs {op.name!r} twice", hint="it stands for the caller")
+        run = self.copy(op.node)
+        if run.target in recurrent.WITH_FLAT_RESERVE and any(storage.name in self.moved for storage in op.makes):
+            run.target = recurrent.WITH_FLAT_RESERVE[run.target]
+        if not self.fused:
+            run.target = AS_EAGER.get(run.target, run.target)
+        for value in op.values:
+            self.values[value] = run if value is op.node else self.item(value, run)
+        if self.watch is not None:
+            made = tuple(self.values[value] for value in op.values)
+            self.graph.call_function(self.watch, (op.name, made))
+
+    def offload(self, first: fx.Node, *others: fx.Node) -> None:
+        """Add a copy to the host of the memory that these values are in."""
+        self.hosts[first] = self.graph.call_function(transfers.offload, (self.values[first],))
+        for value in others:
+            self.hosts[value] = self.graph.call_function(transfers.beside, (self.hosts[first], self.values[value]))
+        for value in (first, *others):
+            self.hosts[value].meta["val"] = _on_host(value.meta["val"])
+
+    def prefetch(self, first: fx.Node, *others: fx.Node) -> None:
+        """Add a copy back from the host of the memory that these values are in."""
+        device = first.meta["val"].device
+        self.values[first] = self.graph.call_function(transfers.prefetch, (self.hosts[first], device))
+        for value in others:
+            self.values[value] = self.graph.call_function(transfers.beside, (self.values[first], self.hosts[value]))
+        for value in (first, *others):
+            self.values[value].meta = dict(value.meta)
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        """Add a run of a node, on what is there."""
+        arguments = {source: self.read(source) for source in node.all_input_nodes}
+        return self.graph.node_copy(node, arguments.__getitem__)
+
+    def item(self, node: fx.Node, run: fx.Node) -> fx.Node:
+        return self.graph.node_copy(node, lambda _: run)
+
+    def read(self, node: Any) -> Any:
+        """Return what stands for a value here: its copy, a view derived from what is there, or a number."""
+        if not isinstance(node, fx.Node):
+            return node
+        if node in self.values:
+            return self.values[node]
+        value = node.meta.get("val")
+        if isinstance(value, int | float):
+            return value
+        if node.op == "get_attr":
+            self.values[node] = self.graph.node_copy(node)
+            return self.values[node]
+        if node.op == "placeholder" or node in self.joint.op_of:
+            raise InvalidSchedule(f"the schedule reads {node.name!r} where it is not there", hint="plan again")
+        return self.view(node)
+
+    def view(self, node: fx.Node) -> fx.Node:
+        """Return a view of the instance that is there; one of the same instance is not made twice."""
+        instances = tuple(self.values[root] for root in _roots(self.joint, node) if root in self.values)
+        if node not in self.views or self.views[node][0] != instances:
+            self.views[node] = (instances, self.copy(node))
+        return self.views[node][1]
+
+    def kept(self, node: fx.Node) -> fx.Node:
+        """Return what is kept of a value for the backward pass."""
+        copy: fx.Node = self.read(node)
+        if tensors_of(node.meta.get("val")) and self.joint.storage(node) in self.joint.changed:
+            save_without_version_check(copy)
+        return copy
+
+    def module(self, outputs: Sequence[Any]) -> fx.GraphModule:
+        """Return what was written as a module with these outputs."""
+        self.graph.output(map_arg(tuple(outputs), lambda node: node))
+        return fx.GraphModule(self.joint.module, self.graph)
+
+
+def _on_host(value: torch.Tensor) -> torch.Tensor:
+    """Return what stands for the host copy of a fake tensor."""
+    return value.new_empty_strided(value.shape, value.stride(), device="cpu")

@@ -1,0 +1,176 @@
+"""Several plans behind two graphs that torch captures once.
+
+Plans hand over different tensors to the backward pass. torch's runtime keeps any number of these, apart from tensors
+whose memory changes in the step, which it does not check: their number is fixed, so missing ones are empty. The first
+tensor handed over is a *ticket*: an empty one whose shape tells what ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_cli.core.graph import Phase
+from remat_cli.core.schedule import Schedule
+from remat_cli.pytorch.capture.internals import (
+    Captured,
+    boxed,
+    boxed_backward,
+    outputs_of,
+    primals_of,
+    run_by,
+    save_without_version_check,
+    tangents_of,
+)
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.ops import tensors_of
+from remat_cli.pytorch.programs.program import halves
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """A schedule as it runs.
+
+    Attributes:
+        forward: runs the forward pass; takes primals and sizes.
+        backward: runs the backward pass; takes sizes, what was handed over, and the gradients that come in.
+        unchecked: how many of the tensors that are handed over change in the step; they come last.
+    """
+
+    forward: Callable[[list[Any]], Any]
+    backward: Callable[[list[Any]], Any]
+    unchecked: int
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What runs at certain sizes.
+
+    Attributes:
+        written: the schedule.
+        numbers: the values of the size nodes.
+    """
+
+    written: Written
+    numbers: Sequence[int | float] = ()
+
+
+def written(joint: Joint, schedule: Schedule) -> Written:
+    """Return a schedule as it runs.
+
+    Args:
+        joint: the graph at the sizes that the schedule was verified for.
+        schedule: what is carried out.
+    """
+    made = halves(joint, schedule)
+    return Written(boxed(made.forward), boxed_backward(made.backward), unchecked(joint, made.saved))
+
+
+def unchecked(joint: Joint, values: Sequence[fx.Node]) -> int:
+    """Return how many of these values are in memory that the step changes."""
+    return sum(bool(tensors_of(node.meta.get("val"))) and joint.storage(node) in joint.changed for node in values)
+
+
+class Slots:
+    """What runs a captured graph, and what it hands over.
+
+    Attributes:
+        entries: what can run, by the number on the ticket.
+    """
+
+    def __init__(self, given: Captured, joint: Joint) -> None:
+        """Make room for all tensors that change in the step.
+
+        Args:
+            given: the graph as torch handed it over.
+            joint: the same at any sizes, resolved.
+        """
+        self.entries: list[Entry] = []
+        self._given = replace(given, primals=())  # what the first call has brought would stay in memory
+        self._tangents = len(tangents_of(given.module.graph))
+        forward = (value for op in joint.ops if op.phase is Phase.FORWARD for value in op.values)
+        self._unchecked = unchecked(joint, [*joint.inputs, *forward])
+
+    def add(self, entry: Entry) -> int:
+        """Add what can run; return its number."""
+        self.entries.append(entry)
+        return len(self.entries) - 1
+
+    def forward(self, number: int, args: list[Any]) -> tuple[Any, ...]:
+        """Run the forward pass of an entry on the primals; return its outputs, the ticket and what it hands over."""
+        entry = self.entries[number]
+        given = [*args, *entry.numbers]
+        args.clear()
+        made = entry.written.forward(given)
+        outputs, last = self._given.forward_outputs, len(made) - entry.written.unchecked
+        missing = [torch.empty(0)] * (self._unchecked - entry.written.unchecked)
+        return *made[:outputs], torch.empty(0, number), *made[outputs:last], *missing, *made[last:]
+
+    def backward(self, args: list[Any]) -> Any:
+        """Run the backward pass on ticket, what was handed over, and gradients that come in; return the gradients."""
+        entry = self.entries[args[0].shape[1]]
+        tangents = len(args) - self._tangents
+        last = tangents - entry.written.unchecked
+        given = [*entry.numbers, *args[1 : tangents - self._unchecked], *args[last:]]
+        args.clear()
+        return entry.written.backward(given)
+
+    def interface(
+        self, run_forward: Callable[[list[Any]], Any], run_backward: Callable[[list[Any]], Any]
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the two graphs as torch is to see them, run by functions."""
+        forward, backward = self._forward_interface(), self._backward_interface()
+        run_by(forward, run_forward)
+        run_by(backward, run_backward)
+        return forward, backward
+
+    def _forward_interface(self) -> fx.GraphModule:
+        """Return the forward pass: primals, to outputs, ticket and what changes in the step."""
+        given, graph = self._given, fx.Graph()
+        for primal in primals_of(given.module.graph):
+            _input(graph, primal)
+        outputs = [_output(graph, value) for value in outputs_of(given.module.graph)[: given.forward_outputs]]
+        for place in range(1 + self._unchecked):
+            slot = graph.call_function(_stand_in)
+            slot.meta = {"val": _empty(given)}
+            if place:
+                save_without_version_check(slot)
+            outputs.append(slot)
+        graph.output(tuple(outputs))
+        return fx.GraphModule(given.module, graph)
+
+    def _backward_interface(self) -> fx.GraphModule:
+        """Return the backward pass: ticket, what changes in the step, and tangents, to gradients."""
+        given, graph = self._given, fx.Graph()
+        for name in ("ticket", *(f"changed_{place}" for place in range(self._unchecked))):
+            graph.placeholder(name).meta = {"val": _empty(given)}
+        for tangent in tangents_of(given.module.graph):
+            _input(graph, tangent)
+        graph.output(tuple(_output(graph, value) for value in outputs_of(given.module.graph)[given.forward_outputs :]))
+        return fx.GraphModule(given.module, graph)
+
+
+def _stand_in() -> None:
+    """Stand for a value in a graph that torch looks at and does not run."""
+
+
+def _input(graph: fx.Graph, node: fx.Node) -> None:
+    graph.placeholder(node.name).meta = dict(node.meta)
+
+
+def _output(graph: fx.Graph, value: Any) -> Any:
+    if not isinstance(value, fx.Node):
+        return value
+    output = graph.call_function(_stand_in)
+    output.meta = dict(value.meta)
+    return output
+
+
+def _empty(given: Captured) -> torch.Tensor:
+    tensors = (tensor for node in given.module.graph.nodes for tensor in tensors_of(node.meta.get("val")))
+    with next(tensors).fake_mode:  # type: ignore[attr-defined]
+        return torch.empty(0)

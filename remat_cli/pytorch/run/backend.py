@@ -1,0 +1,64 @@
+"""`torch.compile(model, backend="remat", options={"budget": "8GB"})`: plans by the way that users of PyTorch know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from inspect import signature
+from typing import Any
+
+from torch import fx
+
+from remat_cli.errors import GraphError, RematError, UsageError
+from remat_cli.pytorch.capture.internals import divided_by
+from remat_cli.pytorch.capture.places import innermost
+from remat_cli.pytorch.run.call import PlannedCall
+from remat_cli.pytorch.run.planned import source_within
+
+_EXAMPLE = 'torch.compile(model, backend="remat", options={"budget": "8GB", "fused": True})'
+
+
+def remat(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Any:
+    """Plan a graph that torch.compile has captured; return what runs it, with its backward pass.
+
+    Args:
+        module: what was captured.
+        inputs: what it is called with.
+        options: "budget", "fused" (False without it), and other arguments of `planned` that say what is planned; a
+            schedule from a file and regions are not among them.
+
+    Raises:
+        UsageError: an option is missing or wrong.
+        GraphError: the model breaks into several graphs, for which there is no one plan, or cannot be planned.
+        DoesNotFit: no plan fits the budget.
+    """
+    try:
+        reason = getattr(module, "compile_subgraph_reason", None)
+        if reason is not None and reason.graph_break:
+            place = innermost([(frame.filename, frame.lineno or 0) for frame in reason.user_stack])
+            where = f" at {place}" if place else ""
+            raise GraphError(
+                f"the model breaks into several graphs{where}, and a budget is planned for one",
+                hint="torch.compile(..., fullgraph=True) says where; planned(model, budget=..., regions='auto') plans "
+                "the blocks",
+            )
+        call = _call(module, dict(options or {}))
+        return divided_by(module, inputs, call.divide, call.gradients, fused=call.fused)
+    except RematError as error:
+        if error.hint:  # torch.compile shows what str gives
+            error.args = (f"{error.message}\nhint: {error.hint}",)
+        raise
+
+
+def _call(module: fx.GraphModule, options: dict[str, Any]) -> PlannedCall:
+    fused, budget = options.pop("fused", False), options.pop("budget", None)
+    if budget is None:
+        raise UsageError("backend 'remat' needs a budget", hint=_EXAMPLE)
+    known = set(signature(source_within).parameters) - {"budget"}
+    if unknown := sorted(options.keys() - known):
+        named = ", ".join(sorted({*known, "budget", "fused"}))
+        raise UsageError(f"backend 'remat' has no option {unknown[0]!r}", hint=f"there are {named}")
+    call = PlannedCall(module, source_within(budget, **options), str(budget), fused=bool(fused))
+    call.record.around_run = nullcontext  # where a step ends is not seen from here: it is not measured
+    call.record.at_backward = lambda: None
+    return call

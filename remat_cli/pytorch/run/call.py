@@ -1,0 +1,418 @@
+"""A model's call: run by a schedule in training, unplanned otherwise."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo import exc
+from torch.nn.modules import module as module_hooks
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from remat_cli.errors import DoesNotFit, GraphError, RematError, UsageError
+from remat_cli.pytorch.capture.capture_errors import (
+    CAPTURE_ERRORS,
+    call_without_data,
+    explanation,
+    raised_by_remat,
+    random_states,
+)
+from remat_cli.pytorch.capture.internals import (
+    Captured,
+    captured_apart,
+    compiled,
+    is_passed_over,
+    mode_that_watches,
+    unsupported,
+)
+from remat_cli.pytorch.capture.model_state import ModelState
+from remat_cli.pytorch.capture.outputs import OutputGradients
+from remat_cli.pytorch.capture.reader import callable_of
+from remat_cli.pytorch.capture.sizes import Sizes
+from remat_cli.pytorch.memory.shards import has_plain_parameters, is_distributed, is_sharded
+from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
+from remat_cli.pytorch.plan.choice import ScheduleSource
+from remat_cli.pytorch.plan.holding import Holding
+from remat_cli.pytorch.plan.record import PlanRecord, told
+from remat_cli.pytorch.plan.sized import SizedStep
+from remat_cli.pytorch.plan.waiting import DIVIDING, TRACING
+from remat_cli.pytorch.programs.self_test import self_test
+from remat_cli.pytorch.run.fixed import FixedStep
+
+# Hooks that run in the calls of all modules, which torch does not look at before it runs what it has captured.
+_GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
+    module_hooks._global_forward_pre_hooks,
+    module_hooks._global_forward_hooks,
+    module_hooks._global_backward_pre_hooks,
+    module_hooks._global_backward_hooks,
+)
+_REGIONS = 'hint: or plan its blocks, and leave what lies between them to eager: planned(..., regions="auto")'
+
+_MANY = 4
+_SIZES_DIFFER = (
+    f"sizes that depend on data differ from call to call, and each is captured and planned by itself, {_MANY} by now: "
+    "a mask with torch.where, or padding to one size, needs one plan"
+)
+
+
+class _SizedByData(GraphError):
+    """A model whose blocks may be planned is not captured as a whole for the data of one call."""
+
+    def __init__(self) -> None:
+        super().__init__("sizes in it depend on data, and a plan of the whole would be for the data of one call")
+
+
+class PlannedCall:
+    """A model's call, carried out by a schedule.
+
+    Attributes:
+        function: what is called where nothing is planned.
+        module: the model, if it is one module.
+        source: gives the schedule of each graph.
+        record: what was planned, and how calls ran.
+        fused: run inductor's kernels.
+        strict: refuse a step for which no plan fits, though others have run.
+        otherwise: has a model run in another way, where it cannot be captured; then the call is made again. It returns
+            what takes that back.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        source: ScheduleSource,
+        budget: str = "a schedule",
+        *,
+        fused: bool = False,
+        strict: bool = False,
+    ) -> None:
+        self.module = model if isinstance(model, nn.Module) else None
+        self.function = callable_of(model)
+        self.source = source
+        self.record = PlanRecord(budget)
+        self.otherwise: Callable[[nn.Module, GraphError], Callable[[], None]] | None = None
+        self._modules: list[nn.Module] = []
+        self._has_called = False  # without data
+        self._before: ModelState | None = None  # before a trial
+        self._sizes_of_data = 0  # for so many the model was traced
+        self._is_apart = False  # captured with no code that other modules share
+        self.fused, self.strict = fused, strict
+        self._takes_sizes = source.takes_sizes and not fused
+        self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks for all modules
+        self._given: Any = ()
+        self.gradients = OutputGradients(partial(told, logging.WARNING), self._runs_back_eagerly)
+        self._watch = StepWatch()
+        self._holding = Holding(source, self._watch, strict=strict)
+        self._steps: weakref.WeakSet[FixedStep | SizedStep] = weakref.WeakSet()
+        self.record.around_run = self._measured_run
+        self.record.at_backward = self._watch.backward_begins
+        self.record.waited_ns = source.waiting.spent_ns
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model.
+
+        Raises:
+            RematError: see `planned`.
+        """
+        if torch.compiler.is_compiling():
+            # Within another plan it is a part of that; anyone else's torch.compile is to leave it alone.
+            return self.function(*args, **kwargs) if _under_way else _left_alone(self, args, kwargs)
+        modules = [self.module] if self.module is not None else _modules_in((args, kwargs))
+        if (measured := self._watch.end()) is not None:
+            self._hold(measured)
+        if (reason := _why_unplanned(modules)) is not None:
+            self.record.unplanned[reason] += 1
+            return self.function(*args, **kwargs)
+        self._modules, self._given = modules, (args, kwargs)
+        try:
+            result = self._explained(args, kwargs)
+            self._holding.has_begun = True
+            return result
+        except DoesNotFit:
+            self.record.refused += 1
+            raise
+        except GraphError as refusal:
+            if self.otherwise is None or self.module is None or self.record.graphs:
+                raise
+            back = self.otherwise(self.module, refusal)
+            if isinstance(refusal, _SizedByData):
+                return self._by_blocks_or_whole(self.module, back, args, kwargs)
+            return self.module(*args, **kwargs)
+        finally:
+            self._given = ()
+
+    def _by_blocks_or_whole(
+        self, module: nn.Module, back: Callable[[], None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module whose blocks are planned; where they cannot be, plan it as a whole for the data's sizes."""
+        generator, on_devices = torch.get_rng_state(), get_device_states(*pytree.tree_leaves((args, kwargs)))
+        try:
+            return module(*args, **kwargs)
+        except GraphError as refusal:
+            torch.set_rng_state(generator)
+            set_device_states(*on_devices)
+            back()
+            self.otherwise = None
+            told(logging.WARNING, f"it is planned as a whole after all, for these sizes of its data: {refusal.message}")
+            return module(*args, **kwargs)
+
+    def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model as planned; raise what remat and torch.compile say in words for the user."""
+        modules = self._modules
+        try:
+            _check_not_transformed()
+            _check_no_mode()
+            if not self.record.graphs:
+                self_test()
+            check_not_sharded(modules)
+            result = self._run(args, kwargs)
+            if not self.record.graphs and _needs_gradient(result):
+                raise unsupported("torch.compile did not hand the model over: is it switched off?")
+        except CAPTURE_ERRORS as error:
+            meant = explanation(error, "the model")
+            # What remat itself raised says all; what it makes of torch's error may not.
+            cause = None if meant.__traceback__ is not None else error
+            meant = _with_hint(meant)
+            may_have_regions = self.module is not None and self.otherwise is None
+            if may_have_regions and isinstance(meant, GraphError):
+                meant.add_note(_REGIONS)
+            raise meant from cause
+        except RematError as error:
+            raise _with_hint(error) from error.__cause__
+        self._watch.resume(result)
+        return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model as planned; raise what its own code raises as it is, and leave no trace of trials then."""
+        try:
+            return self._tried(args, kwargs)
+        except BaseException:
+            if self._before is not None:
+                self._before.restore()
+            raise
+        finally:
+            self._before = None
+
+    def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before, put_back = self._first_state()
+        try:
+            result = _planning(self._captured(), args, kwargs)
+            if before is None or self.record.graphs or not _needs_gradient(result):
+                return result
+        except exc.TorchDynamoException as error:
+            own = raised_by_remat(error)
+            if own is not None and not isinstance(own, GraphError):
+                raise
+            if own is None:
+                self._before = call_without_data(self.function, self._modules, args, kwargs)
+            if self._takes_sizes and self.record.graphs:
+                return self._run_at_each_size(args, kwargs)
+            if self._has_called or own is not None:
+                raise
+            self._has_called = True
+            return _planning(self._captured(), args, kwargs)
+        except (RuntimeError, UserWarning) as error:
+            if before is None or not is_passed_over(error):
+                raise
+        # torch ran the model without a capture.
+        before.restore()
+        put_back()
+        self._compiled, self._is_apart = {}, True
+        return self._tried(args, kwargs)
+
+    def _first_state(self) -> tuple[ModelState | None, Callable[[], None]]:
+        """Return the state before a run that torch may leave without a capture; None where it does not do that."""
+        if self.module is None or self._is_apart or self.record.graphs:
+            return None, lambda: None
+        return ModelState(self._modules), random_states()
+
+    def _run_at_each_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model as it is captured for the sizes of this call alone, from now on if that can be done."""
+        compiled_functions, self._compiled, self._takes_sizes = self._compiled, {}, False
+        try:
+            result = _planning(self._captured(), args, kwargs)
+        except exc.TorchDynamoException:
+            self._compiled, self._takes_sizes = compiled_functions, True
+            raise
+        told(logging.WARNING, "sizes that differ cannot be captured as symbols: each is captured and planned by itself")
+        return result
+
+    def _captured(self) -> Callable[..., Any]:
+        """Return the function that was captured under the hooks for all modules that there are now."""
+        hooks = tuple(id(hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values())
+        if hooks not in self._compiled:
+            function = captured_apart(self.module) if self.module is not None and self._is_apart else self.function
+            self._compiled[hooks] = compiled(
+                function,
+                self.divide,
+                gradients=self.gradients,
+                takes_sizes=self._takes_sizes,
+                fused=self.fused,
+                around_capture=lambda: self.source.waiting.phase(TRACING),
+            )
+        return self._compiled[hooks]
+
+    def _runs_back_eagerly(self) -> None:
+        self.record.runs_back()
+        self._watch.drop()
+
+    @contextmanager
+    def _measured_run(self) -> Iterator[None]:
+        device = next((p.device.type for module in self._modules for p in module.parameters()), "cpu")
+        self._watch.begin(device, self._modules, self._given)
+        try:
+            yield
+        finally:
+            self._watch.pause()
+
+    def _hold(self, measured: MeasuredStep) -> None:
+        """Hold a measured step against the budget: plan again with what was missing, or say that it is above."""
+        plan = self.record.last
+        assert plan is not None
+        plan.measured_peak_bytes.append(measured.peak_bytes)
+        self.record.without = self._watch.without
+        if plan.budget_bytes is not None and self._holding.needs_another(
+            measured, plan.predicted_peak_bytes, plan.budget_bytes, self._modules
+        ):
+            for step in self._steps:
+                step.is_stale = True
+
+    def divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the two graphs of the plan for a joint graph, for `pytorch.capture.internals`."""
+        with self.source.waiting.phase(DIVIDING):
+            return self._divided(captured)
+
+    def _divided(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+        for part in (part for module in self._modules for part in module.modules()):
+            if isinstance(other := part._compiled_call_impl, PlannedCall) and other is not self:
+                other.record.is_part = True
+        if captured.is_sized_by_data:
+            if self.otherwise is not None and not self.record.graphs:
+                raise _SizedByData
+            self._sizes_of_data += 1
+            if self._sizes_of_data == _MANY:
+                told(logging.WARNING, _SIZES_DIFFER)
+        if (sizes := Sizes.of(captured)) is not None:
+            if self.fused:
+                raise GraphError(
+                    "fused kernels are planned for one shape of the inputs, and sizes are captured as symbols",
+                    hint="torch.compile(..., dynamic=False), without mark_dynamic: each shape is planned by itself",
+                )
+            sized = SizedStep(sizes, captured, self._holding, self.record, self._modules)
+            self._steps.add(sized)
+            return sized.interface()
+        step = FixedStep(captured, self._holding, self.record, self._modules, fused=self.fused)
+        self._steps.add(step)
+        return step.interface()
+
+
+# Whether a planned call is under way: what torch traces then is for a plan.
+_under_way = False
+
+
+def _planning(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    global _under_way
+    before, _under_way = _under_way, True
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _under_way = before
+
+
+@torch.compiler.disable(reason="a plan runs it")  # type: ignore[no-untyped-call,untyped-decorator]
+def _left_alone(call: PlannedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return call(*args, **kwargs)
+
+
+def _why_unplanned(modules: list[nn.Module]) -> str | None:
+    """Return why a call is not carried out as planned; None where it is."""
+    if not torch.is_grad_enabled():
+        return "without gradients"
+    if modules and not any(module.training for module in modules):
+        return "in eval mode"
+    return None
+
+
+def _with_hint(error: RematError) -> RematError:
+    """Let a traceback show what the command line shows beside the message, and the user's code only."""
+    if error.hint and not getattr(error, "__notes__", None):
+        error.add_note(f"hint: {error.hint}")
+    return error.with_traceback(None)
+
+
+def _modules_in(arguments: Any) -> list[nn.Module]:
+    return [value for value in pytree.tree_leaves(arguments) if isinstance(value, nn.Module)]
+
+
+def _needs_gradient(result: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in pytree.tree_leaves(result))
+
+
+def _check_not_transformed() -> None:
+    """Check that autograd itself is to differentiate the call.
+
+    Raises:
+        UsageError: a function transform of torch.func is under way.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UsageError(
+            "the model is called within a transform of torch.func (grad, vmap, jvp), which a plan cannot follow",
+            hint="differentiate with loss.backward() or torch.autograd.grad; or call a model that is not planned here",
+        )
+
+
+def _check_no_mode() -> None:
+    """Check that torch.compile runs what it captured.
+
+    Raises:
+        UsageError: a mode watches each op, and torch.compile passes over what is called within it.
+    """
+    if (mode := mode_that_watches()) is not None:
+        raise UsageError(
+            f"the model is called within {mode}, where torch.compile runs nothing that it captured",
+            hint="leave that mode around the planned model, or count with a model that is not planned",
+        )
+
+
+def check_not_sharded(modules: list[nn.Module]) -> None:
+    """Check that parameters are tensors of torch itself, whole on this device.
+
+    Raises:
+        GraphError: FSDP2 manages a module, or parameters are DTensors.
+        UsageError: one is of a class of its own, as those of FSDP are, or FSDP or DistributedDataParallel manages a
+            module.
+    """
+    hint = "use fully_shard (FSDP2) with planned(..., regions=...), or DistributedDataParallel around the planned model"
+    for module in modules:
+        if has_plain_parameters(module):
+            continue
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise UsageError(
+                "a planned function is given a DistributedDataParallel, which communicates and cannot be captured",
+                hint="plan that itself, planned(ddp), and compute the loss of what it returns",
+            )
+        if is_sharded(module):
+            raise GraphError(
+                "the model is sharded by fully_shard, and a plan of the whole step sees no communication",
+                hint='plan its blocks, inside of what FSDP2 does around them: planned(..., regions="auto")',
+            )
+        if is_distributed(module):
+            raise GraphError(
+                "the model has DTensors for parameters, and a plan of the whole step is that of one rank",
+                hint='plan its blocks, which all ranks do alike: planned(..., regions="auto")',
+            )
+        # FSDP1 says so; it puts views of its own in the place of parameters.
+        if any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules()):
+            raise UsageError("the model is sharded by FSDP, which gathers its parameters in each call", hint=hint)
+        for name, parameter in module.named_parameters():
+            if type(parameter) not in (nn.Parameter, torch.Tensor):
+                kind = type(parameter).__name__
+                raise UsageError(
+                    f"parameter {name!r} is a {kind}: sharded and quantized models cannot be planned", hint=hint
+                )

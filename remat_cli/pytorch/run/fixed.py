@@ -1,0 +1,98 @@
+"""A captured graph of fixed sizes, run by a plan that another one may follow without a new capture.
+
+A plan is followed by another where a measured step took what it did not know of, and where the first backward pass
+shows that the caller lets go of outputs before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx, nn
+
+from remat_cli.pytorch.capture.inductor import as_captured
+from remat_cli.pytorch.capture.internals import Captured, leaving_out, primals_of
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
+from remat_cli.pytorch.plan.choice import ScheduleSource
+from remat_cli.pytorch.plan.fused import fused_plan
+from remat_cli.pytorch.plan.holding import Holding
+from remat_cli.pytorch.plan.record import PlannedGraph, PlanRecord, told
+from remat_cli.pytorch.plan.waiting import DIVIDING
+from remat_cli.pytorch.programs.program import halves
+from remat_cli.pytorch.programs.slots import Entry, Slots, Written, unchecked, written
+
+
+class FixedStep:
+    """Runs a captured graph of fixed sizes.
+
+    Attributes:
+        is_stale: it is to be planned again before it runs.
+    """
+
+    def __init__(
+        self, captured: Captured, holding: Holding, record: PlanRecord, modules: Sequence[nn.Module], *, fused: bool
+    ) -> None:
+        """Plan the graph.
+
+        Raises:
+            DoesNotFit: no plan fits the budget, and nothing has run yet.
+        """
+        self.is_stale = False
+        self._captured = captured
+        self._joint = Joint.of(captured)
+        self._holding, self._record, self._modules, self._fused = holding, record, modules, fused
+        self._inputs = input_shapes(captured)
+        self._slots = Slots(captured, self._joint)
+        self._released: frozenset[int] = frozenset()
+        self._planned: PlannedGraph
+        self._number: int
+        self._plan()
+        self._captured = without_inputs(captured)
+
+    def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the two graphs that stand for all plans."""
+        return self._slots.interface(self._run_forward, self._run_backward)
+
+    def _run_forward(self, args: list[Any]) -> tuple[Any, ...]:
+        is_released = self._captured.released.known != self._released and not self._holding.source.is_given
+        if self.is_stale or is_released:
+            fakes = [node.meta.get("val") for node in primals_of(self._captured.module.graph)]
+            with self._holding.source.waiting.phase(DIVIDING), as_captured(fakes):
+                self._plan(again=True)
+        with self._record.runs(self._planned):
+            return self._slots.forward(self._number, args)
+
+    def _run_backward(self, args: list[Any]) -> Any:
+        self._record.runs_back()
+        return self._slots.backward(args)
+
+    def _plan(self, *, again: bool = False) -> None:
+        if self._released != (released := self._captured.released.known):
+            self._holding.source.regrant()
+        self.is_stale, self._released = False, released
+        runs, planned = self._holding.planned(
+            self._joint.releasing(self._released), self._captured.released.possible, self._written, again=again
+        )
+        self._planned = self._record.add(replace(planned, inputs=self._inputs))
+        self._number = self._slots.add(Entry(runs))
+
+    def _written(self, source: ScheduleSource, joint: Joint) -> tuple[Written, PlannedGraph]:
+        """Return a plan as it runs, and the plan.
+
+        Raises:
+            DoesNotFit: there is none.
+        """
+        if not self._fused:
+            planned = source.planned(joint, self._captured, self._modules)
+            if planned.schedule.has_transfers and joint.device == "cpu":
+                text = "the plan moves tensors to the host, which is the device here: that saves no memory"
+                told(logging.WARNING, text)
+            return written(joint, planned.schedule), planned
+        fused = fused_plan(source, joint, self._captured, self._modules)
+        made = halves(joint, fused.planned.schedule)
+        run_back = leaving_out(made.backward, fused.backward.run)
+        return Written(fused.forward.run, run_back, unchecked(joint, made.saved)), fused.planned

@@ -1,0 +1,259 @@
+"""`planned`: a model that trains within a budget of memory; `plan_of`: what was planned for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, update_wrapper
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch._dynamo import OptimizedModule
+
+from remat_cli.config import Request, load_device, load_measurements, named_planner
+from remat_cli.errors import UsageError
+from remat_cli.pytorch.capture.optimizer import checked_optimizer
+from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget, graph_options
+from remat_cli.pytorch.plan.record import PlanRecord
+from remat_cli.pytorch.run.attached import attach, attached_record
+from remat_cli.pytorch.run.call import PlannedCall
+from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record
+from remat_cli.units import BudgetSpec, format_bytes, parse_budget, parse_bytes, parse_rate
+
+Model = TypeVar("Model", bound=Callable[..., Any])
+
+_ONE_OF_BOTH = "planned(model, 'schedule.json') or planned(model, budget='8GB')"
+
+
+def planned(
+    model: Model,
+    schedule: str | Path | None = None,
+    *,
+    budget: int | str | None = None,
+    optimizer: str | torch.optim.Optimizer | None = None,
+    accumulate: bool = False,
+    planner: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    measurements: str | Path | None = None,
+    offload: bool = False,
+    link_bandwidth: str | float | None = None,
+    plans: str | Path | None = None,
+    reserve: int | str = 0,
+    regions: str | Sequence[str | nn.Module] | None = "auto",
+    fused: bool = False,
+    strict: bool = False,
+) -> Model:
+    """Return `model` so that forward and backward pass follow a plan; the gradients are the same.
+
+    Calls under `torch.no_grad()` run unplanned, and so do those of a module in `eval()`. Everything else runs as
+    planned, or raises an error. The whole call must be one graph for `torch.compile(fullgraph=True)`.
+
+    Args:
+        model: a module, which is changed and given back; or a function that computes the loss, modules among its
+            arguments or not. Of a `DistributedDataParallel`, the module in it is planned.
+        schedule: a file that `remat plan FILE.py:NAME` has written for this model and these sizes.
+        budget: instead of a schedule: total device memory, as "8GB", "80%" (of the plain run's peak), "min", or in
+            bytes. It is planned when a graph is first captured. Where sizes differ between calls, a plan is carried
+            over to other sizes at which the judge finds that it fits, and one is made where none fits; a share is one
+            of the largest plain peak so far. It counts parameters, buffers, inputs, gradients and activations, and the
+            optimizer's state if that is named.
+        optimizer: whose state is in memory: itself, or "sgd", "momentum" or "adam".
+        accumulate: gradients are in memory before the step, which adds to them.
+        planner: which planner makes the plan.
+        options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more,
+            and a tenth of that for each plan that a search for "min" asks for.
+        device: device profile that gives ops their times, such as "h100". By default each kernel is run twice before
+            anything is planned, for its time and its workspace; with a profile, for its workspace.
+        measurements: a file that `remat measure` has written for these sizes, to be used instead.
+        offload: plans may move tensors to the host and back.
+        link_bandwidth: of the link to the host, such as "12GB/s"; by default the device profile's.
+        plans: a folder in which plans are kept between runs of Python.
+        reserve: what is to be left free of the budget, as "2GB" or in bytes, for what the model does not see. The
+            first steps measure that, too, and may make a new plan.
+        regions: parts of the model that are captured and planned alone, such as "layers.*": paths, patterns of paths,
+            or modules. What lies between them runs as eager. They share the budget; what else the step needs is seen in
+            a rehearsal of the first training call, which leaves nothing behind. "auto": none where the whole step can
+            be captured, else what the `ModuleList`s of the model hold, and a warning says so. None: the whole step, or
+            a refusal.
+        fused: run inductor's fused kernels, which torch.compile runs, instead of eager's. The plan is compiled before
+            the first step, its peak is read from the kernels, and it is corrected: at most three compilations (one of
+            a schedule, which must have been planned with `--fused`). Of regions, the plans that are chosen are
+            compiled, once for each kind of region. Each shape of the inputs is planned and compiled by itself.
+        strict: where no plan fits a later step, as layers are unfrozen or inputs grow, refuse it. Without it, the plan
+            of the least peak runs, and a warning says by how much it is above the budget.
+
+    Raises:
+        UsageError: neither or both of schedule and budget are given, or another argument is wrong; when called: this
+            torch is not supported, or the model is sharded.
+        GraphError: when called: the model cannot be captured, or the schedule is for another graph.
+        DoesNotFit: when called: no plan fits the budget; says what the floor is, and why.
+    """
+    if not callable(model):
+        raise UsageError(
+            f"planned() was given a {type(model).__name__}, which cannot be called",
+            hint="give it a torch.nn.Module, or a function that computes the loss",
+        )
+    if (schedule is None) == (budget is None):
+        raise UsageError("planned() needs a schedule or a budget, not both", hint=_ONE_OF_BOTH)
+    within = _within(model)
+    source: ScheduleSource
+    if schedule is not None:
+        from_file = source = FromFile.at(_path(schedule, "schedule"), fused=fused)
+        offload = from_file.file.schedule.has_transfers
+    else:
+        assert budget is not None
+        source = source_within(
+            budget,
+            optimizer=optimizer,
+            accumulate=accumulate,
+            planner=planner,
+            options=options,
+            device=device,
+            measurements=measurements,
+            offload=offload,
+            link_bandwidth=link_bandwidth,
+            plans=plans,
+            reserve=reserve,
+        )
+    by_blocks = regions is not None and isinstance(source, WithinBudget)
+    if fused and offload and not by_blocks:
+        raise UsageError(
+            "fused kernels do not go with offloading: inductor fuses copies with what makes them",
+            hint="planned(model, budget='8GB', fused=True)",
+        )
+    if regions is not None and regions != "auto":
+        _plan_by_regions(within, regions, source, str(budget), fused=fused, strict=strict)
+        return model
+    call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused, strict=strict)
+    if regions == "auto" and isinstance(source, WithinBudget):
+        call.otherwise = partial(plan_blocks, source, str(budget), fused, strict)
+    if isinstance(within, nn.Module):
+        attach(within, call)
+        return model
+    return update_wrapper(call, model)  # type: ignore[return-value]
+
+
+def source_within(
+    budget: int | str,
+    *,
+    optimizer: str | torch.optim.Optimizer | None = None,
+    accumulate: bool = False,
+    planner: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    measurements: str | Path | None = None,
+    offload: bool = False,
+    link_bandwidth: str | float | None = None,
+    plans: str | Path | None = None,
+    reserve: int | str = 0,
+) -> WithinBudget:
+    """Return what makes plans within a budget; arguments are those of `planned`.
+
+    Raises:
+        UsageError: one is wrong.
+    """
+    if measurements is not None:
+        load_measurements(_path(measurements, "measurements"))
+    elif device is not None:
+        load_device(str(_path(device, "device")))
+    if link_bandwidth is not None:
+        parse_rate(str(link_bandwidth))
+    made_by = named_planner(str(planner), "planner").with_options(_options(options), "options")
+    request = Request(_budget(budget), made_by, offload=offload)
+    request.check()
+    reserve_bytes, budget_bytes = _reserve(reserve), _budget(budget).device_bytes
+    if budget_bytes is not None and reserve_bytes >= budget_bytes:
+        raise UsageError(
+            f"reserve: {format_bytes(reserve_bytes)} leave nothing of a budget of {format_bytes(budget_bytes)}",
+            hint="reserve less, or give a larger budget",
+        )
+    return WithinBudget(
+        request,
+        graph_options(
+            optimizer,
+            accumulate=accumulate,
+            device=device,
+            measurements=None if measurements is None else str(measurements),
+            link_bandwidth=link_bandwidth,
+        ),
+        optimizer=None if optimizer is None or isinstance(optimizer, str) else checked_optimizer(optimizer),
+        folder=None if plans is None else _path(plans, "plans"),
+        measures=measurements is None,
+        reserve_bytes=reserve_bytes,
+        times_given=device is not None,
+    )
+
+
+def _plan_by_regions(
+    model: Any,
+    regions: str | Sequence[str | nn.Module],
+    source: ScheduleSource,
+    budget: str,
+    *,
+    fused: bool,
+    strict: bool,
+) -> None:
+    if not isinstance(model, nn.Module) or not isinstance(source, WithinBudget):
+        raise UsageError(
+            "regions are parts of one torch.nn.Module, planned for a budget",
+            hint="planned(model, budget='8GB', regions='layers.*')",
+        )
+    attach_regions(model, regions, source, budget, fused=fused, strict=strict)
+
+
+def _reserve(size: int | str) -> int:
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise UsageError(f"reserve {size!r} is no size", hint="give bytes as an int, or text such as '2GB'")
+    try:
+        return parse_bytes(str(size))
+    except UsageError as error:
+        raise UsageError(f"reserve: {error.message}", hint=error.hint) from None
+
+
+def _path(given: object, name: str) -> Path:
+    if not isinstance(given, str | Path):
+        raise UsageError(f"{name}: {given!r} is no path", hint="give text, or a pathlib.Path")
+    return Path(given)
+
+
+def _options(given: object) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(f"options: {given!r} is no mapping", hint='give {"time_limit": 60}')
+    return given or {}
+
+
+def _budget(budget: int | str) -> BudgetSpec:
+    if isinstance(budget, bool) or not isinstance(budget, int | str):
+        raise UsageError(f"budget {budget!r} is no size", hint="give bytes as an int, or text such as '8GB'")
+    return parse_budget(str(budget))
+
+
+def _within(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what can be captured of a model: `DistributedDataParallel` does more around it than compute."""
+    while isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    return model
+
+
+def plan_of(model: Callable[..., Any]) -> PlanRecord:
+    """Return what was planned for a model, and how its calls ran; `print` of it is a small report.
+
+    Args:
+        model: what `planned` was given, or has returned.
+
+    Raises:
+        UsageError: it is not planned.
+    """
+    within = _within(model)
+    if isinstance(within, OptimizedModule):  # torch.compile(planned(model))
+        within = _within(within._orig_mod)
+    record = getattr(model, "record", None)
+    if isinstance(within, nn.Module):
+        record = regions_record(within) or attached_record(within)
+    if not isinstance(record, PlanRecord):
+        raise UsageError(
+            f"nothing is planned for this {type(model).__name__}", hint="call plan_of on what planned() has returned"
+        )
+    return record

@@ -1,0 +1,951 @@
+"""Regions: parts of a model that are captured and planned alone, within one budget for the whole step.
+
+What lies between regions runs as eager, so it may branch on data, index by masks and print. In the first training call
+a rehearsal runs the step once with each region in `torch.utils.checkpoint`, and sees what is in memory between them.
+Each distinct region is planned several times, to keep less and less. Of these plans an integer program takes one for
+each region, so that at every moment what the regions keep, what lies between, and the peak of the running region fit
+the budget, at the least time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointError
+
+from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
+from remat_cli.core.link import Link
+from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, RematError, UsageError
+from remat_cli.prepare import Prepared
+from remat_cli.pytorch.capture.capture_errors import drawing_again
+from remat_cli.pytorch.capture.convert import graph_of
+from remat_cli.pytorch.capture.internals import Captured
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.model_state import ModelState
+from remat_cli.pytorch.capture.outputs import OutputGradients
+from remat_cli.pytorch.capture.sizes import Values
+from remat_cli.pytorch.capture.step import losses_in
+from remat_cli.pytorch.memory.hosted import HostedStep, can_leave
+from remat_cli.pytorch.memory.live import bytes_in
+from remat_cli.pytorch.memory.shards import (
+    Ranks,
+    arrived,
+    check_not_offloaded,
+    check_regions_are_whole,
+    gathered_parameters,
+    gradients_kept,
+    is_distributed,
+    parameters_at_rest,
+)
+from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
+from remat_cli.pytorch.plan.choice import WithinBudget, larger_share
+from remat_cli.pytorch.plan.described import Dimension, Inputs
+from remat_cli.pytorch.plan.holding import Holding
+from remat_cli.pytorch.plan.record import PlanRecord, beyond, told, waited
+from remat_cli.pytorch.plan.region_choice import Choice, RegionPoint, WholeStep
+from remat_cli.pytorch.plan.region_kinds import Alike, Captures, RegionKind, SizedKind, shared_forward
+from remat_cli.pytorch.plan.rehearsal import RegionCall, Rehearsal, RunsOnce, checkpointed, named_call
+from remat_cli.pytorch.plan.sized_region import SizedPlan, SizedRegion
+from remat_cli.pytorch.plan.waiting import COMPILING
+from remat_cli.pytorch.run.attached import attach, attached_call, detach
+from remat_cli.pytorch.run.call import check_not_sharded
+from remat_cli.training.resident import OPTIMIZERS
+from remat_cli.units import format_bytes, format_share, format_time
+
+# Of what a plain region keeps between its passes beyond what every plan keeps.
+_SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
+# A plan that takes more than this share of time does not run inputs of less than this share of the size that it was
+# made for: there a new one takes less time.
+_WORTH, _SMALLER = 0.02, 0.5
+_NEAR = 0.5  # plans are taken over where the peak of a region differs by no more than this factor
+_PLAN_SECONDS = 1.0  # for each plan of a region, unless the user says otherwise
+_NAME = "_remat_regions"
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # which are not called
+
+
+def regions_of(model: nn.Module, regions: str | Sequence[Any]) -> dict[str, nn.Module]:
+    """Return the regions by path.
+
+    Args:
+        model: whose parts they are.
+        regions: a pattern of paths such as "layers.*", or paths, patterns and modules.
+
+    Raises:
+        UsageError: one is no part of the model, none is named, or one is inside another.
+    """
+    known = {path: part for path, part in model.named_modules() if path}
+    asked = [regions] if isinstance(regions, str) or not isinstance(regions, Iterable) else list(regions)
+    if not asked:
+        raise UsageError("regions: none is named", hint="leave it out, or name parts of the model, such as 'layers.*'")
+    found: dict[str, nn.Module] = {}
+    for item in asked:
+        if isinstance(item, str):
+            depth = item.count(".")
+            named = {path: part for path, part in known.items() if path.count(".") == depth and fnmatchcase(path, item)}
+        else:
+            named = {path: part for path, part in known.items() if part is item}
+        if not named:
+            some = ", ".join([path for path in known if path.rpartition(".")[2].isdecimal()][:3]) or ", ".join(known)
+            raise UsageError(f"regions: the model has no part {item!r}", hint=f"its parts are called {some} and so on")
+        found |= named
+    for path in found:
+        inner = next((other for other in found if other.startswith(f"{path}.")), None)
+        if inner is not None:
+            raise UsageError(f"regions: {inner!r} is inside {path!r}", hint="name one of them")
+    return found
+
+
+@dataclass(eq=False)
+class RegionsRecord(PlanRecord):
+    """What was planned for a model by regions.
+
+    Attributes:
+        predicted_peak_bytes: of the whole step: regions, what lies between them, and what is there before.
+        budget_bytes: that it keeps within.
+        overhead: more time than the regions take unplanned, as a share of that.
+        least_overhead: what no choice among the plans of the regions goes below.
+        points: the chosen plans, by the path of the region.
+        kinds: how many regions were captured and planned; the others are like one of them.
+        plans: how many plans of the step were made, for inputs of other sizes.
+        kernels: what was compiled for them; empty where eager's kernels run.
+        left: why regions are left to eager, by path.
+        away: calls whose inputs are on the host between their passes, and how many bytes these are.
+        measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
+        beyond_bytes: the most that one of these took beyond the predicted peak, under the plans that run now.
+        whole_calls: how many calls of the model ran as planned.
+    """
+
+    predicted_peak_bytes: int = 0
+    budget_bytes: int = 0
+    overhead: float = 0.0
+    least_overhead: float = 0.0
+    points: dict[str, RegionPoint] = field(default_factory=dict)
+    kinds: int = 0
+    plans: int = 0
+    kernels: str = ""
+    left: dict[str, str] = field(default_factory=dict)
+    away: dict[str, int] = field(default_factory=dict)
+    measured_peak_bytes: list[int] = field(default_factory=list)
+    beyond_bytes: int = 0
+    whole_calls: int = 0
+
+    def snapshot(self, path: str | Path) -> None:
+        """Say that there is no snapshot of a step whose blocks alone are planned.
+
+        Raises:
+            UsageError: always.
+        """
+        hint = "planned(..., regions=None) plans the whole, where that can be captured"
+        raise UsageError("a plan by blocks is no plan of the whole step, which a snapshot could show", hint=hint)
+
+    @property
+    def calls(self) -> int:
+        """How many calls ran as planned."""
+        return self.whole_calls
+
+    @property
+    def plan(self) -> str:
+        """One line for a report or a log."""
+        hosted = f", {format_bytes(sum(self.away.values()))} of inputs on the host between passes" if self.away else ""
+        return (
+            f"{len(self.points)} regions ({_kinds(self.kinds)}) within {format_bytes(self.budget_bytes)}: predicted "
+            f"peak of the step {format_bytes(self.predicted_peak_bytes)}, {format_share(self.overhead)} more time in "
+            f"regions{hosted}{self.kernels and f', {self.kernels}'}; what lies between them runs as eager"
+        )
+
+    def __str__(self) -> str:
+        """Return the report."""
+        lines = [f"Planned for {self.budget}: {self.calls} calls as planned, {self.unplanned.total()} not"]
+        if self.waited_ns.total():
+            lines.append(f"  calls waited {waited(self.waited_ns)}")
+        if self.plans > 1:
+            lines.append(f"  {self.plans} plans for inputs of different sizes; the one that ran last:")
+        if self.points:
+            lines.append(f"  {self.plan}")
+        if self.overhead > self.least_overhead:
+            lines.append(f"  no other choice among their plans takes less than {format_share(self.least_overhead)}")
+        if self.measured_peak_bytes:
+            measured = ", ".join(map(format_bytes, self.measured_peak_bytes))
+            lines.append(f"  measured peak of the first steps{self.without}: {measured}")
+        lines += beyond(self.beyond_bytes, self.predicted_peak_bytes)
+        for path, point in self.points.items():
+            hosted = f", {format_bytes(self.away[path])} of inputs on the host" if path in self.away else ""
+            lines.append(
+                f"    {path}: keeps {format_bytes(point.kept)} between its passes{hosted}, "
+                f"{format_share(point.planned.overhead)} more time"
+            )
+        lines += [f"    {path} is left to eager: {why}" for path, why in self.left.items()]
+        lines += [f"  unplanned, {reason}: {count}" for reason, count in self.unplanned.items()]
+        return "\n".join(lines)
+
+
+class _Forward:
+    """Stands for the forward method of a region. Copies and pickles of the region have the method itself."""
+
+    def __init__(self, whole: RegionsCall, path: str) -> None:
+        self._whole, self._path = whole, path
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._whole.run_region(self._path, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of a module that is about to be filled: its class's own.
+        return getattr, (self._whole.regions[self._path], "forward")
+
+
+class AttachedRegions:
+    """Stands among the attributes of a model that is planned by regions.
+
+    Attributes:
+        call: carries out the model's calls.
+    """
+
+    def __init__(self, call: RegionsCall) -> None:
+        self.call = call
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Have a copy of the model run as planned, too, by plans of its own, from its first call on."""
+        copied = memo.get(id(self.call.module))
+        if isinstance(copied, nn.Module):
+            copied.__dict__["_compiled_call_impl"] = partial(_first_call, copied, tuple(self.call.regions), self.call)
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Leave the plans out of pickles: a loaded model is planned anew."""
+        return type(None), ()
+
+
+def _first_call(model: nn.Module, paths: Sequence[str], former: RegionsCall, *args: Any, **kwargs: Any) -> Any:
+    attach_regions(model, paths, former.asked, former.record.budget, fused=former.fused, strict=former.strict)
+    return model(*args, **kwargs)
+
+
+def attach_regions(
+    model: nn.Module,
+    regions: str | Sequence[str | nn.Module],
+    source: WithinBudget,
+    budget: str,
+    *,
+    fused: bool = False,
+    strict: bool = False,
+) -> None:
+    """Have parts of a model run as planned, within one budget for the whole.
+
+    Args:
+        model: is changed.
+        regions: as for `regions_of`.
+        source: what is asked for, and what else is in memory.
+        budget: as it was asked for.
+        fused: run inductor's kernels.
+        strict: refuse a step for which no plans fit, though others have run.
+
+    Raises:
+        UsageError: as `regions_of`.
+    """
+    if isinstance(former := model.__dict__.get(_NAME), AttachedRegions):
+        former.call.let_go()
+    call = RegionsCall(model, regions_of(model, regions), source, budget, fused=fused, strict=strict)
+    model._compiled_call_impl = call
+    model.__dict__[_NAME] = AttachedRegions(call)
+
+
+def plan_blocks(
+    source: WithinBudget, budget: str, fused: bool, strict: bool, model: nn.Module, refusal: GraphError
+) -> Callable[[], None]:
+    """Have the repeated blocks of a model run as planned, as the whole cannot be captured.
+
+    Args:
+        source: what is asked for, and what else is in memory.
+        budget: as it was asked for.
+        fused: run inductor's kernels.
+        strict: refuse a step for which no plans fit, though others have run.
+        model: is planned as a whole, and is changed.
+        refusal: why it cannot be captured.
+
+    Returns:
+        What plans the model as a whole again.
+
+    Raises:
+        GraphError: the refusal, as the model has no repeated blocks.
+    """
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise refusal
+    whole = attached_call(model)
+    detach(model)
+    paths = [block for found in blocks.values() for block in found]
+    attach_regions(model, paths, source, budget, fused=fused, strict=strict)
+    count = sum(map(len, blocks.values()))
+    named = ", ".join(f"{path}.*" for path in blocks)
+    told(
+        logging.WARNING,
+        f"the step is not planned as a whole, but by its {count} repeated blocks, {named}: {refusal.message}",
+    )
+
+    def back() -> None:
+        model.__dict__.pop(_NAME).call.let_go()
+        attach(model, whole)
+
+    return back
+
+
+def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
+    """Return the paths of the modules in each `nn.ModuleList` of a model, those within one of these left out."""
+    found: dict[str, list[str]] = {}
+    inside: tuple[str, ...] = ()
+    for path, part in model.named_modules():
+        is_list = (
+            isinstance(part, nn.ModuleList) and type(part).forward is nn.ModuleList.forward
+        )  # has no call of its own
+        if path and is_list and not path.startswith(inside or "\0"):
+            blocks = [name for name, block in part.named_children() if not isinstance(block, _CONTAINERS)]
+            if blocks:
+                found[path] = [f"{path}.{name}" for name in blocks]
+                inside += tuple(f"{block}." for block in found[path])
+    return found
+
+
+def regions_record(model: nn.Module) -> PlanRecord | None:
+    """Return the record of a model that is planned by regions; None where it is not."""
+    attached = model.__dict__.get(_NAME)
+    return attached.call.record if isinstance(attached, AttachedRegions) else None
+
+
+class RegionsCall:
+    """A model's call of which parts run as planned.
+
+    Attributes:
+        module: the model.
+        asked: what is asked for.
+        source: the same for one region, and what else is in memory: nothing is moved while a region runs.
+        record: what was planned, and how calls ran.
+        regions: the parts, by path.
+        fused: run inductor's kernels.
+        strict: refuse a step for which no plans fit, though others have run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        regions: Mapping[str, nn.Module],
+        source: WithinBudget,
+        budget: str,
+        *,
+        fused: bool = False,
+        strict: bool = False,
+    ) -> None:
+        self.module = model
+        self.asked = source
+        self.source = source = replace(source, request=replace(source.request, offload=False))
+        self.fused, self.strict = fused, strict
+        self.record = RegionsRecord(budget)
+        self.regions = dict(regions)
+        self._captures: Captures | None = None
+        self._dimensions: frozenset[Dimension] = frozenset()  # of inputs, in which sizes have differed
+        self._sized: dict[Captured, SizedRegion] = {}
+        self._sized_kinds: dict[SizedRegion, list[RegionKind]] = {}  # those whose plans were made for their sizes
+        self._forwards = {path: part.forward for path, part in regions.items()}
+        self._plans: dict[Inputs, _Plan] = {}  # by what the model is called with
+        self._made_plans: list[_Plan] = []  # as many on all ranks
+        self._wants_another = False
+        self._ranks = Ranks()
+        self._plan: _Plan | None = None
+        self._compiled = 0  # plans of regions
+        self._left: set[str] = set()  # regions that cannot be captured
+        self._times: Counter[str] = Counter()  # how often a region was called in this step
+        self._rehearsal: Rehearsal | None = None
+        self._hosted = HostedStep()
+        self._staying: set[tuple[str, int]] = set()  # inputs that others hold: names of calls, and places
+        self._link: Link | None = None
+        self._watch = StepWatch()
+        self._holding = Holding(source, self._watch, strict=strict)
+        for path, part in regions.items():
+            part.forward = _Forward(self, path)
+
+    def let_go(self) -> None:
+        """Have the regions run as they are again, as they are to be planned anew."""
+        for path, part in self.regions.items():
+            if getattr(self._forwards[path], "__func__", None) is type(part).forward:
+                del part.__dict__["forward"]
+            else:
+                part.forward = self._forwards[path]
+
+    def run_region(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward method of a region: as planned, in a checkpoint while rehearsing, or as it is."""
+        forward, module = self._forwards[path], self.regions[path]
+        if not module.training or not torch.is_grad_enabled() or path in self._left or torch.compiler.is_compiling():
+            return forward(*args, **kwargs)
+        if self._ranks.groups:
+            args, kwargs = pytree.tree_map(arrived, (args, kwargs))
+        if self._rehearsal is not None:
+            return self._rehearsal.call(path, module, forward, *args, **kwargs)
+        self._times[path] += 1
+        name = named_call(path, self._times[path])
+        plan = self._plan
+        if plan is None or name in plan.untrained:
+            return forward(*args, **kwargs)
+        if name not in plan.chosen:
+            self.record.unplanned[f"{name}, which the rehearsal did not call: it runs in a checkpoint"] += 1
+            return checkpointed(path, module, forward, args, kwargs)
+        if not self._watch.left:
+            return self._run_planned(plan, name, module, args, kwargs)
+        self._watch.pause()
+        try:
+            return self._run_planned(plan, name, module, args, kwargs)
+        finally:
+            self._watch.resume()
+
+    def _run_planned(
+        self, plan: _Plan, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        kind, way = plan.chosen[name]
+        if not plan.away:
+            return kind.run(way, module, args, kwargs)
+        number, hosted = plan.step.paths.index(name), self._hosted
+        leaves = pytree.tree_leaves((args, kwargs)) if name in plan.away else []
+        going = [leaves[place] for place in plan.inputs_of[number]] if leaves else []
+        with hosted.leaving(number, [value for value in going if can_leave(value)]):
+            result = kind.run(way, module, args, kwargs)
+        hosted.watch(number, result)
+        return result
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model.
+
+        Raises:
+            RematError: see `planned`.
+        """
+        if torch.compiler.is_compiling():
+            return _left_alone(self, args, kwargs)
+        if (measured := self._watch.end()) is not None:
+            self._hold(measured)
+        reason = "without gradients" if not torch.is_grad_enabled() else None
+        reason = reason or (None if self.module.training else "in eval mode")
+        if reason is not None:
+            self.record.unplanned[reason] += 1
+            return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._check_eager()
+        if is_distributed(self.module):
+            check_regions_are_whole(self.regions)
+            check_not_offloaded(self.module)
+            self._ranks = self._ranks if self._ranks.groups else Ranks.of(self.module)
+        else:
+            check_not_sharded([self.module])
+        self._take(self._plan_for(args, kwargs))
+        self.record.whole_calls += 1
+        self._times.clear()
+        self._hosted = HostedStep()
+        self._watch.begin(self._device(), [self.module], (args, kwargs))
+        try:
+            result = self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            self._watch.pause()
+        self._watch.resume(result)
+        return result
+
+    def _check_eager(self) -> None:
+        compiled = next((path for path, part in self.regions.items() if part._compiled_call_impl is not None), None)
+        if compiled is not None:
+            raise UsageError(
+                f"regions: {compiled!r} was compiled by its compile(), so it would run without its plan",
+                hint="leave compile() out, or leave this part out of the regions",
+            )
+
+    def _device(self) -> str:
+        return next((part.device.type for part in self.module.parameters()), "cpu")
+
+    def _hold(self, measured: MeasuredStep) -> None:
+        """Hold a measured step against the budget: choose again with what was missing, or say that it is above."""
+        plan = self._plan
+        assert plan is not None
+        self.record.measured_peak_bytes.append(measured.peak_bytes)
+        self.record.without = self._watch.without
+        self.record.beyond_bytes = max(self.record.beyond_bytes, measured.peak_bytes - plan.peak)
+        old = measured.gradient_bytes - plan.standing
+        if old > plan.step.old_gradients and self._holding.is_above(measured, plan.budget):
+            for other in self._made_plans:
+                other.step = replace(other.step, old_gradients=max(other.step.old_gradients, old))
+            self._wants_another = True
+            self._holding.note_old_gradients(measured, plan.budget, old)
+        elif self._holding.needs_another(replace(measured, gradient_bytes=0), plan.peak, plan.budget, [self.module]):
+            self._wants_another = True
+
+    def _choose_again(self) -> None:
+        self._wants_another, self.record.beyond_bytes = False, 0
+        chosen = [plan.chosen for plan in self._made_plans]
+        for plan in self._made_plans:
+            self._choose(plan)
+        if chosen != [plan.chosen for plan in self._made_plans]:
+            self._holding.tell_again()
+
+    def _take(self, plan: _Plan) -> None:
+        self._plan, record = plan, self.record
+        record.predicted_peak_bytes, record.budget_bytes = plan.peak, plan.budget
+        record.overhead, record.least_overhead = plan.overhead, plan.least_overhead
+        record.kinds = len(set(plan.kinds))
+        record.points = {name: kind.points[way] for name, (kind, way) in plan.chosen.items()}
+        sizes = dict(zip(plan.step.paths, plan.step.inputs, strict=False))
+        record.away = {name: sizes[name] for name in plan.step.paths if name in plan.away}
+
+    def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
+        """Return the plan for what the model is called with, made now or before."""
+        inputs = Inputs.of(args, kwargs, self._device())
+        if inputs not in self._plans and (larger := self._larger(inputs)) is not None:
+            self._plans[inputs] = larger
+        is_new, is_another = self._ranks.most(inputs not in self._plans, self._wants_another)
+        if is_another:
+            self._choose_again()
+        if is_new:
+            plan = self._made(args, kwargs, inputs)
+            self._choose(plan)
+            self._take(plan)
+            told(logging.INFO if self._plans else logging.WARNING, f"planned {self.record.plan}")
+            self._plans[inputs] = plan
+            self._made_plans.append(plan)
+            self.record.plans = len(self._made_plans)
+        return self._plans[inputs]
+
+    def _larger(self, inputs: Inputs) -> _Plan | None:
+        """Return a plan for larger inputs that runs these, too; None where one of their own is called for."""
+        found = [plan for plan in self._made_plans if inputs.is_within(plan.inputs, plan.dimensions)]
+        plan = min(found, key=lambda plan: plan.inputs.numel, default=None)
+        if plan is not None and plan.overhead > _WORTH and inputs.numel < _SMALLER * plan.inputs.numel:
+            return None
+        return plan
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
+        """Rehearse a step, and plan each kind of region at several budgets; those that cannot be captured are left.
+
+        Raises:
+            RematError: one rank cannot do so; all raise it.
+        """
+        plan, refusal = None, None
+        try:
+            plan = self._made_here(args, kwargs, inputs)
+        except RematError as error:
+            refusal = error
+        self._ranks.all_or_none(refusal)
+        assert plan is not None
+        return self._agreed(plan)
+
+    def _agreed(self, plan: _Plan) -> _Plan:
+        """Return a plan that is the same on all ranks, where they have captured the same."""
+        if not self._ranks.groups:
+            return plan
+        order = list(dict.fromkeys(plan.kinds))
+        structures = [(kind.values, [op.signature for op in kind.points[0].planned.graph.ops]) for kind in order]
+        places = [order.index(kind) for kind in plan.kinds]
+        schedules = [[point.planned.schedule for point in kind.points] for kind in order]
+        moved = plan.step.inputs, plan.inputs_of
+        offers = self._ranks.all(
+            ((structures, moved), places, list(plan.step.moments.items()), plan.step.always, schedules)
+        )
+        same = all(offer[:2] == offers[0][:2] for offer in offers)
+        if not same or any([at for at, _ in offer[2]] != [at for at, _ in offers[0][2]] for offer in offers):
+            return plan
+        for kind, found in zip(order, offers[0][4], strict=True):
+            kind.take(found)
+        moments = {at: max(dict(offer[2])[at] for offer in offers) for at in plan.step.moments}
+        always = max(offer[3] for offer in offers)
+        step = replace(plan.step, always=always, moments=moments, curves=[kind.points for kind in plan.kinds])
+        return replace(plan, step=step, plain=step.plain, is_common=True)
+
+    def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
+        if self._captures is None:
+            self._captures = Captures(takes_sizes=self.source.takes_sizes, fused=self.fused)
+        rehearsal, always, groups = self._rehearsed(args, kwargs, self._captures)
+        kinds: dict[int, RegionKind] = {}
+        for group in groups:
+            kind = self._kind(rehearsal.calls[group.calls[0]], group)
+            kinds.update(dict.fromkeys(group.calls, kind))
+        ordered = [kinds[place] for place in range(len(rehearsal.calls))]
+        names = [call.name for call in rehearsal.calls]
+        step = WholeStep(always, rehearsal.moments, names, [kind.points for kind in ordered])
+        if self.asked.request.offload and groups:
+            assert self._link is not None, "every device profile has one"
+            step = replace(step, inputs=[sum(hosted.values()) for hosted in rehearsal.hosted], link=self._link)
+        for former in self._made_plans:
+            self._dimensions |= inputs.differing(former.inputs) or frozenset()
+        dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
+        untrained = frozenset(rehearsal.untrained)
+        places = [tuple(hosted) for hosted in rehearsal.hosted]
+        standing = self.source.standing([self.module])
+        return _Plan(inputs, dimensions, step, step.plain, ordered, untrained, standing, inputs_of=places)
+
+    def _rehearsed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], captures: Captures
+    ) -> tuple[Rehearsal, int, list[Alike]]:
+        """Rehearse a step, and sort the calls of its regions, until no region has to be left to eager.
+
+        Returns:
+            The rehearsal, the bytes that are in memory at all times, and the calls that are alike.
+        """
+        refused: dict[int, GraphError] = {}
+        while True:
+            try:
+                rehearsal, always = self._rehearse(args, kwargs)
+            except RunsOnce as error:
+                if self._ranks.groups:
+                    raise
+                self._leave({error.path: error.message})
+                continue
+            if not rehearsal.calls and rehearsal.untrained and not refused:  # they are frozen, for now
+                return rehearsal, always, []
+            if not rehearsal.calls:
+                raise next(iter(refused.values()), None) or UsageError(
+                    "regions: none of them was called in the first training step",
+                    hint="name parts of the model that its forward pass calls, and that are trained",
+                )
+            if not self._settled(rehearsal.lasting):
+                continue
+            groups, refused = captures.alike(rehearsal.calls)
+            left = {rehearsal.calls[place].path: refusal.message for place, refusal in refused.items()}
+            left = {path: why for others in self._ranks.all(left) for path, why in others.items()}
+            if not left and self._settled(_outputs_kept(rehearsal, groups)):
+                return rehearsal, always, groups
+            self._leave(left)
+
+    def _settled(self, staying: Set[tuple[str, int]]) -> bool:
+        """Note inputs that cannot leave for the host on any rank; tell whether all were known."""
+        if not self.asked.request.offload:
+            return True
+        found = set[tuple[str, int]]().union(*self._ranks.all(set(staying)))
+        is_known = found <= self._staying
+        self._staying |= found
+        return is_known
+
+    def _leave(self, reasons: Mapping[str, str]) -> None:
+        """Leave regions to eager from now on, and say why."""
+        for path, why in reasons.items():
+            if path not in self._left:
+                self._left.add(path)
+                self.record.left[path] = why
+                told(logging.WARNING, f"{path} is left to eager: {why}")
+
+    def _choose(self, plan: _Plan) -> None:
+        """Choose among the plans of each region; what steps took beyond a plan is left free as far as that can be.
+
+        Raises:
+            RematError: nothing fits the budget beside what the user reserves.
+        """
+        reserved = self.source.reserve_bytes
+        (free,) = self._ranks.most(reserved + self.source.missed_bytes)
+        budget = self._budget_bytes(plan, reserved)
+        if plan.is_common:
+            budget = -self._ranks.most(-budget)[0]  # the smallest of all ranks
+
+        def choose(step: WholeStep) -> Choice | None:
+            found = step.within(budget, free)
+            if found is None and free > reserved and (plan.chosen or step.within(budget, reserved) is not None):
+                return step.tightest(free)
+            if found is None and self._made_plans and not self.strict:
+                return step.tightest(free)
+            return found
+
+        found, refusal = self._compiled_choice(plan, choose, free)
+        step = plan.step
+        if refusal is None and found is None:
+            least, beside = step.least(free), step.always + free
+            share = larger_share(least, beside, step.judged(plan.plain, free).peak_bytes - beside)
+            refusal = DoesNotFit(
+                f"no plans of the regions fit a budget of {format_bytes(budget)} together: the least peak of the step "
+                f"that was found is {format_bytes(least)}",
+                hint=f'give a larger budget ({share}budget="min" takes the smallest that is found), or more regions',
+            )
+        self._ranks.all_or_none(refusal)
+        assert found is not None
+        places, least, away = found
+        points = step.at(places)
+        trace = step.judged(points, free, away)
+        is_above = trace.peak_bytes > budget
+        may_be_above = free > reserved or (bool(self._made_plans) and not self.strict)
+        if is_above and (not may_be_above or step.within(budget, free) is not None):
+            refusal = InvalidSchedule(
+                f"the plans that were chosen peak at {format_bytes(trace.peak_bytes)}, above the budget of "
+                f"{format_bytes(budget)}",
+                hint="please report it, with the model",
+            )
+        self._ranks.all_or_none(refusal)
+        if is_above and free > reserved:
+            self._holding.warn_of_tightest(trace.peak_bytes, budget, free - reserved)
+        elif is_above:
+            self._holding.tell_of_least(trace.peak_bytes, budget)
+        plain = sum(point.time for point in plan.plain)
+        plan.peak, plan.budget = trace.peak_bytes, budget
+        plan.overhead = trace.time / plain - 1 if plain else 0.0
+        plan.least_overhead = max(0.0, least / plain - 1) if plain else 0.0
+        ways = list(zip(plan.kinds, places, strict=True))
+        plan.chosen = dict(zip(step.paths, ways, strict=True))
+        plan.away = frozenset(step.paths[place] for place in away)
+        for kind in set(plan.kinds):
+            kind.use(frozenset(way for other, way in ways if other is kind))
+
+    def _compiled_choice(
+        self, plan: _Plan, choose: Callable[[WholeStep], Choice | None], free: int
+    ) -> tuple[Choice | None, RematError | None]:
+        """Choose among the plans of each region; compile what is chosen, and choose again by what that takes.
+
+        Args:
+            plan: what is chosen of.
+            choose: chooses; where it finds nothing, the plans of the least peak are compiled.
+            free: bytes to leave free.
+
+        Returns:
+            The choice; and why what was chosen cannot be compiled here.
+        """
+        refusal: RematError | None = None
+        while True:
+            found = choose(plan.step)
+            if plan.is_common:  # as the first rank has chosen
+                found = self._ranks.all(found)[0]
+            new: set[tuple[RegionKind, int]] = set()
+            if self.fused:
+                places = (plan.step.smallest(free) if found is None else found).places
+                new = {(kind, way) for kind, way in zip(plan.kinds, places, strict=True) if way not in kind.compiled}
+            try:
+                for kind, way in new if refusal is None else ():
+                    self._compile(kind, way)
+            except RematError as error:
+                refusal = error.with_traceback(None)
+            if not self._ranks.most(bool(new) and refusal is None)[0]:
+                return found, refusal
+            plan.step = replace(plan.step, curves=[kind.points for kind in plan.kinds])
+
+    def _compile(self, kind: RegionKind, way: int) -> None:
+        """Compile one of the plans of a region."""
+        with self.source.waiting.phase(COMPILING):
+            kind.compile(way)
+        self._compiled += 1
+        spent = self.source.waiting.spent_ns[COMPILING]
+        self.record.waited_ns[COMPILING] = spent
+        times = f"{self._compiled} {'plan' if self._compiled == 1 else 'plans'} compiled"
+        self.record.kernels = f"with fused kernels ({times} in {format_time(spent, 'ns')})"
+
+    def _budget_bytes(self, plan: _Plan, free: int) -> int:
+        asked, step = self.source.request.budget, plan.step
+        assert asked is not None
+        if asked.device_bytes is not None:
+            return asked.device_bytes
+        if asked.share is None:
+            if self.fused:
+                _, refusal = self._compiled_choice(plan, lambda step: step.smallest(free), free)
+                self._ranks.all_or_none(refusal)
+            return plan.step.least(free)
+        plain = step.judged(plan.plain, free).peak_bytes
+        share = asked.share * (plain - step.always) + step.always if asked.of_activations else asked.share * plain
+        self.source.granted = max(self.source.granted, int(share))
+        return self.source.granted
+
+    def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Rehearsal, int]:
+        """Run the step once with each region in a checkpoint; nothing of it stays."""
+        module = self.module
+        rehearsal = Rehearsal(moves=self.asked.request.offload, staying=self._staying)
+        parameters = parameters_at_rest(module)
+        tensors = [*parameters, *module.buffers(), *pytree.tree_leaves((args, kwargs))]
+        there = bytes_in(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+        options = self.source.graph_options
+        copies = OPTIMIZERS[options.optimizer or "sgd"] + options.accumulate
+        named = copies * bytes_in(part for part in parameters if part.requires_grad)
+        always = there + named + self.source.state_bytes() + self.source.standing([module])
+        before = ModelState([module])
+        self._rehearsal = rehearsal
+        rehearsal.follow(gathered_parameters(module))
+        try:
+            with drawing_again(), gradients_kept(module) if self._ranks.groups else nullcontext(), rehearsal:
+                returned = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+                leaves = pytree.tree_leaves(_plain(returned))
+                ends = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+                ends = losses_in(returned, ends)
+                rehearsal.begin_backward(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+                if not ends:
+                    raise UsageError(
+                        "regions: nothing that the model returns needs a gradient",
+                        hint="call it as in training, and return the loss, or what it is computed from",
+                    )
+                begins = [torch.ones_like(end) for end in ends]
+                if self._ranks.groups:
+                    torch.autograd.backward(ends, begins)
+                else:
+                    inputs = [part for part in module.parameters() if part.requires_grad]
+                    # Gradients are held as in a step, and no hook on them runs.
+                    made = torch.autograd.grad(ends, inputs, begins, allow_unused=True)
+                    del made
+                del ends, leaves, returned
+        except CheckpointError as error:
+            raise rehearsal.runs_once(error) from None
+        finally:
+            self._rehearsal = None
+            before.restore()
+            torch.clear_autocast_cache()  # which holds what the rehearsal has cast
+        return rehearsal, always
+
+    def _kind(self, call: RegionCall, group: Alike) -> RegionKind:
+        """Return what runs regions of one kind, with plans that keep less and less, the plain one first."""
+        region, sized = None, None
+        if group.sizes is not None:
+            region = self._sized_region(call, group)
+            if (former := self._former_kind(region, group.values)) is not None:
+                return former
+            sized = group.sizes.at(group.values)
+        captured, joint = (group.captured, Joint.of(group.captured)) if sized is None else (sized.captured, sized.joint)
+        alone = replace(self.source, optimizer=None, reserve_bytes=0, missed_bytes=0, plans={})
+        prepared = alone.prepared(joint, captured, [])
+        self._link = prepared.link
+        self.record.waited_ns.update(alone.waiting.spent_ns)
+        outputs = sum(storage.bytes for storage in joint.returned)
+        plain = RegionPoint.of(prepared.graph, plain_run(prepared.graph), outputs)
+        floor = _kept_in_any_case(prepared.graph)
+        found = [plain]
+        for share in _SHARES:
+            kept = floor + int(share * max(0, plain.kept - floor))
+            schedule = _plan_that_keeps(alone, prepared, kept + 2 * outputs, plain.planned.predicted_peak_bytes)
+            if schedule is not None:
+                found.append(RegionPoint.of(prepared.graph, schedule, outputs))
+        function = shared_forward(self._forwards[call.path], call.module)
+        kind = RegionKind(call.path, function, self._gradients(call), tuple(found))
+        if group.sizes is not None and sized is not None and region is not None:
+            plans = tuple(SizedPlan(group.values, prepared.graph, point.planned.schedule) for point in found)
+            kind.sized = SizedKind(region, group.sizes, sized, plans, group.values)
+            self._sized_kinds.setdefault(region, []).append(kind)
+            return kind
+        kind.captured = captured if self.fused else None
+        kind.around, kind.at_backward = self._watch.looking, self._watch.backward_begins
+        kind.otherwise = partial(self._ran_otherwise, call.path)
+        return kind
+
+    def _gradients(self, call: RegionCall) -> OutputGradients:
+        """Return which outputs of a region get a gradient."""
+        return OutputGradients(at_rerun=self._watch.backward_begins, known=call.gradients)
+
+    def _sized_region(self, call: RegionCall, group: Alike) -> SizedRegion:
+        """Return what runs regions of one capture at many sizes."""
+        if group.captured not in self._sized:
+            region = SizedRegion(call.path, group.function, self._gradients(call), group.seen)
+            region.around, region.at_backward = self._watch.looking, self._watch.backward_begins
+            region.otherwise = partial(self._ran_otherwise, call.path)
+            region.beyond = partial(self._ran_beyond, call.path)
+            self._sized[group.captured] = region
+        return self._sized[group.captured]
+
+    def _former_kind(self, region: SizedRegion, values: Values) -> RegionKind | None:
+        """Return a kind whose plans were made for much the same sizes, at these."""
+        for kind in self._sized_kinds.get(region, ()):
+            at = kind.at(values)
+            here, there = (other.points[0].forward for other in (at, kind))
+            if _NEAR * max(here, there) <= min(here, there):
+                return at
+        return None
+
+    def _ran_otherwise(self, path: str) -> None:
+        self._ran(f"{path} or a region like it, which is called otherwise than in the rehearsal", "its plain schedule")
+
+    def _ran_beyond(self, path: str) -> None:
+        self._ran(f"{path} or a region like it, which is larger than in the rehearsal", "the plan for smaller sizes")
+
+    def _ran(self, reason: str, by: str) -> None:
+        if reason not in self.record.unplanned:
+            told(logging.WARNING, f"not within the budget: {reason}, runs by {by}")
+        self.record.unplanned[reason] += 1
+
+
+@dataclass(eq=False)
+class _Plan:
+    """What was planned for a step.
+
+    Attributes:
+        inputs: of the step.
+        dimensions: of these, in which sizes may be smaller.
+        step: what is known of it.
+        plain: the plain plan of each region, before anything is compiled.
+        kinds: of the calls of regions.
+        untrained: names of calls in which nothing needs a gradient.
+        standing: bytes of gradients and buckets that were there in the rehearsal.
+        is_common: all ranks have the same plans, and the same choice.
+        inputs_of: places of the inputs of each call that may be on the host between its passes.
+        chosen: what runs each call, and the place of its plan, by name.
+        away: names of the calls whose inputs are on the host between their passes.
+        peak: predicted, in bytes.
+        budget: in bytes.
+        overhead: more time than the regions take unplanned, as a share of that.
+        least_overhead: what no other choice of these plans goes below.
+    """
+
+    inputs: Inputs
+    dimensions: frozenset[Dimension]
+    step: WholeStep
+    plain: Sequence[RegionPoint]
+    kinds: Sequence[RegionKind]
+    untrained: frozenset[str]
+    standing: int
+    is_common: bool = False
+    inputs_of: Sequence[tuple[int, ...]] = ()
+    chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
+    away: frozenset[str] = frozenset()
+    peak: int = 0
+    budget: int = 0
+    overhead: float = 0.0
+    least_overhead: float = 0.0
+
+
+def _outputs_kept(rehearsal: Rehearsal, groups: Iterable[Alike]) -> set[tuple[str, int]]:
+    """Return the inputs of calls that are outputs of others, of which the backward pass reads them."""
+    reading: set[int] = set()
+    for group in groups if any(rehearsal.made_by) else ():
+        joint = Joint.of(group.captured) if group.sizes is None else group.sizes.at(group.values).joint
+        returned = {storage.name for storage in joint.returned}
+        ops = [op for op in graph_of(joint, "region").ops if op.phase is Phase.BACKWARD and op.type != BOUNDARY_TYPE]
+        if any(not returned.isdisjoint(op.inputs) for op in ops):
+            reading.update(group.calls)
+    named = zip(rehearsal.calls, rehearsal.made_by, strict=True)
+    return {(call.name, at) for call, made_by in named for at, maker in made_by.items() if maker in reading}
+
+
+def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: int) -> Schedule | None:
+    """Return a plan of a region that has at most so much beside what is there before between its passes.
+
+    A planner knows one limit for all moments, so the boundary between the passes counts the rest as workspace.
+    """
+    graph, request = prepared.graph, source.request
+    rest = peak - graph.fixed_bytes - kept
+    ops = tuple(op.edited(workspace_bytes=max(0, rest)) if op.type == BOUNDARY_TYPE else op for op in graph.ops)
+    chosen = request.chosen
+    if chosen.has("time_limit") and "time_limit" not in chosen.options:
+        request = replace(request, planner=chosen.with_options({"time_limit": _PLAN_SECONDS}))
+    limited = replace(prepared, graph=graph.edited(ops=ops).checked())
+    within = replace(source, request=request.at(peak))
+    key = within.key(limited)
+    try:
+        return (within.kept(key, limited) or within.made(key, limited)).schedule
+    except DoesNotFit:
+        return None
+
+
+def _kept_in_any_case(graph: Graph) -> int:
+    """Return the bytes of what the backward pass reads and no op may make again."""
+    read = {name for op in graph.ops if op.phase is Phase.BACKWARD for name in op.inputs}
+    once = (op for op in graph.ops if op.phase is Phase.FORWARD and not op.recomputable and op.type != BOUNDARY_TYPE)
+    return sum(graph.tensors[name].bytes for op in once for name in op.outputs if name in read)
+
+
+@torch.compiler.disable(reason="plans run its parts")  # type: ignore[no-untyped-call,untyped-decorator]
+def _left_alone(call: RegionsCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return call(*args, **kwargs)
+
+
+def _kinds(count: int) -> str:
+    return f"{count} {'kind' if count == 1 else 'kinds'}"
+
+
+def _plain(returned: Any) -> Any:
+    return dict(returned) if isinstance(returned, Mapping) else returned

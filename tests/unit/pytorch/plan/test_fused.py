@@ -1,0 +1,126 @@
+"""Plans with inductor's kernels: the corrected budget, with compilation left out; one model that is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from remat_cli.errors import DoesNotFit, UsageError
+from remat_cli.pytorch.capture.internals import Captured
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.plan import fused
+from remat_cli.pytorch.plan.choice import ScheduleSource
+from remat_cli.pytorch.plan.record import PlannedGraph
+from remat_cli.torch import plan_of, planned
+from tests.graphs import chain
+from tests.torch_steps import MLP
+
+
+class Dropping(nn.Module):
+    """Its mask is drawn by a fused kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(F.gelu(self.first(x)), 0.4).square().sum()
+
+
+def test_a_compiled_plan_draws_each_mask_once_and_keeps_its_peak() -> None:
+    torch.manual_seed(0)
+    model, x = planned(Dropping(), budget="100%", fused=True), torch.randn(64, 8, dtype=torch.float64)
+
+    def loss(seed: int = 3) -> torch.Tensor:
+        torch.manual_seed(seed)
+        result: torch.Tensor = model(x)
+        return result
+
+    torch.autograd.backward(loss())
+    weight = model.first.weight
+    assert weight.grad is not None
+    gradient, direction = weight.grad.clone(), torch.randn_like(weight)
+    sides = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight.add_(direction, alpha=sign * 1e-5)
+        sides.append(loss().item())
+        with torch.no_grad():
+            weight.add_(direction, alpha=-sign * 1e-5)
+    slope = (sides[0] - sides[1]) / 2e-5
+    assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-5)
+    assert loss(4).item() != loss(3).item()
+    plan = plan_of(model).graphs[0]
+    assert "fused kernels, compiled 1 time" in str(plan)
+    assert max(plan.measured_peak_bytes) == pytest.approx(plan.predicted_peak_bytes, abs=64)
+
+
+class Sized(ScheduleSource):
+    """Plans that peak at what was asked for; notes what was asked."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.asked: list[int] = []
+
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
+        return self.planned_within(self.budget, joint, captured, modules)
+
+    def planned_within(
+        self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    ) -> PlannedGraph:
+        self.asked.append(budget_bytes)
+        graph = chain(1, 1)
+        schedule: Any = type("Steps", (), {"steps": budget_bytes})()
+        return PlannedGraph(graph, schedule, self.budget, 0, budget_bytes, 4000, 1 / budget_bytes)
+
+
+def fused_within(monkeypatch: pytest.MonkeyPatch, budget: int, more: Any) -> tuple[Sized, int | str]:
+    """Plan where fusion makes a plan's peak `more` of it; return what was asked, and the peak or the refusal."""
+
+    def compiled(joint: Any, planned: PlannedGraph, outputs: int, *, keeps_order: bool) -> fused.FusedPlan:
+        peak = more(planned.predicted_peak_bytes, keeps_order)
+        graphs: Any = type("Graph", (), {"kernels": ["cpp_fused_gelu_0"]})()
+        memory = fused.CompiledMemory(peak, 0, peak, "cpp_fused_gelu_0")
+        return fused.FusedPlan(replace(planned, predicted_peak_bytes=peak), graphs, graphs, memory, keeps_order)
+
+    monkeypatch.setattr(fused, "compiled_plan", compiled)
+    source = Sized(budget)
+    joint: Any = None
+    captured: Any = type("Captured", (), {"forward_outputs": 1})()
+    try:
+        return source, fused.fused_plan(source, joint, captured, ()).planned.predicted_peak_bytes
+    except DoesNotFit as error:
+        return source, error.message.partition("at kernel ")[2]
+
+
+@pytest.mark.parametrize(
+    ("more", "asked", "peak"),
+    [
+        (lambda size, kept: size, [1000], 1000),
+        (lambda size, kept: size + 100, [1000, 890], 990),
+        (lambda size, kept: size - 100, [1000, 1100], 1000),
+        (lambda size, kept: size - 100 if size < 1050 else size, [1000, 1100], 900),
+        (lambda size, kept: size - 100 if kept or size < 1050 else size, [1000, 1100], 1000),
+        (lambda size, kept: size if kept else size + 300, [1000], 1000),
+        (lambda size, kept: size + (size - 800) // 2, [1000, 890], 935),
+        (lambda size, kept: 1200, [1000, 790], "'cpp_fused_gelu_0'"),
+    ],
+)
+def test_planning_is_corrected_by_what_was_compiled(
+    monkeypatch: pytest.MonkeyPatch, more: Any, asked: list[int], peak: int | str
+) -> None:
+    source, came_to = fused_within(monkeypatch, 1000, more)
+    assert source.asked == asked
+    assert len(source.asked) <= fused.MOST_COMPILED
+    assert came_to == peak
+
+
+def test_fused_kernels_with_offloading_are_refused() -> None:
+    with pytest.raises(UsageError, match="fused kernels do not go with offloading"):
+        planned(MLP(), budget="50%", fused=True, offload=True)
